@@ -6,6 +6,6 @@ imports torch.
 
 BACKENDS = {
     "echo": "backends.echo:EchoBackend",
-    "pool": "backends.pool:PoolBackend",
+    "pool": "backends.pool.pool:PoolBackend",
     "torch": "backends.torch.backend:TorchBackend",
 }

@@ -66,17 +66,17 @@ class DeadlineTimer:
         """When the timer fires, by the clock."""
         self._timer: TimerHandle | None = None
 
-    def add(self, watched: TimerTarget, due: float) -> None:
+    def add(self, target: TimerTarget, due: float) -> None:
         """Set the target's deadline, replacing an earlier one."""
-        self._deadlines[watched] = due
+        self._deadlines[target] = due
         if due < self._sorted_until:
             self._sorted_until = due
             if due < self._fires_at:
                 self._schedule(due)
 
-    def remove(self, watched: TimerTarget) -> None:
+    def remove(self, target: TimerTarget) -> None:
         """Remove the target."""
-        self._deadlines.pop(watched, None)
+        self._deadlines.pop(target, None)
 
     def close(self) -> None:
         """Stop the timer."""
@@ -84,33 +84,35 @@ class DeadlineTimer:
             self._timer.cancel()
         self._timer, self._sorted_until, self._fires_at = None, math.inf, math.inf
 
-    def _schedule(self, moment: float) -> None:
+    def _schedule(self, fires_at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._fires_at = moment
-        self._timer = self._loop().call_later(moment - self.clock(), self._fire)
+        self._fires_at = fires_at
+        self._timer = self._loop().call_later(fires_at - self.clock(), self._fire)
 
     def _fire(self) -> None:
         now = self.clock()
         if now >= self._sorted_until:
             self._sort_upcoming(now)
-        dues, soon = self._deadlines, self._upcoming
-        while soon and soon[-1][1] <= now:
-            watched, due = soon.pop()
-            if dues.get(watched) == due:  # else it was removed or has a new deadline
-                del dues[watched]
-                watched.on_deadline(now)
+        deadlines, upcoming = self._deadlines, self._upcoming
+        while upcoming and upcoming[-1][1] <= now:
+            target, due = upcoming.pop()
+            if deadlines.get(target) == due:  # else it was removed or has a new deadline
+                del deadlines[target]
+                target.on_deadline(now)
         self._timer, self._fires_at = None, math.inf
-        first = min(self._sorted_until, soon[-1][1]) if soon else self._sorted_until
-        if first < math.inf:
-            self._schedule(first)
+        earliest = min(self._sorted_until, upcoming[-1][1]) if upcoming else self._sorted_until
+        if earliest < math.inf:
+            self._schedule(earliest)
 
     def _sort_upcoming(self, now: float) -> None:
         """Sort the targets that are due soon, or else the next one."""
-        dues = self._deadlines
-        self._sorted_until = until = max(now + _SORT_WINDOW, min(dues.values(), default=math.inf))
+        deadlines = self._deadlines
+        self._sorted_until = until = max(
+            now + _SORT_WINDOW, min(deadlines.values(), default=math.inf)
+        )
         self._upcoming = sorted(
-            (one for one in dues.items() if one[1] < until), key=itemgetter(1), reverse=True
+            (item for item in deadlines.items() if item[1] < until), key=itemgetter(1), reverse=True
         )
 
 
@@ -166,9 +168,9 @@ class WriteBatcher:
             self._unbatched_left -= 1
             transport.write(data)
             return
-        waiting = self._pending
-        waiting.append((transport, data))
-        if len(waiting) >= _MAX_BATCH:
+        writes = self._pending
+        writes.append((transport, data))
+        if len(writes) >= _MAX_BATCH:
             self.flush()
         elif not self._flush_scheduled:
             self._flush_scheduled = True
@@ -176,8 +178,8 @@ class WriteBatcher:
 
     def flush(self) -> None:
         """Send the buffered writes."""
-        waiting, self._pending = self._pending, []
-        for transport, data in waiting:
+        writes, self._pending = self._pending, []
+        for transport, data in writes:
             if not transport.is_closing():
                 transport.write(data)
 
@@ -228,7 +230,7 @@ class BackgroundCall(Generic[ResultT]):
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(settle)
 
-        threading.Thread(target=work, name="aside", daemon=True).start()
+        threading.Thread(target=work, name="background-call", daemon=True).start()
         return future
 
 

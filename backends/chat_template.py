@@ -1,8 +1,8 @@
-"""A model's chat template, for workers that take a prompt as text.
+"""Chat templates, for workers that accept only a prompt as text.
 
-It is read from a tokenizer's folder as transformers writes it (``chat_template.jinja``, or in
-``tokenizer_config.json``), or from a template's own file, and runs in Jinja's sandbox with what
-such templates expect: messages, tools, the special tokens, ``raise_exception``.
+A template is read from a tokenizer's folder as transformers writes it (``chat_template.jinja``, or
+in ``tokenizer_config.json``), or from a Jinja file. It runs in Jinja's sandbox with the variables
+that such templates expect: messages, tools, the special tokens, ``raise_exception``.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,17 @@ from protocols.core.errors import InvalidParameter
 from protocols.core.request import GenerationRequest, Message, Tool
 
 _MAX_CONFIG_SIZE: Final = 16 << 20
-"""Bytes of a tokenizer's description, which may hold thousands of added tokens."""
+"""Bytes of ``tokenizer_config.json``, which may hold thousands of added tokens."""
 _CONTINUATION_MARK: Final = "\ue000interlingua\ue000"
-"""Stands for the end of what the assistant has said so far."""
+"""Marks the end of the assistant message that is continued."""
 _DICT_ATTRIBUTES: Final = frozenset(dir(dict))
-"""Attributes that every dict has, which come before an item of the same name."""
+"""Attributes of every dict; they precede an item of the same name."""
 
 
 class ChatTemplate:
-    """A Renderer from the template at ``path``, a folder or a file.
+    """A PromptRenderer with the template at ``path``, a folder or a file.
 
-    Raises ValueError, saying what is wrong, for a path without a template, and for a template that
-    is none.
+    Raises ValueError for a path without a template, and for an invalid template.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,59 +40,59 @@ class ChatTemplate:
 
     def render_prompt(self, request: GenerationRequest) -> str:
         """See ``protocols.core.interfaces.PromptRenderer``."""
-        how = request.templating
+        templating = request.templating
         messages = [_convert_message(one) for one in request.messages]
-        going_on = bool(how.continue_final)
-        if going_on and messages:
+        continues = bool(templating.continue_final)
+        if continues and messages:
             messages[-1]["content"] = f"{request.messages[-1].text}{_CONTINUATION_MARK}"
-        opened = how.add_generation_prompt is not False and not going_on
-        template, always = self._template, self._base_context
-        if how.arguments:
-            always = {
+        adds_generation_prompt = templating.add_generation_prompt is not False and not continues
+        template, base_context = self._template, self._base_context
+        if templating.arguments:
+            base_context = {
                 **template.globals,
-                **_decode_arguments(how.arguments),
+                **_decode_arguments(templating.arguments),
                 **self._special_tokens,
             }
-        seen = {
-            **always,
+        variables = {
+            **base_context,
             "messages": messages,
             "tools": [_convert_tool(one) for one in request.tools] if request.tools else None,
-            "add_generation_prompt": opened,
+            "add_generation_prompt": adds_generation_prompt,
         }
-        surroundings = template.environment
-        context = surroundings.context_class(surroundings, seen, template.name, template.blocks)
+        environment = template.environment
+        context = environment.context_class(environment, variables, template.name, template.blocks)
         try:
             text = "".join(template.root_render_func(context))
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
-            said = str(e)[:300]
+            message = str(e)[:300]
             raise InvalidParameter(
-                f"the model's chat template refuses these messages: {said}", param="messages"
+                f"the model's chat template refuses these messages: {message}", param="messages"
             ) from None
-        return text.partition(_CONTINUATION_MARK)[0] if going_on else text
+        return text.partition(_CONTINUATION_MARK)[0] if continues else text
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which the items of a dict are found without looking for attributes."""
+    """Jinja's sandbox, with a faster lookup of the items of a dict."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """See ``SandboxedEnvironment.getattr``, which takes an item where no attribute is."""
+        """See ``SandboxedEnvironment.getattr``, which returns an item if there is no attribute."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
 
 def _compile_template(source: str) -> Template:
-    surroundings = _Sandbox(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
     )
-    surroundings.filters["tojson"] = _to_json
-    surroundings.globals["raise_exception"] = _raise_exception
-    surroundings.globals["strftime_now"] = _format_now
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _format_now
     try:
-        template = surroundings.from_string(source)
+        template = environment.from_string(source)
     except TemplateError as e:
-        raise ValueError(f"holds a chat template that is none: {e}") from None
-    template.globals = dict(template.globals)  # from a chain of two, which each prompt would copy
+        raise ValueError(f"holds an invalid chat template: {e}") from None
+    template.globals = dict(template.globals)  # a chain of two, which each prompt would copy
     return template
 
 
@@ -101,14 +100,18 @@ def _read_template(path: Path) -> tuple[str, dict[str, str]]:
     """The template's text, and the special tokens by name."""
     if path.is_file():
         return path.read_text("utf-8"), {}
-    described = _read_json_object(path / "tokenizer_config.json")
-    apart = path / "chat_template.jinja"
-    source = apart.read_text("utf-8") if apart.is_file() else _select_default_template(described)
+    config = _read_json_object(path / "tokenizer_config.json")
+    template_file = path / "chat_template.jinja"
+    source = (
+        template_file.read_text("utf-8")
+        if template_file.is_file()
+        else _select_default_template(config)
+    )
     if not source:
         raise ValueError("holds no chat template: neither a chat_template.jinja nor one in "
                          "tokenizer_config.json")  # fmt: skip
     tokens = {
-        name: _get_token_text(value) for name, value in described.items() if name.endswith("_token")
+        name: _get_token_text(value) for name, value in config.items() if name.endswith("_token")
     }
     return source, {name: text for name, text in tokens.items() if text is not None}
 
@@ -121,16 +124,18 @@ def _read_json_object(path: Path) -> Mapping[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"holds a {path.name} that can't be read: {e}") from None
+        raise ValueError(f"holds an invalid {path.name}: {e}") from None
 
 
-def _select_default_template(described: Mapping[str, Any]) -> str:
-    match described.get("chat_template"):
+def _select_default_template(config: Mapping[str, Any]) -> str:
+    match config.get("chat_template"):
         case str() as source:
             return source
-        case list() as several:
-            named = {one["name"]: one["template"] for one in several if isinstance(one, dict)}
-            return str(named.get("default", ""))
+        case list() as entries:
+            by_name = {
+                entry["name"]: entry["template"] for entry in entries if isinstance(entry, dict)
+            }
+            return str(by_name.get("default", ""))
         case _:
             return ""
 
@@ -141,7 +146,7 @@ def _get_token_text(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-# --- what a template sees -------------------------------------------------------------------------
+# --- variables of a template ----------------------------------------------------------------------
 
 
 def _decode_arguments(arguments: Mapping[str, Raw]) -> dict[str, Any]:
@@ -149,11 +154,11 @@ def _decode_arguments(arguments: Mapping[str, Raw]) -> dict[str, Any]:
 
 
 def _convert_message(message: Message) -> dict[str, Any]:
-    seen: dict[str, Any] = {"role": message.role, "content": message.text}
+    converted: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.name is not None:
-        seen["name"] = message.name
+        converted["name"] = message.name
     if message.tool_calls:
-        seen["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -162,12 +167,12 @@ def _convert_message(message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
-        seen["tool_call_id"] = message.tool_call_id
-    return seen
+        converted["tool_call_id"] = message.tool_call_id
+    return converted
 
 
 def _parse_call_arguments(text: str) -> Any:
-    """As an object, which templates write out themselves; as it is where it is no JSON."""
+    """As an object, which templates format themselves; unchanged if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,19 +1,25 @@
 """Answers without a model: deterministic, scripted, with delays. For tests and benchmarks.
 
-One piece of the script is one token; without a script it says back what it was told, word by word.
-Prompt tokens are the prompt's words. It honours what shapes an answer (n, max_tokens, stop, tools,
-logprobs) and has no use for what only picks tokens.
+One piece of the script is one token; without a script it repeats the prompt, word by word. Prompt
+tokens are the prompt's words. It honours the parameters that shape a response (n, max_tokens, stop,
+tools, logprobs) and ignores those that only choose tokens.
 """
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from backends.interfaces import RequestContext
+from backends.interfaces import (
+    BackendRequest,
+    EventSink,
+    PreparedRequest,
+    RequestContext,
+    StreamItems,
+)
 from protocols.core.errors import (
     ContextTooLong,
     GatewayError,
@@ -38,7 +44,6 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Token
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
     EmbeddingRequest,
@@ -47,7 +52,6 @@ from protocols.core.request import (
     ImagePart,
     NamedTool,
     Prompt,
-    Request,
     Tool,
     VideoPart,
 )
@@ -57,14 +61,14 @@ _TOOL_ARGUMENTS = ('{"x"', ":1}")
 
 
 class ScriptedFailure(Struct, frozen=True):
-    """Fail after so many pieces: as a worker that errs, is cut, is at its limit, or is down."""
+    """A failure after so many pieces: an error, a cut response, a rate limit, or no worker."""
 
     mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
     after_chunks: int = 0
     retry_after: float = 2.0
 
     def make_error(self) -> GatewayError:
-        """What is raised."""
+        """The error that is raised."""
         match self.mode:
             case "error":
                 return WorkerFailed("the worker answered with an error", status=500)
@@ -77,7 +81,7 @@ class ScriptedFailure(Struct, frozen=True):
 
 
 class EchoBackend:
-    """Says ``script``, or what it was told. ``delay`` seconds pass before each piece."""
+    """Returns ``script``, or the prompt. ``delay`` seconds pass before each piece."""
 
     ready = True
 
@@ -95,46 +99,45 @@ class EchoBackend:
         self._failure = None if fail is None else msgspec.convert(fail, ScriptedFailure)
         self._call_numbers = itertools.count()
         self.running = 0
-        """Requests in work: a test sees here that a client who left has freed its place."""
+        """How many requests are running. It drops when a client disconnects."""
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """Nothing: there is no sampling that a parameter could fail to change."""
-        del request, names
-        return ()
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        """No parameter is unsupported: there is no sampling that one could fail to change."""
+        decoded, _ = request.decode()
+        return PreparedRequest(decoded)
 
     async def start(self) -> None:
-        """Nothing to get ready."""
+        """Nothing to start."""
 
     async def aclose(self) -> None:
-        """Nothing to let go."""
+        """Nothing to release."""
 
-    async def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        """The scripted events, one batch a piece."""
-        del context
+    async def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
+        """The scripted events, one batch for each piece."""
+        del context, sink
+        request = prepared.request
         self.running += 1
         try:
             if self._failure is not None and self._failure.after_chunks == 0:
                 raise self._failure.make_error()
             if isinstance(request, EmbeddingRequest):
-                yield _embed_inputs(request)
+                yield None, _embed_inputs(request)
                 return
             _check_text_only(request)
             prompt_tokens, cut = self._count_prompt_tokens(request)
-            yield [StreamStart(prompt_tokens)]
-            said = 0
+            yield None, [StreamStart(prompt_tokens)]
+            tokens = 0
             for index in range(request.choice_count):
                 for events in self._stream_choice(request, index, cut=cut):
                     if self._delay:
                         await asyncio.sleep(self._delay)
-                    yield events
-                    said += sum(e.tokens for e in events if isinstance(e, TextDelta))
-                    if self._failure is not None and said >= self._failure.after_chunks:
+                    yield None, events
+                    tokens += sum(e.tokens for e in events if isinstance(e, TextDelta))
+                    if self._failure is not None and tokens >= self._failure.after_chunks:
                         raise self._failure.make_error()
-            yield [Usage(prompt_tokens, said), StreamEnd()]
+            yield None, [Usage(prompt_tokens, tokens), StreamEnd()]
         finally:
             self.running -= 1
 
@@ -173,8 +176,8 @@ class EchoBackend:
         if request.echo and request.prompts:
             yield [_make_prompt_echo(request, index)]
         pieces = self._script or tuple(_split_words(_get_scripted_text(request, index)))
-        most = request.stopping.max_tokens
-        allowed = pieces if most is None else pieces[:most]
+        limit = request.stopping.max_tokens
+        allowed = pieces if limit is None else pieces[:limit]
         stops = StopStringFilter(request.stopping.stop, include=bool(request.stopping.include_stop))
         for piece in allowed:
             text, matched = stops.feed(piece)
@@ -182,13 +185,13 @@ class EchoBackend:
             if matched is not None:
                 yield [ChoiceEnd("stop", index, matched)]
                 return
-        if rest := stops.flush():
-            yield [TextDelta(rest, index, tokens=0)]
+        if remainder := stops.flush():
+            yield [TextDelta(remainder, index, tokens=0)]
         yield [ChoiceEnd("length" if cut or len(allowed) < len(pieces) else "eos", index)]
 
 
 def _check_text_only(request: GenerationRequest) -> None:
-    """It reads text only. Raises Unsupported for anything else that was said to it."""
+    """Raises UnsupportedFeature for a part of a message that is not text."""
     for i, message in enumerate(request.messages):
         for k, part in enumerate(message.parts):
             if isinstance(part, ImagePart | AudioPart | VideoPart | FilePart):
@@ -208,18 +211,18 @@ def _make_text_delta(request: GenerationRequest, text: str, piece: str, index: i
 
 
 def _make_prompt_echo(request: GenerationRequest, index: int) -> PromptEcho:
-    """The prompt as the model saw it."""
+    """The echo of the prompt."""
     text = _get_scripted_text(request, index)
     if request.logprobs is None:
         return PromptEcho(index, text)
     tokens = enumerate(_split_words(text))
     return PromptEcho(
-        index, text, tuple(TokenLogprob(one, -0.5 if i else None) for i, one in tokens)
+        index, text, tuple(TokenLogprob(token, -0.5 if i else None) for i, token in tokens)
     )
 
 
 def _choose_tool(request: GenerationRequest) -> Tool | None:
-    """The tool that is called: one that must be, or any when the user's last words ask for it."""
+    """The tool that is called: a required one, or any if the user's last message says "tool"."""
     match request.tool_choice:
         case _ if not request.tools:
             return None

@@ -1,7 +1,7 @@
 """Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
+from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
     from protocols.core.interfaces import Headers, UpstreamRequest
@@ -86,7 +87,7 @@ class RequestObserver(Protocol):
     def dry_run(self) -> bool:
         """Nothing may be sent: ``on_selection`` ends the request."""
 
-    def on_selection(self, choice: WorkerSelection, wire: "UpstreamRequest") -> None:
+    def on_selection(self, selection: WorkerSelection, wire: "UpstreamRequest") -> None:
         """A worker is about to be selected; ``wire`` is the request for the expected one."""
 
     def on_send(self, url: str, wire: "UpstreamRequest") -> None:
@@ -109,36 +110,52 @@ class Deadline:
 
     def remaining(self, limit: float | None = None) -> float:
         """Seconds left, at most ``limit``. Raises DeadlineExceeded when there are none."""
-        left = self.expires_at - self._clock()
-        if left <= 0:
+        seconds = self.expires_at - self._clock()
+        if seconds <= 0:
             raise DeadlineExceeded("the request's time is up")
-        return left if limit is None or left < limit else limit
+        return seconds if limit is None or seconds < limit else limit
 
     def expiry_within(self, seconds: float) -> float:
         """The time in ``seconds`` from now, or ``expires_at`` if sooner.
 
         Raises DeadlineExceeded as ``remaining`` does.
         """
-        now, ends = self._clock(), self.expires_at
-        if ends <= now:
+        now, deadline = self._clock(), self.expires_at
+        if deadline <= now:
             raise DeadlineExceeded("the request's time is up")
-        soon = now + seconds
-        if soon < ends:
-            return soon
-        return ends
+        expiry = now + seconds
+        if expiry < deadline:
+            return expiry
+        return deadline
 
     def shorten(self, seconds: float) -> None:
         """Move ``expires_at`` to ``seconds`` from now, if that is sooner."""
         self.expires_at = min(self.expires_at, self._clock() + seconds)
 
 
-class Timeouts(Struct, frozen=True):
-    """Timeouts in seconds; the deadline bounds each of them."""
+class Timeouts(ConfigSection, frozen=True):
+    """Time limits of a request, in seconds.
 
-    connect: float = 2.0
-    first_token: float = 60.0
-    idle: float = 30.0
-    total: float = 600.0
+    ``connect``: to connect to a worker. ``first_token``: until the first part of the response.
+    ``idle``: between two parts. ``total``: for the whole response.
+    """
+
+    connect: Timeout = 2.0
+    first_token: Timeout = 60.0
+    idle: Timeout = 30.0
+    total: Timeout = 600.0
+
+
+class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
+    """The settings of one backend."""
+
+    implied_by: ClassVar[str | None] = None
+    """The key that makes ``kind`` unnecessary."""
+
+    @property
+    def kind(self) -> str:
+        """The backend's name in the registry."""
+        return str(self.__struct_config__.tag)
 
 
 class RequestContext(Struct):
@@ -170,6 +187,46 @@ class RequestContext(Struct):
     """When the first attempt was queued or sent, by ``clock``."""
 
 
+class PassthroughSource(Struct, frozen=True):
+    """What a backend needs to pass a request through: see ``SupportsPassthrough``."""
+
+    adapter: ClientAdapter
+    client_request: ClientRequest
+    response_context: ResponseContext
+
+
+class BackendRequest(Struct, frozen=True):
+    """A client's request to one backend."""
+
+    decode: Callable[[], tuple[Request, Mapping[str, str]]]
+    """Returns the internal request with the backend's model name, and the client's wire names by
+    field path of the request. Raises ClientError."""
+    passthrough: PassthroughSource | None = None
+    """None if the request has to be translated."""
+
+
+class PreparedRequest(Struct, frozen=True):
+    """A request that a backend can send.
+
+    It is translated unless ``passthrough`` is set. The backend encodes it when it is sent, since
+    emulation may change ``request`` before. With ``passthrough``, ``request`` has only the fields
+    that load balancing and metrics need.
+    """
+
+    request: Request
+    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
+    """The parameters of the request that the backend cannot honour."""
+    passthrough: PassthroughRequest | None = None
+    """The client's own bytes, and the reader of the worker's."""
+
+
+StreamItem = tuple[bytes | None, Sequence[Event]]
+"""Events, and their bytes in the client's protocol if a worker encoded them already."""
+StreamItems = AsyncGenerator[StreamItem, None]
+EventSink = Callable[[bytes | None, Sequence[Event]], bool]
+"""Accepts a batch at once. Returns whether it accepts another one directly."""
+
+
 class Backend(Protocol):
     """Answers requests: a worker pool, a local model, or a script."""
 
@@ -177,17 +234,16 @@ class Backend(Protocol):
     def ready(self) -> bool:
         """Whether it can accept a request now."""
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """The parameters of the request that it cannot honour."""
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        """Choose between pass-through and translation. Does no I/O. Raises ClientError."""
 
-    def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
         """The events of the response, in batches; ends with StreamEnd or raises.
 
-        Closing the generator, or cancelling its task, cancels the work at once.
+        Batches may go to ``sink`` instead of being yielded, until it is full; an empty one is
+        yielded then. Closing the generator, or cancelling its task, cancels the work at once.
         """
 
     async def start(self) -> None:
@@ -203,45 +259,6 @@ class SupportsWarmup(Protocol):
 
     async def warm_up(self) -> None:
         """Wait until it is warm, or cannot improve now. Raises WorkerError if it failed."""
-
-
-StreamItem = tuple[bytes | None, Sequence[Event]]
-"""Events, and their bytes in the client's protocol if a worker encoded them already."""
-StreamItems = AsyncGenerator[StreamItem, None]
-EventBatches = AsyncGenerator[Sequence[Event], None]
-EventSink = Callable[[bytes | None, Sequence[Event]], bool]
-"""Accepts a batch at once. Returns whether it accepts another one directly."""
-
-
-@runtime_checkable
-class SupportsPush(Protocol):
-    """A backend that can push events to a sink, without a generator step for each batch."""
-
-    def stream_to(self, request: Request, context: RequestContext, take: EventSink) -> EventBatches:
-        """As ``stream``, but batches may go to ``take`` until it is full; an empty one follows."""
-
-    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        """The complete result of ``stream``. Cancelling the task cancels the work at once."""
-
-
-@runtime_checkable
-class PassthroughBackend(Protocol):
-    """A backend whose workers may use the client's own protocol."""
-
-    def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
-    ) -> PassthroughRequest | None:
-        """See ``SupportsPassthrough.prepare_passthrough``."""
-
-    def stream_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
-    ) -> StreamItems:
-        """The response, as of ``Backend.stream``; with ``take``, as of ``stream_to``."""
-
-    async def collect_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext
-    ) -> Sequence[StreamItem]:
-        """The complete response. Cancelling the task cancels the work at once."""
 
 
 @runtime_checkable

@@ -26,8 +26,10 @@ _NUMBER_TYPES = (int, float)
 """Without bool, which is a number in Python but not in JSON."""
 
 
-class Param(Struct, frozen=True, kw_only=True):
+class Param(Struct, frozen=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
+
+    A row of a table reads ``Param("top_p", "sampling.top_p", "float", 0, 1)``.
 
     The range is ``minimum`` to ``maximum``, without the limit itself if ``exclusive_minimum`` or
     ``exclusive_maximum`` is set. A value in ``disabled_values`` turns the feature off. ``default``
@@ -82,16 +84,16 @@ class ParamIndex(_PositionedParams):
 
     def __init__(self, key: Literal["wire", "field"], rows: Iterable[Param]) -> None:
         """``key`` is the attribute of a row that names it."""
-        places: _PositionedParams = {}
-        for place, row in enumerate(rows):
-            places.setdefault(getattr(row, key), []).append((place, row))
-        super().__init__(places)
-        self.select_params = lru_cache(_CACHE_SIZE)(partial(_select_ordered, places))
+        positions: _PositionedParams = {}
+        for position, row in enumerate(rows):
+            positions.setdefault(getattr(row, key), []).append((position, row))
+        super().__init__(positions)
+        self.select_params = lru_cache(_CACHE_SIZE)(partial(_select_ordered, positions))
 
 
-def _select_ordered(places: _PositionedParams, names: tuple[str, ...]) -> Sequence[Param]:
-    found = [one for name in names if name in places for one in places[name]]
-    return tuple([row for _, row in sorted(found)])
+def _select_ordered(positions: _PositionedParams, names: tuple[str, ...]) -> Sequence[Param]:
+    rows = [one for name in names if name in positions for one in positions[name]]
+    return tuple([row for _, row in sorted(rows)])
 
 
 class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of a tuple can have slots
@@ -102,10 +104,10 @@ class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of 
 
     def __new__(cls, *rows: Param) -> Self:
         """Create the table of these rows."""
-        made = super().__new__(cls, rows)
-        made.by_wire = ParamIndex("wire", rows)
-        made.by_field = ParamIndex("field", rows)
-        return made
+        table = super().__new__(cls, rows)
+        table.by_wire = ParamIndex("wire", rows)
+        table.by_field = ParamIndex("field", rows)
+        return table
 
 
 def select_by_wire(table: ParamTable, fields: Iterable[str]) -> Sequence[Param]:
@@ -114,9 +116,9 @@ def select_by_wire(table: ParamTable, fields: Iterable[str]) -> Sequence[Param]:
     return rows.select_params(tuple([name for name in fields if name in rows]))
 
 
-def select_by_field(table: ParamTable, said: Iterable[str]) -> Sequence[Param]:
+def select_by_field(table: ParamTable, paths: Iterable[str]) -> Sequence[Param]:
     """The rows of the paths that a request has set, in the table's order."""
-    return table.by_field.select_params(tuple(said))
+    return table.by_field.select_params(tuple(paths))
 
 
 class ParsedParams(dict[str, Any]):
@@ -129,25 +131,25 @@ class ParsedParams(dict[str, Any]):
 
     def get_section(self, name: str) -> dict[str, Any]:
         """The values of one section."""
-        begin, at = f"{name}.", len(name) + 1
-        return {path[at:]: what for path, what in self.items() if path[:at] == begin}
+        prefix, length = f"{name}.", len(name) + 1
+        return {path[length:]: value for path, value in self.items() if path[:length] == prefix}
 
     def build_request_arguments(self) -> dict[str, Any]:
         """Keyword arguments for a request: its own fields, and a struct for each section set."""
-        own: dict[str, Any] = {"provided_fields": frozenset(self.provided_fields)}
+        arguments: dict[str, Any] = {"provided_fields": frozenset(self.provided_fields)}
         sections: dict[str, dict[str, Any]] = {}
-        for path, what in self.items():
+        for path, value in self.items():
             if path in _SECTION_FIELDS:
                 section, name = _SECTION_FIELDS[path]
                 if section in sections:
-                    sections[section][name] = what
+                    sections[section][name] = value
                 else:
-                    sections[section] = {name: what}
+                    sections[section] = {name: value}
             elif "." not in path:
-                own[path] = what
+                arguments[path] = value
         for name, values in sections.items():
-            own[name] = SECTIONS[name](**values)
-        return own
+            arguments[name] = SECTIONS[name](**values)
+        return arguments
 
 
 _SECTION_FIELDS: Mapping[str, tuple[str, str]] = {
@@ -174,59 +176,61 @@ def read_param(param: Param, raw: Raw, into: ParsedParams, *, at: str = "") -> N
     store_param(param, decode_value(raw), into, at=at)
 
 
-def store_param(param: Param, got: Any, into: ParsedParams, *, at: str = "") -> None:
+def store_param(param: Param, value: Any, into: ParsedParams, *, at: str = "") -> None:
     """Store one decoded parameter in ``into``. Raises InvalidParameter; see ``read_params``."""
-    if got is None and param.nullable:
+    if value is None and param.nullable:
         return
-    got = check_param(param, got, at=at)
+    value = check_param(param, value, at=at)
     into.provided_fields.add(param.wire)
-    if got not in param.disabled_values or isinstance(got, bool):
-        into[param.field] = got
+    if value not in param.disabled_values or isinstance(value, bool):
+        into[param.field] = value
 
 
-def check_param(param: Param, got: Any, *, at: str = "") -> Any:
-    """``got`` converted to the row's type. Raises InvalidParameter."""
-    converted = _convert(param, got)
+def check_param(param: Param, value: Any, *, at: str = "") -> Any:
+    """``value`` converted to the row's type. Raises InvalidParameter."""
+    converted = _convert(param, value)
     if converted is _UNSET:
-        raise _build_error(param, "type", got, f"must be {_EXPECTED_TEXTS[param.type]}", at)
+        raise _build_error(param, "type", value, f"must be {_EXPECTED_TEXTS[param.type]}", at)
     kind = type(converted)
     if kind in _NUMBER_TYPES:
         _check_range(param, converted, at)
     elif kind is tuple:
         if len(converted) < param.min_items:
-            raise _build_error(param, "empty", got, f"needs at least {param.min_items} items", at)
+            raise _build_error(param, "empty", value, f"needs at least {param.min_items} items", at)
         if param.max_items is not None and len(converted) > param.max_items:
-            raise _build_error(param, "too_long", got, f"takes at most {param.max_items} items", at)
+            raise _build_error(
+                param, "too_long", value, f"takes at most {param.max_items} items", at
+            )
     elif param.choices and converted not in param.choices:
         allowed = ", ".join(map(repr, param.choices))
-        raise _build_error(param, "value", got, f"must be one of {allowed}", at)
+        raise _build_error(param, "value", value, f"must be one of {allowed}", at)
     return converted
 
 
-def _check_range(param: Param, got: float, at: str) -> None:
-    if got in param.disabled_values:
+def _check_range(param: Param, value: float, at: str) -> None:
+    if value in param.disabled_values:
         return
     low, high = param.minimum, param.maximum
-    if low is not None and (got < low or (param.exclusive_minimum and got == low)):
+    if low is not None and (value < low or (param.exclusive_minimum and value == low)):
         than = "greater than" if param.exclusive_minimum else "at least"
-        raise _build_error(param, "below", got, f"must be {than} {low:g}", at)
-    if high is not None and (got > high or (param.exclusive_maximum and got == high)):
+        raise _build_error(param, "below", value, f"must be {than} {low:g}", at)
+    if high is not None and (value > high or (param.exclusive_maximum and value == high)):
         than = "less than" if param.exclusive_maximum else "at most"
-        raise _build_error(param, "above", got, f"must be {than} {high:g}", at)
+        raise _build_error(param, "above", value, f"must be {than} {high:g}", at)
 
 
 def _build_error(
-    param: Param, problem: ParameterProblem, got: Any, text: str, at: str
+    param: Param, problem: ParameterProblem, value: Any, text: str, at: str
 ) -> InvalidParameter:
-    shown = repr(got) if isinstance(got, int | float | bool) else _describe_type(got)
+    excerpt = repr(value) if isinstance(value, int | float | bool) else _describe_type(value)
     name = at + param.wire
     return InvalidParameter(
-        f"'{name}' {text}, got {shown}", param=name, problem=problem, expected=param, got=got
+        f"'{name}' {text}, got {excerpt}", param=name, problem=problem, expected=param, got=value
     )
 
 
-def _describe_type(got: Any) -> str:
-    return _TYPE_NAMES.get(type(got), "a value")
+def _describe_type(value: Any) -> str:
+    return _TYPE_NAMES.get(type(value), "a value")
 
 
 _TYPE_NAMES: Mapping[type, str] = {
@@ -259,63 +263,63 @@ _JSON_TYPES: Mapping[ParamType, type] = {
 """The Python type of JSON values that need no conversion."""
 
 
-def _convert(param: Param, got: Any) -> Any:
-    if type(got) is _JSON_TYPES.get(param.type):
-        return got
-    match param.type, got:
+def _convert(param: Param, value: Any) -> Any:
+    if type(value) is _JSON_TYPES.get(param.type):
+        return value
+    match param.type, value:
         case (_, bool()):
             return _UNSET
-        case ("int", float()) if got.is_integer():
-            return int(got)
+        case ("int", float()) if value.is_integer():
+            return int(value)
         case ("float", int()):
-            return _to_float(got)
+            return _to_float(value)
         case ("strings", str()):
-            return (got,)
-        case (("strings" | "string list"), list()) if all(isinstance(x, str) for x in got):
-            return tuple(got)
-        case ("ints", list()) if all(type(x) is int for x in got):
-            return tuple(got)
+            return (value,)
+        case (("strings" | "string list"), list()) if all(isinstance(x, str) for x in value):
+            return tuple(value)
+        case ("ints", list()) if all(type(x) is int for x in value):
+            return tuple(value)
         case _:
             return _UNSET
 
 
-def _to_float(got: int) -> Any:
+def _to_float(value: int) -> Any:
     try:
-        return float(got)
+        return float(value)
     except OverflowError:
         return _UNSET
 
 
-# --- the other way: a request to a worker's fields ------------------------------------------------
+# --- worker requests ------------------------------------------------------------------------------
 
 
-def write_params(table: ParamTable, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Worker fields of ``table`` for the values ``said``, clamped to the rows' ranges."""
-    written = {}
-    for row in select_by_field(table, said):
+def write_params(table: ParamTable, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Worker fields of ``table`` for the ``values``, clamped to the rows' ranges."""
+    fields = {}
+    for row in select_by_field(table, values):
         if row.loss_reason == "dropped":
             continue
-        got, low, high = said[row.field], row.minimum, row.maximum
+        value, low, high = values[row.field], row.minimum, row.maximum
         if (
-            (low is not None and got < low)
-            or (high is not None and got > high)
-            or type(got) is tuple
+            (low is not None and value < low)
+            or (high is not None and value > high)
+            or type(value) is tuple
         ):
-            got = clamp_value(row, got)
-        written[row.wire] = got
-    return written
+            value = clamp_value(row, value)
+        fields[row.wire] = value
+    return fields
 
 
-def clamp_value(row: Param, got: Any) -> Any:
+def clamp_value(row: Param, value: Any) -> Any:
     """The value for a worker, clamped to the row's range."""
-    kind = type(got)
+    kind = type(value)
     if kind in _NUMBER_TYPES:
-        if row.minimum is not None and got < row.minimum:
+        if row.minimum is not None and value < row.minimum:
             return kind(row.minimum)
-        if row.maximum is not None and got > row.maximum:
+        if row.maximum is not None and value > row.maximum:
             return kind(row.maximum)
-        return got
-    return list(got) if kind is tuple else got
+        return value
+    return list(value) if kind is tuple else value
 
 
 def build_parameter_support(table: Iterable[Param]) -> dict[str, ParameterSupport]:

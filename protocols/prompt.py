@@ -19,11 +19,13 @@ from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
     ContentPart,
+    EmbeddingRequest,
     FilePart,
     GenerationRequest,
     ImagePart,
     Message,
     RefusalPart,
+    Request,
     TextPart,
     VideoPart,
 )
@@ -57,10 +59,17 @@ def build_prompt(request: GenerationRequest, renderer: PromptRenderer | None) ->
     if renderer is not None:
         return renderer.render_prompt(request)
     match request.messages:
-        case (Message("user") as alone,):
-            return _format_message(alone)
+        case (Message("user") as message,):
+            return _format_message(message)
         case _:
             return _format_conversation(request)
+
+
+def require_generation(request: Request) -> GenerationRequest:
+    """The request, for workers without embeddings. Raises UnsupportedFeature."""
+    if isinstance(request, EmbeddingRequest):
+        raise UnsupportedFeature("The model's workers do not support embeddings.")
+    return request
 
 
 def find_prompt_losses(
@@ -80,20 +89,20 @@ def find_prompt_losses(
         return ()
     path, shown = ("messages", "messages") if request.messages else ("prompts", "prompt")
     wire = names.get(path, shown)
-    found = []
+    losses = []
     if renderer is None:
-        found.append(UnsupportedParameter(wire, "approximated", "no chat template", "messages"))
+        losses.append(UnsupportedParameter(wire, "approximated", "no chat template", "messages"))
     if kinds:
-        found.append(UnsupportedParameter(wire, "dropped", ", ".join(sorted(kinds)), "messages"))
+        losses.append(UnsupportedParameter(wire, "dropped", ", ".join(sorted(kinds)), "messages"))
     if request.tools:
         tools = names.get("tools", "tools")
         if renderer is None:
-            found.append(UnsupportedParameter(tools, "dropped", path="tools"))
+            losses.append(UnsupportedParameter(tools, "dropped", path="tools"))
         else:
-            found.append(
+            losses.append(
                 UnsupportedParameter(tools, "approximated", "calls come back as text", "tools")
             )
-    return tuple(found)
+    return tuple(losses)
 
 
 def build_prompt_support(renderer: PromptRenderer | None) -> dict[str, ParameterSupport]:
@@ -118,8 +127,8 @@ def _to_conversation(request: GenerationRequest) -> GenerationRequest:
     """The request with its prompt as a user message."""
     if request.messages:
         return request
-    said = Message("user", (TextPart(_read_prompt_text(request)),))
-    return msgspec.structs.replace(request, messages=(said,))
+    message = Message("user", (TextPart(_read_prompt_text(request)),))
+    return msgspec.structs.replace(request, messages=(message,))
 
 
 def _format_conversation(request: GenerationRequest) -> str:

@@ -27,6 +27,8 @@ class Taken(Struct):
 class Collector:
     """Answers with each of ``statuses``, and with 200 when there are no more.
 
+    A busy one wants to be asked again at once.
+
     with Collector() as collector:
         ...
         collector.spans()
@@ -44,6 +46,7 @@ class Collector:
                     Taken(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
                 )
                 self.send_response(statuses_left.pop(0) if statuses_left else 200)
+                self.send_header("retry-after", "0")
                 self.send_header("content-length", "0")
                 self.end_headers()
 

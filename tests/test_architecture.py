@@ -35,8 +35,6 @@ EXCUSED: Final[dict[tuple[str, str], str]] = {
     ("gateway/cli/serve.py", "echo"): "a built-in configuration",
     ("gateway/cli/serve.py", "torch"): "the package, which may not be installed",
     ("gateway/config/schema.py", "echo"): "a Struct's tag",
-    ("gateway/config/schema.py", "pool"): "a Struct's tag",
-    ("gateway/config/schema.py", "torch"): "a Struct's tag",
     ("protocols/chat/upstream.py", "openai"): "a worker profile's name",
     ("gateway/tools/connect_check.py", "torch"): "the package, which may not be installed",
     (

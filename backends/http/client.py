@@ -47,20 +47,22 @@ def parse_origin(url: str) -> WorkerOrigin:
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or _DEFAULT_PORTS[parts.scheme]
-    named = f"[{host}]" if ":" in host else host
+    host_header = f"[{host}]" if ":" in host else host
     if port != _DEFAULT_PORTS[parts.scheme]:
-        named = f"{named}:{port}"
-    return WorkerOrigin(host, port, parts.scheme == "https", named, parts.path.rstrip("/"))
+        host_header = f"{host_header}:{port}"
+    return WorkerOrigin(host, port, parts.scheme == "https", host_header, parts.path.rstrip("/"))
 
 
-def build_request_head(url: str, request: UpstreamRequest, own: Headers = ()) -> bytes:
-    """The request line and the headers; see ``backends.http.interfaces.HttpClient`` for ``own``.
+def build_request_head(url: str, request: UpstreamRequest, extra_headers: Headers = ()) -> bytes:
+    """The request line and the headers; for ``extra_headers`` see ``HttpClient``.
 
     Raises InternalError for a path or header that would change the request's structure.
     """
     path, size = request.path, len(request.body)
-    make_top = _build_common_lines_cached if len(path) <= _MAX_CACHED_PATH else _build_common_lines
-    text = make_top(url, request.method, path, request.headers) + _format_headers(own)
+    build_lines = (
+        _build_common_lines_cached if len(path) <= _MAX_CACHED_PATH else _build_common_lines
+    )
+    text = build_lines(url, request.method, path, request.headers) + _format_headers(extra_headers)
     if not size and request.method in _BODILESS_METHODS:
         return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
     return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
@@ -70,9 +72,9 @@ def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> s
     """The request line and the headers common to requests. Raises InternalError."""
     if not _PATH_PATTERN.fullmatch(path):
         raise InternalError(f"invalid request path {path[:100]!r}")
-    target = parse_origin(url)
-    asked = _end_line(f"{method} {target.base_path}{path} HTTP/1.1")
-    return asked + _format_headers((("Host", target.host_header), *headers))
+    origin = parse_origin(url)
+    request_line = _end_line(f"{method} {origin.base_path}{path} HTTP/1.1")
+    return request_line + _format_headers((("Host", origin.host_header), *headers))
 
 
 _build_common_lines_cached = functools.lru_cache(maxsize=1024)(_build_common_lines)
@@ -106,80 +108,80 @@ _HAPPY_EYEBALLS_DELAY: Final = 0.25
 
 
 async def connect(
-    target: WorkerOrigin,
+    origin: WorkerOrigin,
     tls: ssl.SSLContext | None,
     seconds: float,
-    make: Callable[[], HttpConnection],
+    factory: Callable[[], HttpConnection],
 ) -> HttpConnection:
     """A new connection. Raises WorkerUnreachable."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds):
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-            return await _connect_any(_filter_addresses(found), target, tls, make)
+            results = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+            return await _connect_any(_filter_addresses(results), origin, tls, factory)
     except (OSError, UnicodeError) as error:  # TimeoutError is an OSError, too
         raise WorkerUnreachable("the worker is unreachable") from error
 
 
 async def _connect_any(
     addresses: Sequence[AddrInfoType],
-    target: WorkerOrigin,
+    origin: WorkerOrigin,
     tls: ssl.SSLContext | None,
-    make: Callable[[], HttpConnection],
+    factory: Callable[[], HttpConnection],
 ) -> HttpConnection:
     """A connection to the first address that answers. Raises OSError."""
     loop = asyncio.get_running_loop()
-    name = target.host if tls is not None else None
+    name = origin.host if tls is not None else None
     if len(addresses) == 1:
         # create_connection takes one turn of the loop less.
         host, port = addresses[0][4][:2]
         transport, connection = await loop.create_connection(
-            make, str(host), int(port), ssl=tls, server_hostname=name
+            factory, str(host), int(port), ssl=tls, server_hostname=name
         )
     else:
-        made = await start_connection(
+        sock = await start_connection(
             addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY, loop=loop
         )
         try:
             transport, connection = await loop.create_connection(
-                make, sock=made, ssl=tls, server_hostname=name
+                factory, sock=sock, ssl=tls, server_hostname=name
             )
         except BaseException:
-            made.close()
+            sock.close()
             raise
-    line = transport.get_extra_info("socket")
-    if line is not None:
-        _enable_keepalive(line)
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        _enable_keepalive(sock)
     return connection
 
 
-def _filter_addresses(found: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
+def _filter_addresses(results: Sequence[AddrInfoType]) -> Sequence[AddrInfoType]:
     """The allowed addresses. Raises OSError if there is none.
 
     Link-local addresses are refused: cloud metadata services use them.
     """
-    left = [one for one in found if not _is_link_local(str(one[4][0]))]
-    if not left:
+    allowed = [result for result in results if not _is_link_local(str(result[4][0]))]
+    if not allowed:
         raise OSError(
             "the host resolves to a forbidden address (link-local, multicast or unspecified)"
         )
-    return left
+    return allowed
 
 
 def _is_link_local(address: str) -> bool:
-    found = ip_address(address)
-    if isinstance(found, IPv6Address):
-        found = found.ipv4_mapped or found
-    return found.is_link_local or found.is_multicast or found.is_unspecified
+    ip = ip_address(address)
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    return ip.is_link_local or ip.is_multicast or ip.is_unspecified
 
 
-def _enable_keepalive(line: socket.socket) -> None:
+def _enable_keepalive(sock: socket.socket) -> None:
     """Enable TCP keepalive."""
     with suppress(OSError):  # already closed
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _TCP_KEEPALIVE.items():
             if (option := getattr(socket, name, None)) is not None:  # not on every platform
-                line.setsockopt(socket.IPPROTO_TCP, option, value)
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 _MAX_CONCURRENT_CONNECTS: Final = 64
@@ -189,16 +191,18 @@ _MAX_CONCURRENT_CONNECTS: Final = 64
 class AsyncioHttpClient:
     """An ``HttpClient`` (see ``backends.http.interfaces``) on asyncio transports.
 
-    ``ca`` is a PEM file of trusted certificate authorities; None: the system's. ``idle`` is the
-    idle timeout of connections in seconds, shorter than the five seconds of common servers, since
-    a request that meets their close is lost. At most ``keep`` idle connections are kept per worker;
-    the last used one is reused first.
+    ``ca`` is a PEM file of trusted certificate authorities; None: the system's. ``idle_timeout``
+    is in seconds, and shorter than the five seconds of common servers, since a request that meets
+    their close is lost. At most ``max_idle`` idle connections are kept per worker; the last used
+    one is reused first.
     """
 
-    def __init__(self, *, ca: str | None = None, idle: float = 4.0, keep: int = 256) -> None:
+    def __init__(
+        self, *, ca: str | None = None, idle_timeout: float = 4.0, max_idle: int = 256
+    ) -> None:
         self._ca = ca
-        self._idle_timeout = idle
-        self._max_idle = keep
+        self._idle_timeout = idle_timeout
+        self._max_idle = max_idle
         self._tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._write_batcher = WriteBatcher(asyncio.get_running_loop)
@@ -212,67 +216,77 @@ class AsyncioHttpClient:
         self._loop = asyncio.get_running_loop()
 
     def try_send(
-        self, url: str, request: UpstreamRequest, own: Headers = ()
+        self, url: str, request: UpstreamRequest, extra_headers: Headers = ()
     ) -> Http1Response | None:
         """See HttpClient."""
-        home = self._host_pools.get(url)
-        if home is None:
+        host_pool = self._host_pools.get(url)
+        if host_pool is None:
             return None
-        data = build_request_head(url, request, own) + request.body
-        used = home.pop_idle(self._idle_timeout)
-        return None if used is None else used.send(data)
+        data = build_request_head(url, request, extra_headers) + request.body
+        connection = host_pool.pop_idle(self._idle_timeout)
+        return None if connection is None else connection.send(data)
 
     async def send_on_new_connection(
-        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+        self,
+        url: str,
+        request: UpstreamRequest,
+        connect_timeout: float,
+        extra_headers: Headers = (),
     ) -> Http1Response:
         """See HttpClient."""
         if self._loop is None:
             raise InternalError("the HTTP client was not started")
-        data = build_request_head(url, request, own) + request.body
-        home = self._host_pools.get(url) or self._get_host_pool(url, self._loop)
-        tls = self._get_tls_context() if home.origin.tls else None
+        data = build_request_head(url, request, extra_headers) + request.body
+        host_pool = self._host_pools.get(url) or self._get_host_pool(url, self._loop)
+        tls = self._get_tls_context() if host_pool.origin.tls else None
         try:
-            made = await home.connect(tls, connect_timeout)
+            connection = await host_pool.connect(tls, connect_timeout)
         except WorkerUnreachable:
             self._failed_connects += 1
             raise
         self._created += 1
-        answer = made.send(data)
-        await _wait_headers(answer)
-        return answer
+        response = connection.send(data)
+        await _wait_headers(response)
+        return response
 
     async def send(
-        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+        self,
+        url: str,
+        request: UpstreamRequest,
+        connect_timeout: float,
+        extra_headers: Headers = (),
     ) -> Http1Response:
         """See HttpClient."""
-        answer = self.try_send(url, request, own)
-        if answer is not None and await _wait_headers(answer):
-            return answer
-        return await self.send_on_new_connection(url, request, connect_timeout, own)
+        response = self.try_send(url, request, extra_headers)
+        if response is not None and await _wait_headers(response):
+            return response
+        return await self.send_on_new_connection(url, request, connect_timeout, extra_headers)
 
     @property
     def connections(self) -> ConnectionCounts:
         """See SupportsConnectionCounts."""
-        counts = [home.counts for home in self._host_pools.values()]
-        every, resting = (sum(each) for each in zip(*counts, strict=True)) if counts else (0, 0)
-        return ConnectionCounts(every, resting, self._created, self._failed_connects)
+        counts = [host_pool.counts for host_pool in self._host_pools.values()]
+        open_count, idle_count = (
+            (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+        )
+        return ConnectionCounts(open_count, idle_count, self._created, self._failed_connects)
 
     async def aclose(self) -> None:
         """See HttpClient. Connections in use are aborted."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        homes = list(self._host_pools.values())
+        host_pools = list(self._host_pools.values())
         self._host_pools.clear()
         self._loop = None
-        await asyncio.gather(*(home.aclose() for home in homes))
+        await asyncio.gather(*(host_pool.aclose() for host_pool in host_pools))
 
     def _get_host_pool(self, url: str, loop: asyncio.AbstractEventLoop) -> "_HostConnectionPool":
-        made = self._host_pools[url] = _HostConnectionPool(
+        host_pool = self._host_pools[url] = _HostConnectionPool(
             parse_origin(url), self._max_idle, loop, self._write_batcher
         )
         if self._idle_timer is None:
             self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
-        return made
+        return host_pool
 
     def _get_tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -283,21 +297,21 @@ class AsyncioHttpClient:
     def _close_idle(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close connections that were idle too long, and drop unused workers."""
         self._idle_timer = None
-        before = loop.time() - self._idle_timeout
-        for url, home in list(self._host_pools.items()):
-            home.close_idle(before)
-            if not home.is_busy:
+        deadline = loop.time() - self._idle_timeout
+        for url, host_pool in list(self._host_pools.items()):
+            host_pool.close_idle(deadline)
+            if not host_pool.is_busy:
                 del self._host_pools[url]
         if self._host_pools:
             self._idle_timer = loop.call_later(self._idle_timeout, self._close_idle, loop)
 
 
-async def _wait_headers(answer: Http1Response) -> bool:
+async def _wait_headers(response: Http1Response) -> bool:
     """Wait for the headers; on cancellation the response is aborted."""
     try:
-        return await answer.wait_headers()
+        return await response.wait_headers()
     except BaseException:
-        answer.abort()
+        response.abort()
         raise
 
 
@@ -305,14 +319,18 @@ class _HostConnectionPool:
     """The connections of one worker."""
 
     def __init__(
-        self, target: WorkerOrigin, keep: int, loop: asyncio.AbstractEventLoop, outbox: WriteBatcher
+        self,
+        origin: WorkerOrigin,
+        max_idle: int,
+        loop: asyncio.AbstractEventLoop,
+        write_batcher: WriteBatcher,
     ) -> None:
         self._connections: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
-        self.origin = target
-        self._max_idle = keep
+        self.origin = origin
+        self._max_idle = max_idle
         self._loop = loop
-        self._write_batcher = outbox
+        self._write_batcher = write_batcher
         self._idle: deque[HttpConnection] = deque()
         self._connect_slots = asyncio.Semaphore(_MAX_CONCURRENT_CONNECTS)
         self._connecting = 0
@@ -327,11 +345,11 @@ class _HostConnectionPool:
         """The numbers of open and of idle connections."""
         return len(self._connections), len(self._idle)
 
-    def pop_idle(self, idle: float) -> HttpConnection | None:
-        """The last used connection, unless it was idle for ``idle`` seconds."""
-        resting = self._idle
-        if resting and resting[-1].idle_since + idle > self._loop.time():
-            return resting.pop()
+    def pop_idle(self, idle_timeout: float) -> HttpConnection | None:
+        """The last used connection, unless it was idle for ``idle_timeout`` seconds."""
+        connections = self._idle
+        if connections and connections[-1].idle_since + idle_timeout > self._loop.time():
+            return connections.pop()
         return None
 
     async def connect(self, tls: ssl.SSLContext | None, seconds: float) -> HttpConnection:
@@ -339,12 +357,12 @@ class _HostConnectionPool:
         self._connecting += 1
         try:
             async with self._connect_slots:
-                made = await connect(self.origin, tls, seconds, self._make_connection)
+                connection = await connect(self.origin, tls, seconds, self._make_connection)
         finally:
             self._connecting -= 1
-        if made.is_connected:
-            self._connections.add(made)
-        return made
+        if connection.is_connected:
+            self._connections.add(connection)
+        return connection
 
     async def aclose(self) -> None:
         """Abort all connections and wait for their end."""
@@ -354,9 +372,9 @@ class _HostConnectionPool:
                 connection.abort()
             await self._all_closed.wait()
 
-    def close_idle(self, before: float) -> None:
-        """Close connections that have been idle since ``before``."""
-        while self._idle and self._idle[0].idle_since <= before:
+    def close_idle(self, deadline: float) -> None:
+        """Close connections that have been idle since ``deadline`` or before."""
+        while self._idle and self._idle[0].idle_since <= deadline:
             self._idle.popleft().abort()
 
     def _make_connection(self) -> HttpConnection:

@@ -14,17 +14,17 @@ from protocols.core.errors import StreamBroken, WorkerError, WorkerFailed
 
 
 class ConnectionFault(NamedTuple):
-    """What went wrong: raised anew each time, so that no error holds on to who met it."""
+    """An error that is created each time it is raised, so that it keeps no traceback alive."""
 
     kind: type[WorkerError]
-    text: str
+    message: str
 
     def make_error(self) -> WorkerError:
-        return self.kind(self.text)
+        return self.kind(self.message)
 
 
 _NO_HEADERS: Final[dict[str, str]] = {}
-"""The headers of an answer that has not begun. Nobody writes into it."""
+"""The headers of a response that has not begun. Never written to."""
 _CLOSED_EARLY: Final = ConnectionFault(
     StreamBroken, "the worker closed the connection before its response"
 )
@@ -33,28 +33,28 @@ NOT_HTTP: Final = ConnectionFault(WorkerFailed, "the worker's response is not HT
 
 
 class ResponseTransport(Protocol):
-    """The connection that an answer comes over."""
+    """The connection on which a response is received."""
 
     loop: asyncio.AbstractEventLoop
     paused: bool
-    """The worker is made to wait."""
+    """Whether reading is paused."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether it ended by itself after it had rested, before anything of an answer came."""
+        """Whether the worker closed it while idle, before any byte of a response."""
 
     def resume_reading(self) -> None:
-        """What was held is taken."""
+        """Resume reading; the buffered chunks were taken."""
 
     def abort(self) -> None:
-        """End it now, whatever is not yet written or read."""
+        """Close it at once; unsent and unread data is lost."""
 
     def release(self) -> None:
-        """Serve again, if all that there was to write and to read is done; or else end."""
+        """Make it idle if everything is written and read; otherwise close it."""
 
 
 class Http1Response:
-    """An answer as far as it has come: a ``Reading``."""
+    """An ``UpstreamResponse``."""
 
     __slots__ = (
         "_connection",
@@ -72,16 +72,16 @@ class Http1Response:
     def __init__(self, connection: ResponseTransport, parts: list[bytes]) -> None:
         self.status = 0
         self.headers = _NO_HEADERS
-        """Others, once a head begins."""
+        """Replaced when the head begins."""
         self.complete = False
-        """All of it has come."""
+        """Whether all of it has been received."""
         self._connection = connection
         self.parts = parts
-        """What of the body came and nobody has taken yet."""
+        """The unread chunks of the body."""
         self.held_bytes = 0
-        """How many bytes came since some were taken."""
+        """Bytes received since the last read."""
         self._consumer: BodyConsumer | None = None
-        """Who takes what comes, at once."""
+        """Receives chunks as they arrive."""
         self._waiter: asyncio.Future[bool] | None = None
         self._fault: ConnectionFault | None = None
         self._released = False
@@ -98,12 +98,12 @@ class Http1Response:
     def read_available(self) -> list[bytes]:
         """See ``backends.http.interfaces.UpstreamResponse``."""
         parts = self.parts
-        pieces = parts[:]
+        chunks = parts[:]
         parts.clear()
         self.held_bytes = 0
         if self._connection.paused:
             self._connection.resume_reading()
-        return pieces
+        return chunks
 
     async def read(self) -> list[bytes]:
         """See ``backends.http.interfaces.UpstreamResponse``."""
@@ -113,16 +113,16 @@ class Http1Response:
             await self._wait_more()
         return self.read_available()
 
-    async def forward_to(self, take: BodyConsumer) -> bool:
+    async def forward_to(self, consumer: BodyConsumer) -> bool:
         """See ``backends.http.interfaces.UpstreamResponse``."""
         while True:
             if self.parts:
-                if not take(self.read_available()):
+                if not consumer(self.read_available()):
                     return False
             elif self.complete:
                 return True
             else:
-                self._consumer = take
+                self._consumer = consumer
                 try:
                     if not await self._wait_more():
                         return False
@@ -135,30 +135,30 @@ class Http1Response:
             self._released = True
             self._connection.abort()
             self.parts = []
-            self.complete = False  # what was thrown away must not look like the end
+            self.complete = False  # discarded chunks must not look like the end
             self.fail()
 
     def release(self) -> None:
         """See ``backends.http.interfaces.UpstreamResponse``."""
         if not self._released:
             self._released = True
-            self.parts = []  # what it was goes on to hold the next answer's
+            self.parts = []  # the old list holds the next response's chunks
             self._connection.release()
 
     def _wait_more(self) -> asyncio.Future[bool]:
-        """What is done when something has come. Raises StreamBroken or WorkerFailed.
+        """Done when something has arrived; False if the consumer accepts no more.
 
-        It is False where who listens takes no more.
+        Raises StreamBroken or WorkerFailed.
         """
         if self._fault is not None:
             raise self._fault.make_error()
         waiter = self._waiter = self._connection.loop.create_future()
         return waiter
 
-    # --- what the connection tells --------------------------------------------------------------
+    # --- called by the connection ---------------------------------------------------------------
 
     def fail(self, fault: ConnectionFault | None = None) -> None:
-        """No more comes, and it is not whole: the connection has ended, unless it is a fault."""
+        """Fail with ``fault``, or because the connection was closed. A complete response stays."""
         if not self.complete and self._fault is None:
             self._fault = fault or (RESPONSE_CUT_OFF if self.status else _CLOSED_EARLY)
         if self.status or self._fault is None:
@@ -167,23 +167,23 @@ class Http1Response:
             self._fail_headers(self._fault)
 
     def on_progress(self) -> None:
-        """Something has come: who listens gets it now; else, and at the end, who waits is woken."""
-        take = self._consumer
-        if take is None:
+        """Pass new chunks to the consumer; without one, and at the end, wake the waiting task."""
+        consumer = self._consumer
+        if consumer is None:
             waiter = self._waiter
             if waiter is not None and self.status and not waiter.done():
                 waiter.set_result(True)
             return
         try:
-            more = not self.parts or take(self.read_available())
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            more = not self.parts or consumer(self.read_available())
+        except Exception as error:  # noqa: BLE001 - raised in the waiting task
             self._wake_waiter(error)
             return
         if self.complete or not more:
             self._wake_waiter(more=more)
 
     def _fail_headers(self, fault: ConnectionFault) -> None:
-        """No head comes: tell who waits for it."""
+        """Wake the task that waits for the headers, with False or an error."""
         waiter, self._waiter = self._waiter, None
         if waiter is None or waiter.done():
             return
@@ -206,98 +206,98 @@ class Http1Response:
 
 
 _MAX_BUFFERED_BYTES: Final = 64 << 10
-"""Bytes of an answer held before the worker is made to wait; one read more at most."""
+"""Buffered bytes of a response at which reading pauses; exceeded by one read at most."""
 _MAX_HEADER_BYTES: Final = 8190
-"""Bytes of a header's name and value."""
+"""Of a header's name and value together."""
 _MAX_HEADERS: Final = 128
 _MAX_BYTES_WITHOUT_BODY: Final = 64 << 10
-"""Bytes that may come without one of a body among them: heads, chunk extensions, trailers."""
+"""Bytes without a byte of body that may arrive: heads, chunk extensions, trailers."""
 _STATUS_SWITCHING_PROTOCOLS: Final = 101
 _FIRST_FINAL_STATUS: Final = 200
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection that serves one request after the other.
+    """A connection that sends one request after the other.
 
-    ``rested`` is called with it when it may serve again, ``ended`` when it never will.
+    ``on_idle`` is called when it can be reused, ``on_closed`` when it is closed.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        outbox: WriteBatcher,
-        rested: Callable[["HttpConnection"], None],
-        ended: Callable[["HttpConnection"], None],
+        write_batcher: WriteBatcher,
+        on_idle: Callable[["HttpConnection"], None],
+        on_closed: Callable[["HttpConnection"], None],
     ) -> None:
         self.idle_since = 0.0
-        """When it began to rest, by the loop's clock."""
+        """When it became idle, by the loop's clock."""
         self.loop = loop
-        self._write_batcher = outbox
-        self._on_idle = rested
-        self._on_closed = ended
+        self._write_batcher = write_batcher
+        self._on_idle = on_idle
+        self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
-        """Of the body of the answer that comes."""
+        """The unread chunks of the current response's body."""
         self.on_body: Callable[[bytes], None] = self._parts.append
-        """A piece of the body, of which a stream has thousands: see ``httptools``."""
+        """Called by httptools for each chunk: bound here, since a stream has thousands."""
         self._body_end = 0
-        """How many such pieces a whole answer had."""
+        """The number of chunks of the complete response."""
         self._response = Http1Response(self, self._parts)
-        """To the last request; there was none yet, and what nobody asked for is no part of it."""
+        """The response to the last request. Complete at first: nothing is expected yet."""
         self._response.complete = True
         self._parser = HttpResponseParser(self)
         self._feed_parser: Callable[[bytes], None] = self._parser.feed_data
         self._was_reused = False
-        """It was at rest before the last request."""
+        """Whether it was idle before the last request."""
         self._keep_alive = True
-        """Whether it may serve again, as far as is known."""
+        """Whether it can be reused, as far as is known."""
         self._aborted = False
         self.paused = False
-        """The worker is made to wait."""
+        """Whether reading is paused."""
         self._bytes_without_body = 0
-        """Bytes of an answer that came without one of a body among them."""
+        """Bytes received since the last byte of body."""
         self._header_count = 0
-        """Headers of an answer, and what looks like one."""
+        """Headers and trailers of the current response."""
         self._malformed = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is not at its end."""
+        """Whether it is open."""
         return self._transport is not None
 
     @property
     def is_stale(self) -> bool:
-        """See ``Carrier``."""
+        """See ``ResponseTransport``."""
         return self._was_reused and not self._response.held_bytes and not self._aborted
 
     def send(self, data: bytes) -> Http1Response:
-        """Send a whole request. Nothing has come of its answer yet."""
+        """Send a complete request; returns its response, not yet received."""
         self._parts.clear()
-        answer = self._response = Http1Response(self, self._parts)
+        response = self._response = Http1Response(self, self._parts)
         if self._transport is None:
-            answer.fail()
+            response.fail()
         else:
             self._write_batcher.send(self._transport, data)
-        return answer
+        return response
 
     def resume_reading(self) -> None:
-        """See ``Carrier``."""
+        """See ``ResponseTransport``."""
         if self.paused and self._transport is not None:
             self.paused = False
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """See ``Carrier``."""
+        """See ``ResponseTransport``."""
         self._keep_alive = False
         self._aborted = True
         if self._transport is not None:
             self._transport.abort()
 
     def release(self) -> None:
-        """See ``Carrier``."""
+        """See ``ResponseTransport``."""
         transport = self._transport
-        done = self._keep_alive and self._response.complete  # what was wrong has been cut
-        if not done or transport is None or transport.get_write_buffer_size():
+        reusable = self._keep_alive and self._response.complete  # an invalid response was aborted
+        if not reusable or transport is None or transport.get_write_buffer_size():
             self.abort()
             return
         self._was_reused = True
@@ -312,94 +312,98 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. The one who reads is woken once for all that came together."""
-        answer = self._response
-        if answer.complete:
-            self.abort()  # nobody asked for this: what follows it could be taken for an answer
+        """See asyncio.Protocol. The waiting task is woken once for all chunks in ``data``."""
+        response = self._response
+        if response.complete:
+            self.abort()  # unexpected: it could be taken for the next response
             return
-        answer.held_bytes += len(data)
+        response.held_bytes += len(data)
         parts = self._parts
-        before = len(parts)
+        known = len(parts)
         try:
             self._feed_parser(data)
         except HttpParserUpgrade:
             self._keep_alive = False
         except HttpParserError:
             self._malformed = True
-        self._bytes_without_body = (
-            0 if len(parts) > before else self._bytes_without_body + len(data)
-        )
+        self._bytes_without_body = 0 if len(parts) > known else self._bytes_without_body + len(data)
         if self._response.complete:
-            del parts[self._body_end :]  # nobody asked for more
+            del parts[self._body_end :]  # bytes after the end of the response
         if self._malformed or self._bytes_without_body > _MAX_BYTES_WITHOUT_BODY:
-            self._fail_malformed(answer)
-        if answer.held_bytes > _MAX_BUFFERED_BYTES:
+            self._fail_malformed(response)
+        if response.held_bytes > _MAX_BUFFERED_BYTES:
             self._pause_if_full()
-        answer.on_progress()
+        response.on_progress()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._transport = None
         self._keep_alive = False
-        answer = self._response
-        if exc is None and answer.status and not self._aborted and not _has_explicit_end(answer):
-            answer.complete = True  # its length is not told: it ends with the connection
-        answer.fail()
+        response = self._response
+        if (
+            exc is None
+            and response.status
+            and not self._aborted
+            and not _has_explicit_end(response)
+        ):
+            response.complete = True  # without a length, it ends with the connection
+        response.fail()
         self._on_closed(self)
+        del self._parser, self._feed_parser  # they refer to this object: a reference cycle
 
     # --- httptools ------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or what looks like one after the body."""
-        answer = self._response
+        """A header, or a trailer after the body."""
+        response = self._response
         self._header_count += 1
         if len(name) + len(value) > _MAX_HEADER_BYTES or self._header_count > _MAX_HEADERS:
             self._malformed = True
-        elif not answer.status:
-            answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        elif not response.status:
+            response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The head has come; one that only announces another is passed over."""
-        answer, status = self._response, self._parser.get_status_code()
-        if answer.complete or self._malformed:
+        """The head is complete; interim responses (1xx) are ignored."""
+        response, status = self._response, self._parser.get_status_code()
+        if response.complete or self._malformed:
             return
         if status >= _FIRST_FINAL_STATUS or status == _STATUS_SWITCHING_PROTOCOLS:
-            answer.status = status
+            response.status = status
             if not self._parser.should_keep_alive():
                 self._keep_alive = False
 
     def on_message_complete(self) -> None:
-        """The end of an answer, or of what came before one."""
-        answer = self._response
-        if answer.status and not answer.complete:
-            answer.complete = True
+        """The end of a response, or of an interim one."""
+        response = self._response
+        if response.status and not response.complete:
+            response.complete = True
             self._body_end = len(self._parts)
             self._header_count = self._bytes_without_body = 0
 
     def on_message_begin(self) -> None:
-        """A head begins: the awaited one, or one that nobody asked for."""
+        """A head begins: the expected one, or an unexpected one."""
         if self._response.complete:
             self._keep_alive = False
         else:
             self._response.headers = {}
 
-    # --- within ---------------------------------------------------------------------------------
+    # --- private --------------------------------------------------------------------------------
 
     def _pause_if_full(self) -> None:
-        """More has come than is to be held: make the worker wait."""
+        """Pause reading."""
         if not self.paused and not self._aborted and self._transport is not None:
             self.paused = True
             self._transport.pause_reading()
 
-    def _fail_malformed(self, answer: Http1Response) -> None:
-        """What came is not HTTP, or more of it than there can be sense in."""
-        midway = answer.status and not answer.complete
-        answer.complete = False  # if it told an end, that was not its end
-        answer.fail(RESPONSE_CUT_OFF if midway else NOT_HTTP)
+    def _fail_malformed(self, response: Http1Response) -> None:
+        """The data is not HTTP or exceeds a limit."""
+        is_cut = response.status and not response.complete
+        response.complete = False  # the end that was parsed is not its end
+        response.fail(RESPONSE_CUT_OFF if is_cut else NOT_HTTP)
         self.abort()
 
 
-def _has_explicit_end(answer: Http1Response) -> bool:
-    """Whether it tells by itself where its body ends."""
-    coding = answer.headers.get("transfer-encoding", "").lower()
-    return coding.endswith("chunked") if coding else "content-length" in answer.headers
+def _has_explicit_end(response: Http1Response) -> bool:
+    """Whether its headers say where the body ends."""
+    encoding = response.headers.get("transfer-encoding", "").lower()
+    return encoding.endswith("chunked") if encoding else "content-length" in response.headers

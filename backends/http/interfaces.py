@@ -34,10 +34,10 @@ class WorkerConfig(Struct, frozen=True):
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             raise ValueError(f"{self.url!r} is not a URL") from None
-        if not plain or parts.username is not None or set("?#\\") & set(self.url):
+        if not is_valid or parts.username is not None or set("?#\\") & set(self.url):
             raise ValueError(
                 f"{self.url!r} is not a worker URL: expected http(s)://HOST[:PORT][/PATH]"
             )
@@ -47,13 +47,6 @@ class WorkerConfig(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Worker({self.url!r})"
-
-
-class QueueSettings(Struct, frozen=True):
-    """How many requests may wait for a slot at a worker, and for how many seconds."""
-
-    max: int = 200
-    wait: float = 10.0
 
 
 BodyConsumer = Callable[[list[bytes]], bool]
@@ -91,11 +84,11 @@ class UpstreamResponse(Protocol):
     async def read(self) -> list[bytes]:
         """The next chunks, as soon as there are any; [] at the end. Raises StreamBroken."""
 
-    async def forward_to(self, take: BodyConsumer) -> bool:
-        """Pass chunks to ``take`` until it declines (False) or the body ends (True).
+    async def forward_to(self, consumer: BodyConsumer) -> bool:
+        """Pass chunks to ``consumer`` until it declines (False) or the body ends (True).
 
-        ``take`` is called while the connection reads, so that no task is woken for each chunk.
-        Raises StreamBroken, and what ``take`` raises.
+        ``consumer`` is called while the connection reads, so that no task is woken for each chunk.
+        Raises StreamBroken, and what ``consumer`` raises.
         """
 
     def abort(self) -> None:
@@ -130,12 +123,12 @@ class SupportsConnectionCounts(Protocol):
 class HttpClient(Protocol):
     """Sends requests to workers, by URL.
 
-    A request's headers are those common to many requests; their encoding is cached. ``own`` are the
-    headers of this request alone, which follow them.
+    A request's headers are those common to many requests; their encoding is cached.
+    ``extra_headers`` are the headers of this request alone, which follow them.
     """
 
     def try_send(
-        self, url: str, request: UpstreamRequest, own: Headers = ()
+        self, url: str, request: UpstreamRequest, extra_headers: Headers = ()
     ) -> UpstreamResponse | None:
         """Send ``request`` over an idle connection; None if there is none.
 
@@ -143,7 +136,11 @@ class HttpClient(Protocol):
         """
 
     async def send_on_new_connection(
-        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+        self,
+        url: str,
+        request: UpstreamRequest,
+        connect_timeout: float,
+        extra_headers: Headers = (),
     ) -> UpstreamResponse:
         """Send ``request`` over a new connection and wait for the headers.
 
@@ -152,7 +149,11 @@ class HttpClient(Protocol):
         """
 
     async def send(
-        self, url: str, request: UpstreamRequest, connect_timeout: float, own: Headers = ()
+        self,
+        url: str,
+        request: UpstreamRequest,
+        connect_timeout: float,
+        extra_headers: Headers = (),
     ) -> UpstreamResponse:
         """Send ``request`` over an idle or a new connection and wait for the headers.
 

@@ -8,14 +8,10 @@ circuit_breaker  circuit breaker, outlier ejection, slow start, latency averages
 health_check     active health checks
 retry            which failures are retried, and the retry budget
 worker_metadata  ask workers about their models before the first request
-cancel           tell a worker to stop a request
-side_requests    small requests of the pool itself
+side_requests    short requests of the pool itself, also those that cancel a worker's request
 discovery        the list of workers: static, from a file, from the admin API
-dns_discovery    workers from DNS: A, AAAA and SRV records
+dns_discovery    workers from DNS: the addresses of a host, or the targets of a service
+dns_resolver     queries of nameservers, by dnspython
 settings         the pool's settings
 metrics          the pool's counters
 """
-
-from backends.pool.pool import PoolBackend
-
-__all__ = ["PoolBackend"]

@@ -75,12 +75,16 @@ class AttemptTimeouts:
     )
 
     def __init__(
-        self, lookout: DeadlineTimer, deadline: Deadline, first: float, idle: float
+        self,
+        deadline_timer: DeadlineTimer,
+        deadline: Deadline,
+        first_due: float,
+        idle_timeout: float,
     ) -> None:
-        self._deadline_timer = lookout
+        self._deadline_timer = deadline_timer
         self._deadline = deadline
-        self._idle_timeout = idle
-        self._first_due = first
+        self._idle_timeout = idle_timeout
+        self._first_due = first_due
         self.has_started = False
         """Whether the first events have arrived."""
         self.longest_gap = 0.0
@@ -99,7 +103,7 @@ class AttemptTimeouts:
         """Abort the response, if there is one yet."""
 
     async def wait_response(
-        self, opening: Coroutine[Any, Any, UpstreamResponse]
+        self, pending_response: Coroutine[Any, Any, UpstreamResponse]
     ) -> UpstreamResponse:
         """Await ``opening`` and return the response. Raises DeadlineExceeded."""
         task = asyncio.current_task()
@@ -110,7 +114,7 @@ class AttemptTimeouts:
             if self._expired is not None:  # expired just as an idle connection closed
                 raise _make_deadline_error(self._expired)
             self.wait_next()
-            return await opening
+            return await pending_response
         except asyncio.CancelledError:
             # Swallow the cancellation only if nobody else requested one.
             if self._expired is not None and task.uncancel() <= cancelled:
@@ -118,7 +122,7 @@ class AttemptTimeouts:
             raise
         finally:
             self._connecting_task = None
-            opening.close()
+            pending_response.close()
 
     def start_wait(self, now: float) -> None:
         """Start to wait for the first bytes. Raises DeadlineExceeded."""
@@ -165,12 +169,12 @@ class AttemptTimeouts:
         self._next_check = NO_TIMEOUT
         if not self._is_waiting:
             return
-        due, which = self._get_next_limit()
+        due, timeout = self._get_next_limit()
         if due > now:
             self._next_check = due
             self._deadline_timer.add(self, due)
         else:
-            self._expire(which)
+            self._expire(timeout)
 
     def cancel_wait(self) -> None:
         """Stop waiting for the first events, whatever time is left."""
@@ -191,13 +195,13 @@ class AttemptTimeouts:
     def _get_next_limit(self) -> tuple[float, TimeoutName]:
         """The next timeout, by the clock, and its name."""
         total = self._deadline.expires_at
-        own = self._last_read_at + self._idle_timeout if self.has_started else self._first_due
-        if own > total:
+        limit = self._last_read_at + self._idle_timeout if self.has_started else self._first_due
+        if limit > total:
             return total, "total"
-        return own, "idle" if self.has_started else "first_token"
+        return limit, "idle" if self.has_started else "first_token"
 
-    def _expire(self, which: TimeoutName) -> None:
-        self._expired = which
+    def _expire(self, timeout: TimeoutName) -> None:
+        self._expired = timeout
         self.stop_wait()
         if self._connecting_task is None:
             self.abort_response()
@@ -205,8 +209,8 @@ class AttemptTimeouts:
             self._connecting_task.cancel()
 
 
-def _make_deadline_error(which: TimeoutName) -> DeadlineExceeded:
-    return DeadlineExceeded(_TIMEOUT_TEXTS[which], which=which)
+def _make_deadline_error(timeout: TimeoutName) -> DeadlineExceeded:
+    return DeadlineExceeded(_TIMEOUT_TEXTS[timeout], which=timeout)
 
 
 _TIMEOUT_TEXTS: dict[TimeoutName, str] = {
@@ -267,14 +271,14 @@ class Attempt(AttemptTimeouts):
     """
 
     __slots__ = (
-        "_consumer",
         "_is_stream",
-        "_last_consumer",
+        "_last_item",
         "_rate_limited",
         "_request",
         "_response",
         "_response_reader",
         "_services",
+        "_sink",
         "accepted",
         "complete",
         "failure",
@@ -283,17 +287,21 @@ class Attempt(AttemptTimeouts):
         "worker",
     )
 
-    def __init__(self, place: WorkerSlot, work: AttemptRequest, means: AttemptServices) -> None:
-        self.slot = place
-        self.worker = place.worker
-        self._request = work
-        self._services = means
-        self._response_reader = work.make_response_reader()
-        timeouts = means.timeouts
-        self._is_stream = streams = work.request.stream
+    def __init__(
+        self, slot: WorkerSlot, request: AttemptRequest, services: AttemptServices
+    ) -> None:
+        self.slot = slot
+        self.worker = slot.worker
+        self._request = request
+        self._services = services
+        self._response_reader = request.make_response_reader()
+        timeouts = services.timeouts
+        self._is_stream = is_stream = request.request.stream
         # A unary response has no first token of its own: only the deadline applies.
-        first = place.acquired_at + timeouts.first_token if streams else NO_TIMEOUT
-        AttemptTimeouts.__init__(self, means.deadline_timer, work.deadline, first, timeouts.idle)
+        first_due = slot.acquired_at + timeouts.first_token if is_stream else NO_TIMEOUT
+        AttemptTimeouts.__init__(
+            self, services.deadline_timer, request.deadline, first_due, timeouts.idle
+        )
         self._response: UpstreamResponse | None = None
         self._rate_limited = False
         self.finished = False
@@ -310,117 +318,117 @@ class Attempt(AttemptTimeouts):
         Until then the request can be retried on another worker. Raises DeadlineExceeded,
         WorkerError, and the errors that the protocol's adapter reads from the worker.
         """
-        member, work = self.worker, self._request
-        worker = member.config
-        own = (
-            work.request_headers
-            if worker.bearer is None
-            else add_bearer(work.request_headers, worker)
+        worker, request = self.worker, self._request
+        config = worker.config
+        headers = (
+            request.request_headers
+            if config.bearer is None
+            else add_bearer(request.request_headers, config)
         )
-        member.waiting_attempts.add(self)
+        worker.waiting_attempts.add(self)
         try:
             self.start_wait(self.slot.acquired_at)
-            reading = self._response = self._services.http_client.try_send(
-                worker.url, work.upstream_request, own
+            response = self._response = self._services.http_client.try_send(
+                config.url, request.upstream_request, headers
             )
-            if reading is None or not await reading.wait_headers():
-                reading = await self._send_on_new_connection(own)
-            if member.logged_state != "up":
-                member.record_connected()
-            if reading.status != _STATUS_OK:
-                raise await self._read_error(reading)
+            if response is None or not await response.wait_headers():
+                response = await self._send_on_new_connection(headers)
+            if worker.logged_state != "up":
+                worker.record_connected()
+            if response.status != _STATUS_OK:
+                raise await self._read_error(response)
             self.accepted = True
-            if "content-encoding" in reading.headers:
-                _check_encoding(reading.headers["content-encoding"])
-            if reading.complete and not self._is_stream:
-                held = self._read_unary(reading.read_available())
+            if "content-encoding" in response.headers:
+                _check_encoding(response.headers["content-encoding"])
+            if response.complete and not self._is_stream:
+                items = self._read_unary(response.read_available())
             else:
-                held = await self._read_beginning(reading)
-            self.complete = reading.complete and not self._is_stream
+                items = await self._read_beginning(response)
+            self.complete = response.complete and not self._is_stream
         except GatewayError as error:
             self._raise_failure(error)
         finally:
-            member.waiting_attempts.discard(self)
-        if self._is_stream or work.request.kind == "embedding":
+            worker.waiting_attempts.discard(self)
+        if self._is_stream or request.request.kind == "embedding":
             self._record_first_token()
-        return held
+        return items
 
     def abort_response(self) -> None:
         """See AttemptTimeouts."""
         if self._response is not None:
             self._response.abort()
 
-    def _read_unary(self, pieces: Sequence[bytes]) -> list[StreamItem]:
+    def _read_unary(self, chunks: Sequence[bytes]) -> list[StreamItem]:
         """Decode a unary response whose body is complete."""
-        if sum(map(len, pieces)) > _MAX_UNARY_BYTES:
+        if sum(map(len, chunks)) > _MAX_UNARY_BYTES:
             raise self._make_too_large_error()
-        passage = self._response_reader
-        held: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
-        raw, events = passage.feed(pieces) if pieces else _NO_OUTPUT
+        reader = self._response_reader
+        items: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
+        raw, events = reader.feed(chunks) if chunks else _NO_OUTPUT
         if raw or events:
-            held.append((raw, events))
+            items.append((raw, events))
         if not events or type(events[-1]) is not StreamEnd:
-            held.append(_decode_end(passage))
+            items.append(_decode_end(reader))
         self.finished = True
         self.worker.record_success()
-        return held
+        return items
 
-    async def _read_beginning(self, reading: UpstreamResponse) -> list[StreamItem]:
+    async def _read_beginning(self, response: UpstreamResponse) -> list[StreamItem]:
         """Decode a stream up to its first content, or all of a unary response."""
-        streams = self._is_stream
-        held: list[StreamItem] = []
-        size, most = 0, _MAX_BYTES_WITHOUT_CONTENT if streams else _MAX_UNARY_BYTES
+        is_stream = self._is_stream
+        items: list[StreamItem] = []
+        size, limit = 0, _MAX_BYTES_WITHOUT_CONTENT if is_stream else _MAX_UNARY_BYTES
         while not self.finished:
-            pieces = reading.read_available() or await self._read_body(reading)
-            if pieces:
-                size += sum(map(len, pieces))
-                if size > most:
+            chunks = response.read_available() or await self._read_body(response)
+            if chunks:
+                size += sum(map(len, chunks))
+                if size > limit:
                     raise self._make_too_large_error()
-                self.has_started = not streams
-                piece = self._decode_body(pieces)
-                if piece[0] or piece[1]:
-                    held.append(piece)
-                    if streams and _has_content(piece):
+                self.has_started = not is_stream
+                item = self._decode_body(chunks)
+                if item[0] or item[1]:
+                    items.append(item)
+                    if is_stream and _has_content(item):
                         break
-            if (not pieces or reading.complete) and not self.finished:
-                held.append(self._decode_end())
+            if (not chunks or response.complete) and not self.finished:
+                items.append(self._decode_end())
         self.stop_wait()
         self.has_started = True
-        return held
+        return items
 
-    async def read_next(self, take: EventSink | None = None) -> StreamItem:
+    async def read_next(self, sink: EventSink | None = None) -> StreamItem:
         """The next item; the last one ends with StreamEnd. Raises as ``begin`` does.
 
         ``take`` receives items as they arrive; returned is the last item, or an empty one if
         ``take`` accepts no more at once.
         """
-        reading = self._response
-        assert reading is not None  # noqa: S101 - it has begun
+        response = self._response
+        assert response is not None  # noqa: S101 - it has begun
         try:
-            if take is not None:
-                self._consumer, self._last_consumer = take, _NO_OUTPUT
+            if sink is not None:
+                self._sink, self._last_item = sink, _NO_OUTPUT
                 self.wait_next()
-                ended = await reading.forward_to(self._forward_body)
+                has_ended = await response.forward_to(self._forward_body)
                 self.stop_wait()
-                return self._decode_end() if ended else self._last_consumer
-            while pieces := await self._read_body(reading):
-                piece = self._decode_body(pieces)
-                if piece[0] or piece[1]:
-                    return piece
+                return self._decode_end() if has_ended else self._last_item
+            while chunks := await self._read_body(response):
+                item = self._decode_body(chunks)
+                if item[0] or item[1]:
+                    return item
             return self._decode_end()
         except GatewayError as error:
             self._raise_failure(error)
 
     async def drain(self) -> None:
         """Read the rest of the body for up to a second, so that the connection can be reused."""
-        reading = self._response
-        assert reading is not None  # noqa: S101 - it has begun
+        response = self._response
+        assert response is not None  # noqa: S101 - it has begun
         self.set_drain_deadline(_BODY_END_SECONDS)
         if self._is_stream and self.longest_gap:
             self._services.metrics.stream_gaps.add(self.longest_gap)
         with suppress(GatewayError):
-            while not reading.complete:
-                await self._read_body(reading)
+            while not response.complete:
+                await self._read_body(response)
 
     def close(self) -> None:
         """Stop the timeouts and release the connection."""
@@ -428,61 +436,61 @@ class Attempt(AttemptTimeouts):
         if self._response is not None:
             self._response.release()
 
-    async def _send_on_new_connection(self, own: Headers) -> UpstreamResponse:
+    async def _send_on_new_connection(self, headers: Headers) -> UpstreamResponse:
         """Send the request over a new connection and wait for the response headers."""
-        means, url = self._services, self.worker.config.url
-        opening = means.http_client.send_on_new_connection(
-            url, self._request.upstream_request, means.timeouts.connect, own
+        services, url = self._services, self.worker.config.url
+        pending_response = services.http_client.send_on_new_connection(
+            url, self._request.upstream_request, services.timeouts.connect, headers
         )
-        reading = self._response = await self.wait_response(opening)
-        return reading
+        response = self._response = await self.wait_response(pending_response)
+        return response
 
-    async def _read_error(self, reading: UpstreamResponse) -> GatewayError:
+    async def _read_error(self, response: UpstreamResponse) -> GatewayError:
         """Read the error of a response whose status is not 200."""
-        status, headers = reading.status, reading.headers
+        status, headers = response.status, response.headers
         if status < HTTPStatus.BAD_REQUEST:
             return WorkerFailed(f"the worker answered {status}", status=status)
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # a part of the body is enough
-            while len(body) < _MAX_ERROR_BYTES and (pieces := await self._read_body(reading)):
-                body += b"".join(pieces)
-        told = bytes(body[:_MAX_ERROR_BYTES])
-        self._rate_limited = "retry-after" in headers or b"overloaded" in told.lower()
-        return self._request.read_error(status, headers, told)
+            while len(body) < _MAX_ERROR_BYTES and (chunks := await self._read_body(response)):
+                body += b"".join(chunks)
+        payload = bytes(body[:_MAX_ERROR_BYTES])
+        self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
+        return self._request.read_error(status, headers, payload)
 
-    async def _read_body(self, reading: UpstreamResponse) -> list[bytes]:
+    async def _read_body(self, response: UpstreamResponse) -> list[bytes]:
         """The next chunks of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
-        if reading.complete:
-            return reading.read_available()
+        if response.complete:
+            return response.read_available()
         self.wait_next()
-        pieces = await reading.read()
+        chunks = await response.read()
         self.stop_wait()
-        return pieces
+        return chunks
 
-    def _forward_body(self, pieces: Sequence[bytes]) -> bool:
+    def _forward_body(self, chunks: Sequence[bytes]) -> bool:
         """Pass the next decoded item on; returns whether more is accepted at once."""
-        raw, events = self._response_reader.feed(pieces)
+        raw, events = self._response_reader.feed(chunks)
         if events and type(events[-1]) is StreamEnd:
             self._record_success()
-            self._last_consumer = raw, events  # its reader writes it together with the end
+            self._last_item = raw, events  # its reader writes it together with the end
             return False
-        more = self._consumer(raw, events) if raw or events else True
+        accepts_more = self._sink(raw, events) if raw or events else True
         self.record_read()
-        return more
+        return accepts_more
 
-    def _decode_body(self, pieces: Sequence[bytes]) -> StreamItem:
+    def _decode_body(self, chunks: Sequence[bytes]) -> StreamItem:
         """Decode the next bytes."""
-        raw, events = self._response_reader.feed(pieces)
+        raw, events = self._response_reader.feed(chunks)
         if events and type(events[-1]) is StreamEnd:
             self._record_success()
         return raw, events
 
     def _decode_end(self) -> StreamItem:
         """Decode the end of the body; the last event is StreamEnd."""
-        piece = _decode_end(self._response_reader)
+        item = _decode_end(self._response_reader)
         self._record_success()
-        return piece
+        return item
 
     def _record_success(self) -> None:
         self.finished = True
@@ -518,15 +526,15 @@ class Attempt(AttemptTimeouts):
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, DeadlineExceeded):
-            tells = self._is_stream or self._request.request.kind == "embedding"
-            if error.phase == "first_token" and tells:
+            has_first_token = self._is_stream or self._request.request.kind == "embedding"
+            if error.phase == "first_token" and has_first_token:
                 self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):
             self.finished = True
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
             self._services.metrics.failures[get_error_kind(error)] += 1
         if not self._request.background:
-            self.worker.record_failure(error, pushed_back=self._rate_limited)
+            self.worker.record_failure(error, overloaded=self._rate_limited)
 
 
 class TranslatedResponse:
@@ -544,9 +552,9 @@ class TranslatedResponse:
         return None, self._decoder.close()
 
 
-def _decode_end(passage: PassthroughReader) -> StreamItem:
+def _decode_end(reader: PassthroughReader) -> StreamItem:
     """Decode the end of the body; the last event is StreamEnd."""
-    raw, events = passage.close()
+    raw, events = reader.close()
     if not events or type(events[-1]) is not StreamEnd:
         events = [*events, StreamEnd()]
     return raw, events
@@ -560,9 +568,9 @@ def _check_encoding(encoding: str) -> None:
         )
 
 
-def _has_content(piece: StreamItem) -> bool:
+def _has_content(item: StreamItem) -> bool:
     """Whether the item holds content or the end, so that the response may be passed on."""
-    for event in piece[1]:
+    for event in item[1]:
         if type(event) is TextDelta:
             if event.text or event.token_ids or event.logprobs:
                 return True
@@ -587,30 +595,30 @@ def filter_headers(
     wire: UpstreamRequest, context: RequestContext
 ) -> tuple[UpstreamRequest, Headers]:
     """``wire`` with the common headers only, and the headers of this request alone."""
-    shared, own = _split_headers(wire.headers)
-    if shared is not wire.headers:
-        wire = UpstreamRequest(wire.path, wire.body, shared, wire.method)
+    common, headers = _split_headers(wire.headers)
+    if common is not wire.headers:
+        wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
     if _HEADER_WORD.fullmatch(context.id):
-        own += (("x-request-id", context.id),)
+        headers += (("x-request-id", context.id),)
     if context.traceparent and _HEADER_WORD.fullmatch(context.traceparent):
-        own += (("traceparent", context.traceparent),)
+        headers += (("traceparent", context.traceparent),)
     if context.tracestate and _TRACESTATE.fullmatch(context.tracestate):
-        own += (("tracestate", context.tracestate),)
-    return wire, own
+        headers += (("tracestate", context.tracestate),)
+    return wire, headers
 
 
 @functools.lru_cache(256)
 def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
     """The headers that are sent: those common to requests, and those of one request."""
-    shared = tuple(one for one in headers if one[0].lower() in _COMMON_HEADERS)
-    if shared == headers:
+    common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
+    if common == headers:
         return headers, ()
-    return shared, tuple(one for one in headers if one[0].lower() in _PER_REQUEST_HEADERS)
+    return common, tuple(header for header in headers if header[0].lower() in _PER_REQUEST_HEADERS)
 
 
 def add_trace_headers(
-    work: AttemptRequest, trace: AttemptTrace, member: WorkerState
+    request: AttemptRequest, trace: AttemptTrace, worker: WorkerState
 ) -> AttemptRequest:
     """``work`` with the trace headers of an attempt at this worker."""
-    own = [one for one in work.request_headers if one[0] not in _TRACE_HEADERS]
-    return replace(work, request_headers=(*own, *trace.start_attempt(member.name)))
+    headers = [header for header in request.request_headers if header[0] not in _TRACE_HEADERS]
+    return replace(request, request_headers=(*headers, *trace.start_attempt(worker.name)))

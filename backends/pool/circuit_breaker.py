@@ -12,6 +12,8 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
+
 # Recent measurements: a latency average and counters over a sliding window.
 
 _WINDOW_SLOTS: Final = 10
@@ -35,8 +37,8 @@ class PeakEwma:
         if self._mean is None or seconds >= self._mean:
             self._mean = seconds
         else:
-            kept = self._decay_mean(now)
-            self._mean = self._mean * kept + seconds * (1.0 - kept)
+            decay = self._decay_mean(now)
+            self._mean = self._mean * decay + seconds * (1.0 - decay)
         self._updated_at = now
 
     def get_value(self, now: float) -> float | None:
@@ -115,27 +117,6 @@ _MIN_RATE_LIMIT_PAUSE: Final = 1.0
 _RATE_LIMIT_MEMORY: Final = 60.0
 
 
-class HealthSettings(Struct, frozen=True):
-    """When a worker is taken out of rotation and how it returns. Times are in seconds."""
-
-    fall: int = 3
-    """Consecutive failed health checks that take it out."""
-    rise: int = 2
-    """Consecutive successful health checks that bring it back."""
-    consecutive_failures: int = 5
-    """Consecutive failed requests that eject it."""
-    failure_rate: float = 0.25
-    """The failure rate within ``window`` that ejects it, from ``min_requests`` requests on."""
-    min_requests: int = 20
-    window: float = 10.0
-    open_for: float = 15.0
-    """Duration of the first ejection; it doubles with each further one."""
-    slow_start: float = 30.0
-    """Duration of slow start, in which the weight grows to its full value; 0: at once."""
-    panic_threshold: float = 0.3
-    """Panic threshold: if a smaller part of the workers is available, health is ignored."""
-
-
 class WorkerHealth:
     """The health of one worker. A new worker is available.
 
@@ -143,11 +124,15 @@ class WorkerHealth:
     about the worker.
     """
 
-    def __init__(self, settings: HealthSettings | None = None) -> None:
-        self._settings = settings or HealthSettings()
+    def __init__(
+        self,
+        settings: HealthCheckSettings = HealthCheckSettings(),  # noqa: B008 - frozen
+        breaker: CircuitBreakerSettings = CircuitBreakerSettings(),  # noqa: B008 - frozen
+    ) -> None:
+        self._settings = settings
         self._health_checks = _HealthCheckResults()
         self._backoff = _ConnectBackoff()
-        self._ejection = _OutlierEjection(self._settings)
+        self._ejection = _OutlierEjection(breaker)
         self._adaptive_limit = _AdaptiveLimit()
         self._full_weight_at = 0.0
         """When slow start ends."""
@@ -183,10 +168,10 @@ class WorkerHealth:
             ejection.consecutive_failures = 0
             ejection.requests.add(now)
             return
-        back = ejection.record_success(now)
+        returned = ejection.record_success(now)
         self.record_connected(now)
         self._adaptive_limit.increase(now)
-        if back:
+        if returned:
             self._full_weight_at = now + self._settings.slow_start
         self._update_healthy(now)
 
@@ -239,10 +224,10 @@ class WorkerHealth:
 
         It is 1 in a trial, which is limited to one request at a time anyway.
         """
-        left = self._full_weight_at - now
-        if left <= 0.0 or self.get_state(now) == "trial":
+        remaining = self._full_weight_at - now
+        if remaining <= 0.0 or self.get_state(now) == "trial":
             return 1.0
-        return max(_MIN_WEIGHT_FACTOR, 1.0 - left / self._settings.slow_start)
+        return max(_MIN_WEIGHT_FACTOR, 1.0 - remaining / self._settings.slow_start)
 
     def get_limit(self, configured: int | None, in_flight: int) -> int | None:
         """The concurrency limit, given the requests in flight."""
@@ -254,9 +239,9 @@ class WorkerHealth:
 
     def _update_healthy(self, now: float) -> None:
         """Update ``healthy``."""
-        pressure = self._adaptive_limit
-        eased = pressure.limit is None and pressure.rate_limited_until <= now
-        self.healthy = eased and self.get_state(now) == "up"
+        limit = self._adaptive_limit
+        unlimited = limit.limit is None and limit.rate_limited_until <= now
+        self.healthy = unlimited and self.get_state(now) == "up"
 
 
 class HasHealth(Protocol):
@@ -275,7 +260,7 @@ HasHealthT = TypeVar("HasHealthT", bound=HasHealth)
 
 
 def select_available(
-    members: Sequence[HasHealthT], now: float, panic: float
+    workers: Sequence[HasHealthT], now: float, panic: float
 ) -> Sequence[HasHealthT]:
     """The available workers of a pool: at least one, if there is any.
 
@@ -283,16 +268,24 @@ def select_available(
     connect backoff. Those, and workers that answer 429 to a single request, are used only if there
     is no other.
     """
-    for one in members:
-        if not one.health.healthy:
+    for worker in workers:
+        if not worker.health.healthy:
             break
     else:
-        return members
-    known = [one for one in members if one.health.is_available(now)]
-    if len(known) < panic * len(members) or not known:
-        return [one for one in members if not one.health.in_backoff(now)] or members
-    free = [one for one in known if not one.in_flight or one.health.get_state(now) == "up"]
-    return [one for one in free if not one.health.is_rate_limited(now)] or free or known
+        return workers
+    available = [worker for worker in workers if worker.health.is_available(now)]
+    if len(available) < panic * len(workers) or not available:
+        return [worker for worker in workers if not worker.health.in_backoff(now)] or workers
+    usable = [
+        worker
+        for worker in available
+        if not worker.in_flight or worker.health.get_state(now) == "up"
+    ]
+    return (
+        [worker for worker in usable if not worker.health.is_rate_limited(now)]
+        or usable
+        or available
+    )
 
 
 class _HealthCheckResults(Struct):
@@ -311,9 +304,9 @@ class _HealthCheckResults(Struct):
         """Returns whether the worker is back."""
         self.failures = 0
         self.successes += 1
-        back = self.down and self.successes >= rise
-        self.down = self.down and not back
-        return back
+        returned = self.down and self.successes >= rise
+        self.down = self.down and not returned
+        return returned
 
 
 class _ConnectBackoff(Struct):
@@ -340,7 +333,7 @@ class _OutlierEjection:
     ``failures`` consecutive successes at least one ``window`` later bring it back as well.
     """
 
-    def __init__(self, settings: HealthSettings) -> None:
+    def __init__(self, settings: CircuitBreakerSettings) -> None:
         self.ejected = False
         self.ejected_until = 0.0
         self._settings = settings
@@ -403,8 +396,8 @@ class _OutlierEjection:
 
     def _exceeds_failure_rate(self, now: float) -> bool:
         count = self.requests.count(now)
-        most = self._settings.failure_rate * count
-        return count >= self._settings.min_requests and self._failures.count(now) >= most
+        limit = self._settings.failure_rate * count
+        return count >= self._settings.min_requests and self._failures.count(now) >= limit
 
     def _eject(self, now: float) -> None:
         if not self.ejected and now - self._ended >= _MAX_EJECTION:
@@ -433,18 +426,18 @@ class _AdaptiveLimit(Struct):
     rate_limited_until: float = 0.0
 
     def decrease(self, now: float, retry_after: float) -> None:
-        again = now + max(_MIN_RATE_LIMIT_PAUSE, min(retry_after, _RATE_LIMIT_MEMORY))
+        resumes_at = now + max(_MIN_RATE_LIMIT_PAUSE, min(retry_after, _RATE_LIMIT_MEMORY))
         if self.in_flight <= 1:
-            self.rate_limited_until = again
+            self.rate_limited_until = resumes_at
         if self.limit is not None and now < self.decreased_at + _MIN_RATE_LIMIT_PAUSE:
             return
-        had = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
-        self.limit = max(1.0, had * _LIMIT_DECREASE)
+        current = self.in_flight if self.limit is None else min(self.in_flight, self.limit)
+        self.limit = max(1.0, current * _LIMIT_DECREASE)
         self.decreased_at = now
-        self.grows_at = again
+        self.grows_at = resumes_at
 
     def increase(self, now: float) -> None:
         if self.limit is None or now < self.grows_at:
             return
-        over = now >= self.decreased_at + _RATE_LIMIT_MEMORY
-        self.limit = None if over else self.limit + 1.0 / self.limit
+        expired = now >= self.decreased_at + _RATE_LIMIT_MEMORY
+        self.limit = None if expired else self.limit + 1.0 / self.limit

@@ -49,7 +49,7 @@ class _SourceState(Struct, eq=False):
 
 
 class WorkerDiscovery:
-    """Maintains the set of a pool's workers, and calls ``replace`` whenever it changes.
+    """Maintains the set of a pool's workers, and calls ``on_change`` whenever it changes.
 
     The set holds the static ``workers``, the last list of each source, and the workers added by the
     admin API, without those removed by it. It never becomes empty. For a worker listed twice, the
@@ -62,14 +62,14 @@ class WorkerDiscovery:
         name: str,
         workers: Sequence[WorkerConfig],
         sources: Sequence[WorkerSource],
-        replace: Callable[[Sequence[WorkerConfig]], object],
+        on_change: Callable[[Sequence[WorkerConfig]], object],
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._name = name
         self._static = _index_by_url(workers)
         self._source_states = [_SourceState(source) for source in sources]
-        self._on_change = replace
+        self._on_change = on_change
         self._sleep = sleep
         self._added_by_admin: dict[str, WorkerConfig] = {}
         self._removed_by_admin: set[str] = set()
@@ -86,7 +86,7 @@ class WorkerDiscovery:
     @property
     def source_errors(self) -> Sequence[str]:
         """The errors of the sources that fail now."""
-        return [one.error for one in self._source_states if one.failures]
+        return [state.error for state in self._source_states if state.failures]
 
     @property
     def manual_workers(self) -> Sequence[str]:
@@ -98,8 +98,8 @@ class WorkerDiscovery:
         self._task = asyncio.get_running_loop().create_task(self._watch_sources())
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                for one in self._source_states:
-                    await one.checked.wait()
+                for state in self._source_states:
+                    await state.checked.wait()
 
     async def aclose(self) -> None:
         """Stop all lookups."""
@@ -139,80 +139,87 @@ class WorkerDiscovery:
 
     async def _watch_sources(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for one in self._source_states:
-                tasks.create_task(self._watch_source(one))
+            for state in self._source_states:
+                tasks.create_task(self._watch_source(state))
 
-    async def _watch_source(self, one: _SourceState) -> None:
+    async def _watch_source(self, state: _SourceState) -> None:
         while True:
             try:
-                found = await one.source.list_workers()
-                if not found:
-                    raise DiscoveryError("it names no worker")
-                self._store_result(one, found)
+                workers = await state.source.list_workers()
+                if not workers:
+                    raise DiscoveryError("it lists no worker")
+                self._store_result(state, workers)
             except DiscoveryError as error:
-                self._record_failure(one, str(error))
+                self._record_failure(state, str(error))
             except Exception as error:  # noqa: BLE001 - as below
                 # A bug in one source must not stop the others.
-                self._record_failure(one, f"a source broke: {type(error).__name__}", error)
-            one.checked.set()
-            await self._sleep(_get_next_delay(one))
+                self._record_failure(state, f"a source raised {type(error).__name__}", error)
+            state.checked.set()
+            await self._sleep(_get_next_delay(state))
 
-    def _store_result(self, one: _SourceState, found: Sequence[WorkerConfig]) -> None:
-        if one.failures:
+    def _store_result(self, state: _SourceState, workers: Sequence[WorkerConfig]) -> None:
+        if state.failures:
             log.warning("%s: discovery works again", self._name)
-        one.failures, one.error = 0, ""
-        one.workers = _index_by_url(found[:_MAX_WORKERS])
+        state.failures, state.error = 0, ""
+        state.workers = _index_by_url(workers[:_MAX_WORKERS])
         self._merge_workers("discovery")
 
-    def _record_failure(self, one: _SourceState, why: str, fault: Exception | None = None) -> None:
+    def _record_failure(
+        self, state: _SourceState, reason: str, exception: Exception | None = None
+    ) -> None:
         self.failures += 1
-        if why != one.error:
-            said = "%s: workers can't be told of, so those known stay: %s"
-            log.warning(said, self._name, why, exc_info=fault)
-        one.failures, one.error = one.failures + 1, why
+        if reason != state.error:
+            message = "%s: discovery failed; the last known workers are kept: %s"
+            log.warning(message, self._name, reason, exc_info=exception)
+        state.failures, state.error = state.failures + 1, reason
 
-    def _merge_workers(self, who: str) -> None:
+    def _merge_workers(self, origin: str) -> None:
         """Rebuild the set; report it if it changed."""
-        named: dict[str, WorkerConfig] = {}
+        merged: dict[str, WorkerConfig] = {}
         for group in (
             self._added_by_admin,
             self._static,
-            *(one.workers for one in self._source_states),
+            *(state.workers for state in self._source_states),
         ):
             for url, worker in group.items():
-                named.setdefault(url, worker)
-        self._removed_by_admin &= named.keys()
-        now = {url: worker for url, worker in named.items() if url not in self._removed_by_admin}
-        if not now or now == self._current:
+                merged.setdefault(url, worker)
+        self._removed_by_admin &= merged.keys()
+        workers = {
+            url: worker for url, worker in merged.items() if url not in self._removed_by_admin
+        }
+        if not workers or workers == self._current:
             return
-        gone, come = self._current.keys() - now.keys(), now.keys() - self._current.keys()
-        if gone:
-            log.warning("%s: %s took away %s", self._name, who, _format_urls(gone))
-        if come:
-            log.warning("%s: %s brought %s", self._name, who, _format_urls(come))
-        self._current = now
+        removed = self._current.keys() - workers.keys()
+        added = workers.keys() - self._current.keys()
+        if removed:
+            log.warning("%s: %s removed %s", self._name, origin, _format_urls(removed))
+        if added:
+            log.warning("%s: %s added %s", self._name, origin, _format_urls(added))
+        self._current = workers
         self._on_change(self.workers)
 
 
-def _get_next_delay(one: _SourceState) -> float:
+def _get_next_delay(state: _SourceState) -> float:
     """Seconds until the next lookup; after failures it starts at one and doubles."""
-    every = one.source.interval
+    interval = state.source.interval
     return (
-        min(every, _FIRST_RETRY_DELAY * 2.0 ** min(one.failures - 1, 10)) if one.failures else every
+        min(interval, _FIRST_RETRY_DELAY * 2.0 ** min(state.failures - 1, 10))
+        if state.failures
+        else interval
     )
 
 
 def _index_by_url(workers: Sequence[WorkerConfig]) -> dict[str, WorkerConfig]:
-    found: dict[str, WorkerConfig] = {}
+    indexed: dict[str, WorkerConfig] = {}
     for worker in workers:
-        found.setdefault(_normalize_url(worker.url), worker)
-    return found
+        indexed.setdefault(_normalize_url(worker.url), worker)
+    return indexed
 
 
 def _format_urls(urls: Collection[str]) -> str:
     shown = sorted(urls)[:_MAX_LOGGED_URLS]
-    more = len(urls) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    omitted = len(urls) - len(shown)
+    return ", ".join(shown) + (f" and {omitted} more" if omitted else "")
 
 
 def _normalize_url(url: str) -> str:
@@ -236,16 +243,16 @@ class _FileContent(Struct, frozen=True):
 
 
 class FileSource:
-    """A WorkerSource that reads a file every ``every`` seconds.
+    """A WorkerSource that reads a file every ``interval`` seconds.
 
     A file that is replaced (renamed or linked) is used at once. A file that is overwritten in place
     is used when two lookups have read the same content, since half a list is often valid, too.
     """
 
-    def __init__(self, path: str | Path, read: WorkerFileReader, *, every: float = 1.0) -> None:
+    def __init__(self, path: str | Path, read: WorkerFileReader, *, interval: float = 1.0) -> None:
         self._path = Path(path)
         self._read = read
-        self._every = every
+        self._every = interval
         self._background_read = BackgroundCall(self._read_workers)
         self._last_content: _FileContent | None = None
         self._parsed_data: bytes | None = None
@@ -263,14 +270,16 @@ class FileSource:
             async with asyncio.timeout(_READ_TIMEOUT):
                 return await self._background_read.wait_result()
         except TimeoutError:
-            raise DiscoveryError(f"{self._path}: it can't be read in {_READ_TIMEOUT:g} s") from None
+            raise DiscoveryError(f"{self._path}: not read within {_READ_TIMEOUT:g} s") from None
 
     def _read_workers(self) -> Sequence[WorkerConfig]:
-        seen, last = self._read_file(), self._last_content
-        self._last_content = seen
-        written_now = last is not None and last.identity == seen.identity and last.data != seen.data
-        if seen.data != self._parsed_data and not written_now:
-            self._parse_content(seen.data)
+        content, last = self._read_file(), self._last_content
+        self._last_content = content
+        written_now = (
+            last is not None and last.identity == content.identity and last.data != content.data
+        )
+        if content.data != self._parsed_data and not written_now:
+            self._parse_content(content.data)
         if self._parse_error:
             raise DiscoveryError(f"{self._path}: {self._parse_error}")
         return self._workers
@@ -279,15 +288,15 @@ class FileSource:
         # The file is read each time: timestamps may be too coarse to show a change.
         try:
             if not self._path.is_file():  # reading a pipe may block forever
-                raise DiscoveryError(f"{self._path}: there is no such file")
+                raise DiscoveryError(f"{self._path}: no such file")
             with self._path.open("rb") as file:
-                about = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
                 data = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
             raise DiscoveryError(f"{self._path}: {error.strerror}") from None
         if len(data) > _MAX_FILE_BYTES:
             raise DiscoveryError(f"{self._path}: it is larger than {_MAX_FILE_BYTES} bytes")
-        return _FileContent((about.st_dev, about.st_ino), data)
+        return _FileContent((status.st_dev, status.st_ino), data)
 
     def _parse_content(self, data: bytes) -> None:
         self._parsed_data = data

@@ -28,13 +28,13 @@ class HealthChecker:
         self,
         settings: HealthCheckSettings,
         probe: UpstreamRequest,
-        upstream: HttpClient,
-        learner: ModelMetadataCache | None,
+        client: HttpClient,
+        metadata_cache: ModelMetadataCache | None,
         *,
         draw: Callable[[], float],
-        lost: Callable[[WorkerState], None],
+        on_unresponsive: Callable[[WorkerState], None],
     ) -> None:
-        """``lost`` is called for each worker that is out and does not answer checks at all.
+        """``on_unresponsive`` is called for a worker that is out and answers no check at all.
 
         A worker that reports unhealthy, or refuses connections, may be draining and still finish
         its requests.
@@ -44,29 +44,29 @@ class HealthChecker:
         self._check_request = (
             UpstreamRequest(path, b"", method="GET") if path is not None else probe
         )
-        self._http_client = upstream
-        self._metadata_cache = learner
+        self._http_client = client
+        self._metadata_cache = metadata_cache
         self._draw = draw
-        self._on_worker_down = lost
+        self._on_worker_down = on_unresponsive
         self._tasks: dict[WorkerState, asyncio.Task[None]] = {}
         self._first_checks: dict[WorkerState, asyncio.Event] = {}
         """Set after the first check of a worker."""
 
-    def set_workers(self, members: Sequence[WorkerState]) -> None:
+    def set_workers(self, workers: Sequence[WorkerState]) -> None:
         """Replace the set of workers."""
-        for member in self._tasks.keys() - set(members):
-            self._tasks.pop(member).cancel()
-            self._first_checks.pop(member).set()
-        for member in members:
-            if member not in self._tasks:
-                self._first_checks[member] = asyncio.Event()
-                task = asyncio.get_running_loop().create_task(self._check_periodically(member))
-                self._tasks[member] = task
+        for worker in self._tasks.keys() - set(workers):
+            self._tasks.pop(worker).cancel()
+            self._first_checks.pop(worker).set()
+        for worker in workers:
+            if worker not in self._tasks:
+                self._first_checks[worker] = asyncio.Event()
+                task = asyncio.get_running_loop().create_task(self._check_periodically(worker))
+                self._tasks[worker] = task
 
     async def wait_first_checks(self) -> None:
         """Wait for the first check of each worker."""
-        for one in tuple(self._first_checks.values()):
-            await one.wait()
+        for first_check in tuple(self._first_checks.values()):
+            await first_check.wait()
 
     async def aclose(self) -> None:
         """Stop all checks."""
@@ -76,29 +76,29 @@ class HealthChecker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _check_periodically(self, member: WorkerState) -> None:
-        looked = self._first_checks[member]
+    async def _check_periodically(self, worker: WorkerState) -> None:
+        first_check = self._first_checks[worker]
         while True:
             try:
-                await self._check_worker(member)
+                await self._check_worker(worker)
             except Exception:
-                log.exception("health check of worker %s raised", member.config.url)
-            looked.set()
-            apart = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
-            await asyncio.sleep(self._settings.interval * apart)
+                log.exception("health check of worker %s raised", worker.config.url)
+            first_check.set()
+            factor = 1.0 - _JITTER + 2.0 * _JITTER * self._draw()
+            await asyncio.sleep(self._settings.interval * factor)
 
-    async def _check_worker(self, member: WorkerState) -> None:
+    async def _check_worker(self, worker: WorkerState) -> None:
         seconds = self._settings.timeout
-        status, silent = 0, False
+        status, timed_out = 0, False
         try:
             status, _ = await request_worker(
-                self._http_client, member.config, self._check_request, seconds
+                self._http_client, worker.config, self._check_request, seconds
             )
         except GatewayError as error:
-            silent = isinstance(error, DeadlineExceeded)
+            timed_out = isinstance(error, DeadlineExceeded)
         ok = status in _SUCCESS_STATUSES
-        member.record_health_check(ok=ok)
-        if member.logged_state == "out" and silent:
-            self._on_worker_down(member)
+        worker.record_health_check(ok=ok)
+        if worker.logged_state == "out" and timed_out:
+            self._on_worker_down(worker)
         if ok and self._metadata_cache is not None:
-            await self._metadata_cache.query_worker(member)
+            await self._metadata_cache.query_worker(worker)

@@ -81,14 +81,14 @@ class LoadBalancingPolicy(Protocol):
     """Picks one of the available workers, of which there is at least one."""
 
     def pick_worker(
-        self, loads: Sequence[WorkerLoadT], ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoadT], routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
         """The chosen worker."""
 
     def score_workers(
-        self, loads: Sequence[WorkerLoad], ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoad], routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
-        """The scores that the next pick would compare; changes nothing."""
+        """The scores that the next pick would compare. It has no side effects."""
 
 
 class RoundRobin:
@@ -102,7 +102,7 @@ class RoundRobin:
         self._credit: dict[int, float] = {}
 
     def pick_worker(
-        self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoadT], _routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
         """The worker with the most credit; the first of equals."""
         if len(loads) == 1:
@@ -116,7 +116,7 @@ class RoundRobin:
         return richest
 
     def score_workers(
-        self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoad], _routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
         """The credit that each would have."""
         return PolicyScores("most", self._add_credit(loads))
@@ -132,19 +132,19 @@ class LeastLoad:
         self._round_robin = RoundRobin()
 
     def pick_worker(
-        self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoadT], _routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
         """The least loaded worker."""
         if len(loads) == 1:
             return loads[0]
-        after = [_compute_load_after(load) for load in loads]
-        least = min(after)
+        loads_after = [_compute_load_after(load) for load in loads]
+        lowest = min(loads_after)
         return self._round_robin.pick_worker(
-            [load for load, n in zip(loads, after, strict=True) if n == least]
+            [load for load, n in zip(loads, loads_after, strict=True) if n == lowest]
         )
 
     def score_workers(
-        self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoad], _routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
         """The load (requests by weight) that each would have."""
         return PolicyScores("least", {load.key: _compute_load_after(load) for load in loads})
@@ -161,7 +161,7 @@ class PowerOfTwoChoices:
         self._draw = draw
 
     def pick_worker(
-        self, loads: Sequence[WorkerLoadT], _ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoadT], _routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
         """The better of two random workers."""
         one = self._draw_two(loads)
@@ -169,13 +169,13 @@ class PowerOfTwoChoices:
         if not others:
             return one
         other = self._draw_two(others)
-        mine, its = _compute_load_after(one), _compute_load_after(other)
+        cost, other_cost = _compute_load_after(one), _compute_load_after(other)
         if one.latency is not None and other.latency is not None:
-            mine, its = mine * one.latency, its * other.latency
-        return one if mine <= its else other
+            cost, other_cost = cost * one.latency, other_cost * other.latency
+        return one if cost <= other_cost else other
 
     def score_workers(
-        self, loads: Sequence[WorkerLoad], _ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoad], _routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
         """The expected waits in seconds, or the loads if a latency is unknown."""
         known = all(load.latency is not None for load in loads)
@@ -188,8 +188,8 @@ class PowerOfTwoChoices:
         )
 
     def _draw_two(self, loads: Sequence[WorkerLoadT]) -> WorkerLoadT:
-        marks = list(accumulate(load.weight for load in loads))
-        return loads[min(bisect(marks, self._draw() * marks[-1]), len(loads) - 1)]
+        cumulative = list(accumulate(load.weight for load in loads))
+        return loads[min(bisect(cumulative, self._draw() * cumulative[-1]), len(loads) - 1)]
 
 
 class RendezvousHash:
@@ -197,23 +197,23 @@ class RendezvousHash:
 
     Each worker has a score for the key from its name and weight alone, and the highest wins, so
     that adding or removing a worker moves only its own keys. A worker that would have more than
-    ``bound`` times its share of all requests is skipped; ``least`` requests are never too many.
-    Without a key the least loaded worker is picked.
+    ``bound`` times its share of all requests is skipped; ``min_in_flight`` requests are never too
+    many. Without a key the least loaded worker is picked.
     """
 
     def __init__(
-        self, key: Callable[[RoutingKey], int | None], bound: float, least: int = 2
+        self, key: Callable[[RoutingKey], int | None], bound: float, min_in_flight: int = 2
     ) -> None:
         self._key = key
         self._overload_factor = bound
-        self._min_in_flight = least
+        self._min_in_flight = min_in_flight
         self._fallback_policy = LeastLoad()
 
     def pick_worker(
-        self, loads: Sequence[WorkerLoadT], ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoadT], routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> WorkerLoadT:
         """The key's worker, or the next one that is not overloaded."""
-        key = self._key(ask)
+        key = self._key(routing_key)
         if key is None:
             return self._fallback_policy.pick_worker(loads)
         return max(
@@ -221,10 +221,10 @@ class RendezvousHash:
         )
 
     def score_workers(
-        self, loads: Sequence[WorkerLoad], ask: RoutingKey = NO_ROUTING_KEY, /
+        self, loads: Sequence[WorkerLoad], routing_key: RoutingKey = NO_ROUTING_KEY, /
     ) -> PolicyScores:
         """The key's scores of the workers that are not overloaded."""
-        key = self._key(ask)
+        key = self._key(routing_key)
         if key is None:
             return self._fallback_policy.score_workers(loads)
         return PolicyScores(
@@ -237,11 +237,11 @@ class RendezvousHash:
 
     def _filter_overloaded(self, loads: Sequence[WorkerLoadT]) -> list[WorkerLoadT]:
         requests = 1 + sum(load.in_flight for load in loads)
-        part = self._overload_factor * requests / (sum(load.weight for load in loads) or 1.0)
+        allowed = self._overload_factor * requests / (sum(load.weight for load in loads) or 1.0)
         return [
             load
             for load in loads
-            if load.in_flight < max(math.ceil(part * load.weight), self._min_in_flight)
+            if load.in_flight < max(math.ceil(allowed * load.weight), self._min_in_flight)
         ]
 
 
@@ -251,8 +251,8 @@ def _compute_load_after(load: WorkerLoad) -> float:
 
 
 def _compute_rendezvous_score(key: int, load: WorkerLoad) -> float:
-    luck = (_hash_bytes(load.name.encode(), key) >> 12) + 0.5
-    return -load.weight / math.log(luck / 2.0**52)
+    fraction = (_hash_bytes(load.name.encode(), key) >> 12) + 0.5
+    return -load.weight / math.log(fraction / 2.0**52)
 
 
 def _hash_bytes(data: bytes, key: int = 0) -> int:
@@ -261,12 +261,16 @@ def _hash_bytes(data: bytes, key: int = 0) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _hash_session(ask: RoutingKey) -> int | None:
-    return None if ask.session is None else _hash_bytes(ask.session.encode(errors="replace"))
+def _hash_session(routing_key: RoutingKey) -> int | None:
+    return (
+        None
+        if routing_key.session is None
+        else _hash_bytes(routing_key.session.encode(errors="replace"))
+    )
 
 
-def _get_prefix(ask: RoutingKey) -> int | None:
-    return ask.prefix
+def _get_prefix(routing_key: RoutingKey) -> int | None:
+    return routing_key.prefix
 
 
 _POLICY_FACTORIES: Final[Mapping[PolicyName, Callable[[RandomDraw], LoadBalancingPolicy]]] = {
@@ -288,8 +292,8 @@ def _make_prefix_key(request: Request, _context: RequestContext) -> RoutingKey:
 
 
 def _make_session_key(request: Request, context: RequestContext) -> RoutingKey:
-    named = (request.labels.get(label) for label in _SESSION_LABELS)
-    return RoutingKey(session=next(filter(None, named), context.principal))
+    candidates = (request.labels.get(label) for label in _SESSION_LABELS)
+    return RoutingKey(session=next(filter(None, candidates), context.principal))
 
 
 ROUTING_KEY_FACTORIES: Final[Mapping[str, Callable[[Request, RequestContext], RoutingKey]]] = {
@@ -305,19 +309,19 @@ def hash_prefix(request: Request) -> int:
     For a conversation it covers the messages up to the first user message, so that all turns have
     the same hash; otherwise the first prompt. At most about 1,024 characters are hashed.
     """
-    pieces: list[str] = []
-    room = _PREFIX_CHARACTERS
-    for piece in _iterate_prefix(request):
-        pieces.append(piece[:room])
-        room -= len(pieces[-1])
-        if not room:
+    parts: list[str] = []
+    left = _PREFIX_CHARACTERS
+    for part in _iterate_prefix(request):
+        parts.append(part[:left])
+        left -= len(parts[-1])
+        if not left:
             break
-    text = "\0".join([request.model, *pieces])
+    text = "\0".join([request.model, *parts])
     return _hash_bytes(text.encode(errors="replace"))
 
 
 def _iterate_prefix(request: Request) -> Iterator[str]:
-    """The beginning of the prompt, in pieces."""
+    """The beginning of the prompt, in parts."""
     if isinstance(request, EmbeddingRequest):
         yield request.instruction or ""
         yield _get_prompt_prefix(request.inputs)

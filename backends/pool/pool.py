@@ -2,10 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
-import msgspec
 from msgspec.structs import asdict, replace
 
 from backends.aio import DeadlineTimer
@@ -17,12 +16,15 @@ from backends.http.interfaces import (
     WorkerConfig,
 )
 from backends.interfaces import (
+    BackendRequest,
     Deadline,
     EventSink,
+    PreparedRequest,
     RequestContext,
     RequestObserver,
     StreamItem,
     StreamItems,
+    Timeouts,
     WorkerCandidate,
     WorkerSelection,
 )
@@ -34,7 +36,6 @@ from backends.pool.attempt import (
     add_trace_headers,
     filter_headers,
 )
-from backends.pool.cancel import CancelSender
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
 from backends.pool.health_check import HealthChecker
@@ -46,8 +47,15 @@ from backends.pool.load_balancing import (
 )
 from backends.pool.metrics import PoolMetrics
 from backends.pool.retry import RetryBudget, RetryState
-from backends.pool.settings import PoolSettings, WorkerSourceSettings
-from backends.pool.side_requests import add_bearer
+from backends.pool.settings import (
+    DnsSettings,
+    PoolContext,
+    PoolSettings,
+    RetrySettings,
+    WorkerListParser,
+    WorkerSourceSettings,
+)
+from backends.pool.side_requests import CancelSender, add_bearer
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -60,20 +68,15 @@ from backends.pool.workers import (
     WorkerState,
 )
 from protocols.core.errors import GatewayError
-from protocols.core.events import Event
 from protocols.core.interfaces import (
-    ClientAdapter,
-    ClientRequest,
     Clock,
     ModelMetadataReader,
     PassthroughRequest,
-    ResponseContext,
     SupportsCancel,
     SupportsPassthrough,
     UpstreamAdapter,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import Request
 
 # Reports the selection of a worker to an observer (explain, dry run).
@@ -86,69 +89,72 @@ class SelectionReporter:
 
     def __init__(
         self,
-        watch: RequestObserver,
+        observer: RequestObserver,
         settings: PoolSettings,
-        roster: WorkerPool,
-        work: AttemptRequest,
+        workers: WorkerPool,
+        request: AttemptRequest,
     ) -> None:
-        self._observer = watch
+        self._observer = observer
         self._settings = settings
-        self._workers = roster
-        self._request = work
+        self._workers = workers
+        self._request = request
 
-    def observe_choice(self, wish: SelectionCriteria) -> None:
+    def observe_selection(self, criteria: SelectionCriteria) -> None:
         """Report the selection that is about to be made, without making it.
 
         Raises what the observer raises.
         """
-        free, scores, likely = self._workers.preview_pick(wish)
-        can: dict[int, Availability] = dict.fromkeys(wish.tried_keys, "tried")
-        can |= {one.key: "full" for one in self._workers.select_available(wish)}
-        can |= {one.key: "yes" for one in free}
+        available, scores, expected = self._workers.preview_pick(criteria)
+        availability: dict[int, Availability] = dict.fromkeys(criteria.tried_keys, "tried")
+        availability |= {one.key: "full" for one in self._workers.select_available(criteria)}
+        availability |= {one.key: "yes" for one in available}
         candidates = [
-            _build_candidate(one, can.get(one.key, "no"), scores) for one in self._workers.workers
+            _build_candidate(one, availability.get(one.key, "no"), scores)
+            for one in self._workers.workers
         ]
         self._observer.on_selection(
-            self._build_choice(candidates, scores, likely), self._build_upstream_request(likely)
+            self._build_selection(candidates, scores, expected),
+            self._build_upstream_request(expected),
         )
 
-    def observe_attempt(self, member: WorkerState) -> None:
+    def observe_attempt(self, worker: WorkerState) -> None:
         """Report that the request is sent to this worker."""
-        self._observer.on_send(member.name, self._build_upstream_request(member))
+        self._observer.on_send(worker.name, self._build_upstream_request(worker))
 
-    def observe_failure(self, member: WorkerState, error: GatewayError) -> None:
+    def observe_failure(self, worker: WorkerState, error: GatewayError) -> None:
         """Report that the attempt failed before its response began."""
-        self._observer.on_failure(member.name, error)
+        self._observer.on_failure(worker.name, error)
 
-    def _build_upstream_request(self, member: WorkerState | None) -> UpstreamRequest:
+    def _build_upstream_request(self, worker: WorkerState | None) -> UpstreamRequest:
         """The request as sent to this worker; None: without a key."""
-        wire, own = self._request.upstream_request, self._request.request_headers
-        told = own if member is None else add_bearer(own, member.config)
-        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *told), wire.method)
+        wire, headers = self._request.upstream_request, self._request.request_headers
+        worker_headers = headers if worker is None else add_bearer(headers, worker.config)
+        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *worker_headers), wire.method)
 
-    def _build_choice(
-        self, candidates: list[WorkerCandidate], scores: PolicyScores, likely: WorkerState | None
+    def _build_selection(
+        self, candidates: list[WorkerCandidate], scores: PolicyScores, expected: WorkerState | None
     ) -> WorkerSelection:
-        told = self._settings
+        settings = self._settings
+        timeouts, retries = settings.timeouts or Timeouts(), settings.retries or RetrySettings()
         return WorkerSelection(
-            policy=told.policy,
+            policy=settings.policy,
             score_rule=scores.winner,
             candidates=candidates,
-            expected_url="" if likely is None else likely.name,
+            expected_url="" if expected is None else expected.name,
             queue_length=self._workers.queue_length,
-            queue_limit=told.queue.max,
-            queue_timeout=told.queue.wait,
-            timeouts=asdict(told.timeouts) | {"total": self._request.deadline.remaining()},
-            max_retries=told.retries.max,
-            retry_budget=told.retries.budget,
-            retryable_failures=sorted(told.retries.on),
+            queue_limit=settings.queue.max,
+            queue_timeout=settings.queue.wait,
+            timeouts=asdict(timeouts) | {"total": self._request.deadline.remaining()},
+            max_retries=retries.max,
+            retry_budget=retries.budget,
+            retryable_failures=sorted(retries.on),
         )
 
 
 def _build_candidate(
-    member: WorkerState, can: Availability, scores: PolicyScores
+    worker: WorkerState, availability: Availability, scores: PolicyScores
 ) -> WorkerCandidate:
-    report = member.report()
+    report = worker.report()
     return WorkerCandidate(
         url=report.url,
         state=report.state,
@@ -156,17 +162,16 @@ def _build_candidate(
         in_flight=report.in_flight,
         limit=report.limit,
         latency=report.latency,
-        availability=can,
-        score=scores.by_worker.get(member.key),
+        availability=availability,
+        score=scores.by_worker.get(worker.key),
     )
 
 
 class PoolBackend:
     """A backend that sends each request to one of several workers of one protocol.
 
-    ``settings`` are PoolSettings or a mapping of the same shape. ``draw`` returns a random number
-    in [0, 1). ``upstream`` is the HTTP client; the pool starts and closes it. ``readers`` parse the
-    files that list workers, by path.
+    ``draw`` returns a random number in [0, 1). ``upstream`` is the HTTP client; the pool starts and
+    closes it.
     """
 
     explains_selection = True
@@ -174,66 +179,79 @@ class PoolBackend:
 
     def __init__(
         self,
+        settings: PoolSettings,
         *,
-        workers: Sequence[WorkerConfig],
-        dialect: UpstreamAdapter,
+        adapter: UpstreamAdapter,
         clock: Clock,
         draw: Callable[[], float],
-        settings: PoolSettings | Mapping[str, Any] | None = None,
-        upstream: HttpClient | None = None,
-        readers: Mapping[str, WorkerFileReader] | None = None,
+        context: PoolContext = PoolContext(),  # noqa: B008 - frozen
+        http_client: HttpClient | None = None,
+        has_health_checks: bool = True,
     ) -> None:
-        told = msgspec.convert(settings or {}, PoolSettings)
-        self._adapter = dialect
-        self._settings = told
+        workers = settings.make_workers(settings.workers)
+        timeouts = settings.timeouts or Timeouts()
+        self._adapter = adapter
+        self._settings = settings
+        self._retry_settings = settings.retries or RetrySettings()
+        self._total_timeout = timeouts.total
         self._clock = clock
-        self._http_client = upstream or AsyncioHttpClient()
+        self._http_client = http_client or AsyncioHttpClient(
+            ca=settings.tls.ca if settings.tls else None
+        )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         self._services = AttemptServices(
-            self._http_client, told.timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client, timeouts, clock, self._deadline_timer, self._metrics
         )
-        limits = PoolLimits(told.max_concurrency, told.queue, told.health)
-        self._make_routing_key = ROUTING_KEY_FACTORIES.get(told.policy)
+        limits = PoolLimits(
+            settings.total_concurrency, settings.queue, settings.health, settings.breaker
+        )
+        self._make_routing_key = ROUTING_KEY_FACTORIES.get(settings.policy)
         """Builds the routing key of a request; None if the policy uses none."""
         self._workers = WorkerPool(
-            workers, make_policy(told.policy, draw), limits, clock, self._metrics
+            workers, make_policy(settings.policy, draw), limits, clock, self._metrics
         )
-        self._retry_budget = RetryBudget(told.retries.budget)
+        self._retry_budget = RetryBudget(self._retry_settings.budget)
         self._metadata_cache: ModelMetadataCache | None = None
-        if isinstance(dialect, ModelMetadataReader):
+        if isinstance(adapter, ModelMetadataReader):
             self._metadata_cache = ModelMetadataCache(
-                dialect, told.models, self._http_client, clock
+                adapter, context.models, self._http_client, clock
             )
         self._health_checker: HealthChecker | None = None
-        if told.probe is not None:
+        if has_health_checks:
             self._health_checker = HealthChecker(
-                told.probe,
-                dialect.health_request,
+                settings.health,
+                adapter.health_request,
                 self._http_client,
                 self._metadata_cache,
                 draw=draw,
-                lost=self._cancel_waiting,
+                on_unresponsive=self._cancel_waiting,
             )
-        self._cancel_adapter = dialect if isinstance(dialect, SupportsCancel) else None
-        self._passthrough_adapter = dialect if isinstance(dialect, SupportsPassthrough) else None
+        self._cancel_adapter = adapter if isinstance(adapter, SupportsCancel) else None
+        self._passthrough_adapter = adapter if isinstance(adapter, SupportsPassthrough) else None
         self._cancel_sender = CancelSender(self._http_client)
         self._request_id_prefix = f"{int(draw() * 2**32):08x}"
         self._request_numbers = itertools.count()
         self._started = False
-        sources = [_make_source(one, readers or {}) for one in told.sources]
-        self._discovery = WorkerDiscovery(told.name, workers, sources, self.replace_workers)
+        sources = list(_make_sources(settings, context.parse_workers))
+        self._discovery = WorkerDiscovery(context.name, workers, sources, self.replace_workers)
 
     @property
     def ready(self) -> bool:
         """Whether any worker is available."""
         return self._workers.ready
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """The parameters that the workers' protocol can't carry."""
-        return self._adapter.unsupported_parameters(request, names)
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        """See ``backends.interfaces.Backend``."""
+        adapter, source = self._passthrough_adapter, request.passthrough
+        if adapter is not None and source is not None:
+            passthrough = adapter.prepare_passthrough(
+                source.adapter, source.client_request, source.response_context
+            )
+            if passthrough is not None:
+                return PreparedRequest(passthrough.request, passthrough=passthrough)
+        decoded, names = request.decode()
+        return PreparedRequest(decoded, self._adapter.unsupported_parameters(decoded, names))
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""
@@ -269,10 +287,10 @@ class PoolBackend:
     @property
     def connections(self) -> ConnectionCounts:
         """The connections to the workers."""
-        upstream = self._http_client
+        client = self._http_client
         return (
-            upstream.connections
-            if isinstance(upstream, SupportsConnectionCounts)
+            client.connections
+            if isinstance(client, SupportsConnectionCounts)
             else ConnectionCounts()
         )
 
@@ -315,151 +333,90 @@ class PoolBackend:
         await self._http_client.aclose()
         self._deadline_timer.close()
 
-    def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        """See ``stream_to``."""
-        return self.stream_to(request, context, None)
-
-    async def stream_to(
-        self, request: Request, context: RequestContext, take: EventSink | None
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    async def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
         """The events of a worker's response, one batch for each read that held any.
 
         Events before the first content are buffered until it arrives: until then the request may
         be retried on another worker. Raises Overloaded, DeadlineExceeded, WorkerError, and the
         errors that the protocol's adapter reads from the worker.
         """
-        work = await self._translate_request(request, context)
-        attempt, pieces = await self._begin_response(work, context)
+        passthrough = prepared.passthrough
+        request = (
+            await self._encode_request(prepared.request, context)
+            if passthrough is None
+            else self._build_passthrough_request(passthrough, context)
+        )
+        attempt, items = await self._begin_response(request, context)
         try:
-            for _, events in pieces:
-                yield events
+            for item in items:
+                yield item
             while not attempt.finished:
-                _, events = await attempt.read_next(take)
-                yield events
+                yield await attempt.read_next(sink)
             if not attempt.complete:
                 await attempt.drain()
         finally:
-            self._abandon_attempt(attempt, work, context)
+            self._abandon_attempt(attempt, request, context)
 
-    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        """All items of the response; raises as ``stream_to`` does."""
-        return await self._collect_attempts(
-            await self._translate_request(request, context), context
-        )
-
-    def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
-    ) -> PassthroughRequest | None:
-        """See ``backends.interfaces.PassthroughBackend``."""
-        return (
-            None
-            if self._passthrough_adapter is None
-            else self._passthrough_adapter.prepare_passthrough(client, call, about)
-        )
-
-    def stream_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
-    ) -> StreamItems:
-        """See ``backends.interfaces.PassthroughBackend``."""
-        return self._stream_attempts(self._build_passthrough_request(relay, context), context, take)
-
-    def collect_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext
-    ) -> Coroutine[Any, Any, Sequence[StreamItem]]:
-        """See ``backends.interfaces.PassthroughBackend``."""
-        return self._collect_attempts(self._build_passthrough_request(relay, context), context)
-
-    async def _translate_request(self, request: Request, context: RequestContext) -> AttemptRequest:
-        """Translate the request into the workers' protocol."""
-        dialect = self._adapter
+    async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
+        """Encode the request in the workers' protocol."""
+        adapter = self._adapter
         deadline = self._compute_deadline(context)
-        learner = self._metadata_cache
-        if (
-            learner is not None
-            and not learner.has_metadata(request.model)
-            and not _is_dry_run(context)
-        ):
-            members = self._workers.select_available(ANY_WORKER)
-            await learner.load_metadata(request.model, members, deadline)
+        cache = self._metadata_cache
+        if cache is not None and not cache.has_metadata(request.model) and not _is_dry_run(context):
+            workers = self._workers.select_available(ANY_WORKER)
+            await cache.load_metadata(request.model, workers, deadline)
         if self._cancel_adapter is not None:
             name = f"{context.id}-{self._request_id_prefix}{next(self._request_numbers):x}"
             request = replace(request, client_id=name)
         if context.offload_to_thread:
-            wire = await asyncio.to_thread(dialect.encode_request, request)
+            wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
-            wire = dialect.encode_request(request)
-        wire, own = filter_headers(wire, context)
+            wire = adapter.encode_request(request)
+        wire, headers = filter_headers(wire, context)
         return AttemptRequest(
             request,
             wire,
-            own,
-            lambda: TranslatedResponse(dialect.create_decoder(request)),
-            dialect.read_error,
+            headers,
+            lambda: TranslatedResponse(adapter.create_decoder(request)),
+            adapter.read_error,
             deadline,
             context.preempt is not None,
         )
 
     def _build_passthrough_request(
-        self, relay: PassthroughRequest, context: RequestContext
+        self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, own = filter_headers(relay.upstream_request, context)
-        read_error = relay.read_error or self._adapter.read_error
+        wire, headers = filter_headers(passthrough.upstream_request, context)
+        read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
-            relay.request,
+            passthrough.request,
             wire,
-            own,
-            relay.create_reader,
+            headers,
+            passthrough.create_reader,
             read_error,
             self._compute_deadline(context),
         )
 
     def _compute_deadline(self, context: RequestContext) -> Deadline:
         """The request's deadline, or the pool's if that is sooner. Raises DeadlineExceeded."""
-        now, most = context.clock(), self._settings.timeouts.total
+        now, most = context.clock(), self._total_timeout
         if now < context.deadline.expires_at <= now + most:
             return context.deadline
         context.deadline.remaining()  # raises if the deadline has passed
         return Deadline(context.clock, most, now)
 
-    async def _stream_attempts(
-        self, work: AttemptRequest, context: RequestContext, take: EventSink | None
-    ) -> StreamItems:
-        """The response of the first worker whose response begins."""
-        attempt, pieces = await self._begin_response(work, context)
-        try:
-            for piece in pieces:
-                yield piece
-            while not attempt.finished:
-                yield await attempt.read_next(take)
-            if not attempt.complete:
-                await attempt.drain()
-        finally:
-            self._abandon_attempt(attempt, work, context)
-
-    async def _collect_attempts(
-        self, work: AttemptRequest, context: RequestContext
-    ) -> Sequence[StreamItem]:
-        """All items of that response."""
-        attempt, pieces = await self._begin_response(work, context)
-        try:
-            while not attempt.finished:
-                pieces.append(await attempt.read_next())
-            if not attempt.complete:
-                await attempt.drain()
-        finally:
-            self._abandon_attempt(attempt, work, context)
-        return pieces
-
     async def _begin_response(
-        self, work: AttemptRequest, context: RequestContext
+        self, request: AttemptRequest, context: RequestContext
     ) -> tuple[Attempt, list[StreamItem]]:
         """The first attempt whose response begins, and its first items (see ``Attempt.begin``)."""
-        wish = self._build_criteria(work.request, context)
-        watch = context.observer
-        show = (
-            None if watch is None else SelectionReporter(watch, self._settings, self._workers, work)
+        criteria = self._build_criteria(request.request, context)
+        observer = context.observer
+        reporter = (
+            None
+            if observer is None
+            else SelectionReporter(observer, self._settings, self._workers, request)
         )
         retry: RetryState | None = None
         now = self._clock()
@@ -467,58 +424,58 @@ class PoolBackend:
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
-            if show is not None:
-                show.observe_choice(wish)
-            place = self._workers.try_acquire(wish, now)
-            if place is None:
-                place = await self._workers.acquire(wish, work.deadline, context.id)
-            if show is not None:
-                show.observe_attempt(place.worker)
-            asks = (
-                work
+            if reporter is not None:
+                reporter.observe_selection(criteria)
+            slot = self._workers.try_acquire(criteria, now)
+            if slot is None:
+                slot = await self._workers.acquire(criteria, request.deadline, context.id)
+            if reporter is not None:
+                reporter.observe_attempt(slot.worker)
+            attempt_request = (
+                request
                 if context.attempt_trace is None
-                else add_trace_headers(work, context.attempt_trace, place.worker)
+                else add_trace_headers(request, context.attempt_trace, slot.worker)
             )
-            attempt, pieces = Attempt(place, asks, self._services), None
+            attempt, items = Attempt(slot, attempt_request, self._services), None
             try:
-                pieces = await attempt.begin()
+                items = await attempt.begin()
             except GatewayError as error:
-                if show is not None:
-                    show.observe_failure(place.worker, error)
+                if reporter is not None:
+                    reporter.observe_failure(slot.worker, error)
                 if retry is None:
                     retry = RetryState(
-                        self._settings.retries, self._retry_budget, metrics=self._metrics
+                        self._retry_settings, self._retry_budget, metrics=self._metrics
                     )
-                    wish = replace(wish, tried_keys=retry.tried)
+                    criteria = replace(criteria, tried_keys=retry.tried)
                 now = self._clock()
-                self._check_retry(error, attempt, retry, wish, now)
+                self._check_retry(error, attempt, retry, criteria, now)
             else:
-                return attempt, pieces
+                return attempt, items
             finally:
-                if pieces is None:
-                    self._abandon_attempt(attempt, work, context)
+                if items is None:
+                    self._abandon_attempt(attempt, request, context)
 
     def _check_retry(
         self,
         error: GatewayError,
         attempt: Attempt,
         retry: RetryState,
-        wish: SelectionCriteria,
+        criteria: SelectionCriteria,
         now: float,
     ) -> None:
         """Raise the error for the client, unless the request may be retried."""
         retry.record_failure(attempt.worker.key, error)
-        left = bool(self._workers.select_available(wish))
-        again = left and wish.preempt is None
-        if again and retry.allows_retry(error, now, accepted=attempt.accepted):
+        has_candidates = bool(self._workers.select_available(criteria))
+        may_retry = has_candidates and criteria.preempt is None
+        if may_retry and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
-        last = retry.get_final_error(error, left=left)
-        if last is error:
+        final_error = retry.get_final_error(error, has_untried=has_candidates)
+        if final_error is error:
             raise error
-        raise last from error
+        raise final_error from error
 
     def _abandon_attempt(
-        self, attempt: Attempt, work: AttemptRequest, context: RequestContext
+        self, attempt: Attempt, request: AttemptRequest, context: RequestContext
     ) -> None:
         """End the attempt: free its slot, and cancel the work at the worker if it is unfinished."""
         attempt.close()
@@ -527,13 +484,13 @@ class PoolBackend:
             context.attempt_trace.end_attempt(attempt.failure)
         if not attempt.finished:  # the worker may still be generating
             self._metrics.abandoned += 1
-            self._send_cancel(attempt.worker, work.request)
+            self._send_cancel(attempt.worker, request.request)
 
     def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""
         if self._make_routing_key is None and request.priority is None and context.preempt is None:
             return ANY_WORKER
-        ask = (
+        routing_key = (
             NO_ROUTING_KEY
             if self._make_routing_key is None
             else self._make_routing_key(request, context)
@@ -541,29 +498,43 @@ class PoolBackend:
         priority = DEFAULT_PRIORITY if request.priority is None else request.priority
         if context.preempt is not None:
             priority = BACKGROUND_PRIORITY
-        return SelectionCriteria(frozenset(), ask, priority, context.preempt)
+        return SelectionCriteria(frozenset(), routing_key, priority, context.preempt)
 
-    def _cancel_waiting(self, member: WorkerState) -> None:
+    def _cancel_waiting(self, worker: WorkerState) -> None:
         """Cancel the attempts that wait for a worker that went down, if another worker is up."""
         if any(
-            other.logged_state == "up" for other in self._workers.workers if other is not member
+            other.logged_state == "up" for other in self._workers.workers if other is not worker
         ):
-            member.cancel_waiting()
+            worker.cancel_waiting()
 
-    def _send_cancel(self, member: WorkerState, request: Request) -> None:
+    def _send_cancel(self, worker: WorkerState, request: Request) -> None:
         if self._cancel_adapter is not None and self._started:
-            self._cancel_sender.send(member.config, self._cancel_adapter.encode_cancel(request))
+            self._cancel_sender.send(worker.config, self._cancel_adapter.encode_cancel(request))
 
 
 def _is_dry_run(context: RequestContext) -> bool:
     return context.observer is not None and context.observer.dry_run
 
 
-def _make_source(
-    told: WorkerSourceSettings, readers: Mapping[str, WorkerFileReader]
-) -> WorkerSource:
-    if told.dns is not None:
-        return DnsSource(told.dns, told.template)
-    if told.file is None or told.file not in readers:
-        raise ValueError("a worker source needs dns, or file with a reader")
-    return FileSource(told.file, readers[told.file])
+def _make_sources(
+    settings: PoolSettings, parse_workers: WorkerListParser | None
+) -> Iterator[WorkerSource]:
+    for source in settings.workers:
+        if source.file is not None:
+            if parse_workers is None:
+                raise ValueError("a file of workers needs a parser")
+            yield FileSource(source.file, _make_file_reader(settings, source, parse_workers))
+        elif source.url is None:
+            query = DnsSettings(
+                source.dns or source.srv or "",
+                "srv" if source.dns is None else "a",
+                source.refresh_interval,
+                nameserver=source.nameserver,
+            )
+            yield DnsSource(query, settings.make_template(source))
+
+
+def _make_file_reader(
+    settings: PoolSettings, source: WorkerSourceSettings, parse_workers: WorkerListParser
+) -> WorkerFileReader:
+    return lambda data: settings.make_listed_workers(source, parse_workers(data))

@@ -11,12 +11,13 @@ something. Each worker gets at most one attempt. The cost of a failure limits th
 - A request that killed two workers is not sent to a third.
 """
 
-from typing import Final, Literal, get_args
+from typing import Final
 
 from msgspec import Struct, field
 
 from backends.pool.circuit_breaker import SlidingWindowCounter
 from backends.pool.metrics import PoolMetrics
+from backends.pool.settings import RetryReason, RetrySettings
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -35,11 +36,11 @@ from protocols.core.errors import (
 
 
 class RetryBudget:
-    """Allows ``least`` retries in ``window`` seconds, plus ``share`` of the requests."""
+    """Allows ``min_retries`` retries in ``window`` seconds, plus ``share`` of the requests."""
 
-    def __init__(self, share: float = 0.2, least: int = 3, window: float = 10.0) -> None:
+    def __init__(self, share: float = 0.2, min_retries: int = 3, window: float = 10.0) -> None:
         self._share = share
-        self._min_retries = least
+        self._min_retries = min_retries
         self._requests = SlidingWindowCounter(window)
         self.record_request = self._requests.add
         """Record the first attempt of a request, at a time."""
@@ -47,32 +48,16 @@ class RetryBudget:
 
     def allows_retry(self, now: float) -> bool:
         """Whether one more retry is allowed; call ``record_retry`` when it is sent."""
-        most = self._min_retries + self._share * self._requests.count(now)
-        return self._retries.count(now) + 1 <= most
+        limit = self._min_retries + self._share * self._requests.count(now)
+        return self._retries.count(now) + 1 <= limit
 
     def record_retry(self, now: float) -> None:
         """Record a retry."""
         self._retries.add(now)
 
 
-RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
-"""``before_first_token``: the worker accepted the request, then the connection broke, the first
-token timed out, or the response began with an error."""
-
 _STATUS_REASONS: Final[dict[int, RetryReason]] = {500: "500", 502: "502", 503: "503", 504: "504"}
-_DEFAULT_REASONS: Final[frozenset[RetryReason]] = frozenset(get_args(RetryReason))
 _MAX_WORKERS_KILLED: Final = 2
-
-
-class RetrySettings(Struct, frozen=True):
-    """How often and after which failures a request is retried on another worker.
-
-    ``budget`` is the share of recent requests that may be retried.
-    """
-
-    max: int = 1
-    budget: float = 0.2
-    on: frozenset[RetryReason] = _DEFAULT_REASONS
 
 
 def classify_error(error: GatewayError, *, accepted: bool) -> RetryReason | None:
@@ -140,20 +125,20 @@ class RetryState(Struct):
         """Record that the attempt at this worker failed with ``error``."""
         self.tried.add(key)
         if isinstance(error, RateLimitExceeded | Overloaded) and error.retry_after is not None:
-            known = self.min_retry_after
+            shortest = self.min_retry_after
             self.min_retry_after = (
-                error.retry_after if known is None else min(known, error.retry_after)
+                error.retry_after if shortest is None else min(shortest, error.retry_after)
             )
 
-    def get_final_error(self, error: GatewayError, *, left: bool) -> GatewayError:
+    def get_final_error(self, error: GatewayError, *, has_untried: bool) -> GatewayError:
         """The error for the client if the request is not retried.
 
-        ``left``: some workers were not tried. The shortest Retry-After of all attempts is used.
+        ``has_untried``: some workers were not tried. Retry-After is the shortest of all attempts.
         """
         match error:
             case WorkerUnreachable():
                 return Overloaded("no worker is available", retry_after=self.min_retry_after or 1.0)
-            case RateLimitExceeded() if left and "429" in self.settings.on:
+            case RateLimitExceeded() if has_untried and "429" in self.settings.on:
                 return Overloaded(error.message, retry_after=self.min_retry_after or 1.0)
             case RateLimitExceeded() | Overloaded():
                 error.retry_after = self.min_retry_after

@@ -29,24 +29,24 @@ class ModelMetadataCache:
 
     def __init__(
         self,
-        dialect: ModelMetadataReader,
+        adapter: ModelMetadataReader,
         models: Sequence[str],
-        upstream: HttpClient,
+        client: HttpClient,
         clock: Clock,
     ) -> None:
-        self._adapter = dialect
+        self._adapter = adapter
         self._models = models
-        self._http_client = upstream
+        self._http_client = client
         self._clock = clock
         self._valid_until: dict[str, float] = {}
         """Until when the metadata of a model need not be queried, by the clock."""
         self._running_queries: dict[str, asyncio.Task[None]] = {}
 
-    async def query_worker(self, member: WorkerState) -> None:
+    async def query_worker(self, worker: WorkerState) -> None:
         """Query the metadata of all configured models from an available worker."""
         for model in self._models:
-            if model not in member.model_limits_from:
-                await self._query_worker_model(member, model)
+            if model not in worker.model_limits_from:
+                await self._query_worker_model(worker, model)
 
     def has_metadata(self, model: str) -> bool:
         """Whether the metadata of ``model`` is cached."""
@@ -54,18 +54,18 @@ class ModelMetadataCache:
         return until is not None and self._clock() < until
 
     async def load_metadata(
-        self, model: str, members: Sequence[WorkerState], deadline: Deadline
+        self, model: str, workers: Sequence[WorkerState], deadline: Deadline
     ) -> None:
-        """Query the metadata of ``model`` from the first of ``members``, or else the second.
+        """Query the metadata of ``model`` from the first of ``workers``, or else the second.
 
         Returns when the metadata is read or the query timed out. Raises DeadlineExceeded.
         """
-        if not members or self.has_metadata(model):
+        if not workers or self.has_metadata(model):
             return
         seconds = deadline.remaining(_METADATA_TIMEOUT)
         task = self._running_queries.get(model)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._query_model(model, members[:2]))
+            task = asyncio.get_running_loop().create_task(self._query_model(model, workers[:2]))
             self._running_queries[model] = task
             task.add_done_callback(lambda _: self._running_queries.pop(model))
         with suppress(TimeoutError):
@@ -79,36 +79,36 @@ class ModelMetadataCache:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _query_model(self, model: str, members: Sequence[WorkerState]) -> None:
-        for member in members:
-            if await self._query_worker_model(member, model):
+    async def _query_model(self, model: str, workers: Sequence[WorkerState]) -> None:
+        for worker in workers:
+            if await self._query_worker_model(worker, model):
                 return
         self._store_expiry(model, self._clock() + _METADATA_RETRY_DELAY)
 
-    async def _query_worker_model(self, member: WorkerState, model: str) -> bool:
+    async def _query_worker_model(self, worker: WorkerState, model: str) -> bool:
         """Returns whether the worker answered any query, or none was needed."""
-        answers: list[bytes | None] = []
+        bodies: list[bytes | None] = []
         answered = False
-        for question in (questions := self._adapter.metadata_requests(model)):
-            status, body = await self._send_query(member, question)
+        for request in (requests := self._adapter.metadata_requests(model)):
+            status, body = await self._send_query(worker, request)
             answered = answered or status is not None
-            answers.append(body)
-        if questions and not answered:
+            bodies.append(body)
+        if requests and not answered:
             return False
-        told = self._adapter.load_metadata(model, answers)
-        member.model_limits_from.add(model)
-        member.model_limits.pop(model, None)
-        if told is not None:
-            member.model_limits[model] = max(told, 1)
+        limit = self._adapter.load_metadata(model, bodies)
+        worker.model_limits_from.add(model)
+        worker.model_limits.pop(model, None)
+        if limit is not None:
+            worker.model_limits[model] = max(limit, 1)
         self._store_expiry(model, float("inf"))
         return True
 
     async def _send_query(
-        self, member: WorkerState, question: UpstreamRequest
+        self, worker: WorkerState, request: UpstreamRequest
     ) -> tuple[int | None, bytes | None]:
         try:
             status, body = await request_worker(
-                self._http_client, member.config, question, _METADATA_TIMEOUT
+                self._http_client, worker.config, request, _METADATA_TIMEOUT
             )
         except GatewayError:
             return None, None

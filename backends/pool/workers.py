@@ -9,10 +9,9 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from backends.http.interfaces import QueueSettings, WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Deadline
 from backends.pool.circuit_breaker import (
-    HealthSettings,
     HealthState,
     PeakEwma,
     WorkerHealth,
@@ -20,6 +19,7 @@ from backends.pool.circuit_breaker import (
 )
 from backends.pool.load_balancing import LoadBalancingPolicy, PolicyScores, RoutingKey
 from backends.pool.metrics import PoolMetrics
+from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings, QueueSettings
 from protocols.core.errors import (
     ClientError,
     DeadlineExceeded,
@@ -44,10 +44,10 @@ _CLIENT_ERROR_STATUSES: Final = range(400, _FIRST_SERVER_ERROR)
 class WorkerReport(Struct, frozen=True):
     """The state of a worker, for the admin API and metrics.
 
-    ``state`` is ``up``, ``trial`` (one request at a time) or ``out``; ``back_in`` is for how many
-    more seconds, if known. ``latency`` is the time to the first token in seconds. ``error`` is the
-    kind of the last failure: ``connect``, ``first_token``, ``idle``, ``cut``, ``garbage``, or a
-    status. ``weight`` is the effective weight.
+    ``state`` is ``up``, ``trial`` (one request at a time) or ``out``, for ``back_in`` more seconds
+    if that is known. ``latency`` is the time to the first token in seconds. ``error`` is the kind
+    of the last failure: ``connect``, ``first_token``, ``idle``, ``disconnect``,
+    ``invalid_response``, or a status. ``weight`` is the effective weight.
     """
 
     url: str
@@ -106,20 +106,20 @@ class WorkerState(Struct, eq=False):
     @property
     def limit(self) -> int | None:
         """The current concurrency limit."""
-        most = self.config.max_concurrency
+        limit = self.config.max_concurrency
         if self.model_limits:
-            told = max(self.model_limits.values())
-            most = told if most is None else min(most, told)
-        return self.health.get_limit(most, self.in_flight)
+            announced = max(self.model_limits.values())
+            limit = announced if limit is None else min(limit, announced)
+        return self.health.get_limit(limit, self.in_flight)
 
     def has_room(self) -> bool:
         """Whether a slot is free; a property would cost twice as much."""
-        most = (
+        limit = (
             self.limit
             if self.model_limits or not self.health.healthy
             else self.config.max_concurrency
         )
-        return most is None or self.in_flight < most
+        return limit is None or self.in_flight < limit
 
     # --- outcomes ---------------------------------------------------------------------------------
 
@@ -134,17 +134,17 @@ class WorkerState(Struct, eq=False):
         if not self.health.healthy or self.logged_state != "up":
             self._log_state_change()
 
-    def record_failure(self, error: GatewayError, *, pushed_back: bool = False) -> None:
-        """An attempt failed with ``error``; ``pushed_back``: the worker reported overload.
+    def record_failure(self, error: GatewayError, *, overloaded: bool = False) -> None:
+        """An attempt failed with ``error``; ``overloaded``: the worker reported overload.
 
         A client error counts as a success; an expired deadline of the request as neither.
         """
         now = self.clock()
-        pushed_back = pushed_back or isinstance(error, RateLimitExceeded)
+        overloaded = overloaded or isinstance(error, RateLimitExceeded)
         match error:
             case WorkerUnreachable():
                 self.health.record_connect_failure(now)
-            case RateLimitExceeded() | Overloaded() if pushed_back:
+            case RateLimitExceeded() | Overloaded() if overloaded:
                 self.health.get_limit(None, self.in_flight)  # the limit shrinks from this
                 self.health.record_rate_limit(now, error.retry_after)
             case WorkerFailed(status=int() as status) if status in _CLIENT_ERROR_STATUSES:
@@ -168,8 +168,8 @@ class WorkerState(Struct, eq=False):
 
     def cancel_waiting(self) -> None:
         """Cancel the attempts without a response yet."""
-        for one in tuple(self.waiting_attempts):
-            one.cancel_wait()
+        for attempt in tuple(self.waiting_attempts):
+            attempt.cancel_wait()
 
     def report(self) -> WorkerReport:
         """The state as a report."""
@@ -186,15 +186,15 @@ class WorkerState(Struct, eq=False):
             self.weight,
         )
 
-    def _log_state_change(self, why: object = None) -> None:
+    def _log_state_change(self, reason: object = None) -> None:
         """Log whether the worker was ejected or is back."""
         now = self.clock()
         state = self.health.get_state(now)
         if state == "out" != self.logged_state:
             self.model_limits_from.clear()
             until = self.health.get_unavailable_until(now)
-            long = "now" if until is None else f"for {until - now:.3g} s"
-            log.warning("worker %s ejected %s: %s", self.config.url, long, why)
+            duration = "now" if until is None else f"for {until - now:.3g} s"
+            log.warning("worker %s ejected %s: %s", self.config.url, duration, reason)
         elif state == "up" != self.logged_state:
             log.warning("worker %s is back in rotation", self.config.url)
         self.logged_state = state
@@ -205,8 +205,8 @@ def get_error_kind(error: GatewayError) -> str:
     match error:
         case WorkerUnreachable():
             return "connect"
-        case DeadlineExceeded(phase=which):
-            return which
+        case DeadlineExceeded(phase=phase):
+            return phase
         case StreamBroken():
             return "disconnect"
         case RateLimitExceeded():
@@ -234,11 +234,12 @@ _AVERAGE_WEIGHT: Final = 0.1
 
 
 class PoolLimits(Struct, frozen=True):
-    """Limits of the whole pool: concurrency, queue and health settings."""
+    """Limits of the whole pool: concurrency, queue, health checks and circuit breaker."""
 
     max_concurrency: int | None = None
     queue: QueueSettings = QueueSettings()
-    health: HealthSettings = HealthSettings()
+    health: HealthCheckSettings = HealthCheckSettings()
+    breaker: CircuitBreakerSettings = CircuitBreakerSettings()
 
 
 class SelectionCriteria(Struct, frozen=True):
@@ -269,7 +270,6 @@ class _QueuedRequest(Struct, eq=False):
     number: int
     slot: asyncio.Future[WorkerSlot]
     request_id: str
-    """The request id."""
 
 
 def _get_queue_order(waiter: _QueuedRequest) -> tuple[int, int]:
@@ -288,9 +288,9 @@ class WorkerPool:
         policy: LoadBalancingPolicy,
         limits: PoolLimits,
         clock: Clock,
-        tally: PoolMetrics | None = None,
+        metrics: PoolMetrics | None = None,
     ) -> None:
-        self._metrics = tally or PoolMetrics()
+        self._metrics = metrics or PoolMetrics()
         self._policy = policy
         self._limits = limits
         self._clock = clock
@@ -319,7 +319,7 @@ class WorkerPool:
     def ready(self) -> bool:
         """Whether any worker is available."""
         now = self._clock()
-        return any(one.health.is_available(now) for one in self._workers)
+        return any(worker.health.is_available(now) for worker in self._workers)
 
     @property
     def queue_length(self) -> int:
@@ -329,13 +329,15 @@ class WorkerPool:
     @property
     def queued_request_ids(self) -> Sequence[str]:
         """The ids of the requests that wait for a slot."""
-        return [one.request_id for one in self._queue]
+        return [waiter.request_id for waiter in self._queue]
 
     @property
     def in_panic(self) -> bool:
         """Whether health is ignored because too few workers are healthy."""
         now = self._clock()
-        return any(not one.health.is_available(now) for one in self.select_available(ANY_WORKER))
+        return any(
+            not worker.health.is_available(now) for worker in self.select_available(ANY_WORKER)
+        )
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the set of workers.
@@ -343,96 +345,102 @@ class WorkerPool:
         A worker with the same URL keeps its state. A worker that is no longer listed gets no new
         requests and finishes those it has. Of two with the same URL the last counts.
         """
-        members = {}
+        states = {}
         for worker in workers:
-            member = self._workers_by_url.get(worker.url)
-            if member is None:
-                member = WorkerState(
-                    self._keys, worker, WorkerHealth(self._limits.health), self._clock
+            state = self._workers_by_url.get(worker.url)
+            if state is None:
+                state = WorkerState(
+                    self._keys,
+                    worker,
+                    WorkerHealth(self._limits.health, self._limits.breaker),
+                    self._clock,
                 )
                 self._keys += 1
-            member.config = worker
-            member.removed = False
-            members[worker.url] = member
-        for url, member in self._workers_by_url.items():
-            if url not in members:
-                member.removed = True
-        self._workers = list(members.values())
+            state.config = worker
+            state.removed = False
+            states[worker.url] = state
+        for url, state in self._workers_by_url.items():
+            if url not in states:
+                state.removed = True
+        self._workers = list(states.values())
         self._workers_by_url = {
             url: one
-            for url, one in (self._workers_by_url | members).items()
+            for url, one in (self._workers_by_url | states).items()
             if not one.removed or one.in_flight
         }
         self._serve_queue()
 
     def report_workers(self) -> list[WorkerReport]:
         """The state of each worker."""
-        return [one.report() for one in self._workers]
+        return [worker.report() for worker in self._workers]
 
-    def select_available(self, wish: SelectionCriteria) -> Sequence[WorkerState]:
+    def select_available(self, criteria: SelectionCriteria) -> Sequence[WorkerState]:
         """The available workers, whether or not a slot is free."""
-        found = select_available(self._workers, self._clock(), self._limits.health.panic_threshold)
-        return [one for one in found if one.key not in wish.tried_keys]
+        available = select_available(
+            self._workers, self._clock(), self._limits.health.panic_threshold
+        )
+        return [worker for worker in available if worker.key not in criteria.tried_keys]
 
     def preview_pick(
-        self, wish: SelectionCriteria
+        self, criteria: SelectionCriteria
     ) -> tuple[Sequence[WorkerState], PolicyScores, WorkerState | None]:
-        """The workers with a free slot, their scores, and the likely choice; changes nothing."""
-        free = self._select_with_room(wish, self._clock())
-        likely = copy.deepcopy(self._policy).pick_worker(free, wish.routing_key) if free else None
-        return free, self._policy.score_workers(free, wish.routing_key), likely
+        """The workers with a free slot, their scores, and the likely choice. No side effects."""
+        free = self._select_with_room(criteria, self._clock())
+        key = criteria.routing_key
+        choice = copy.deepcopy(self._policy).pick_worker(free, key) if free else None
+        return free, self._policy.score_workers(free, key), choice
 
-    def try_acquire(self, wish: SelectionCriteria, now: float) -> WorkerSlot | None:
+    def try_acquire(self, criteria: SelectionCriteria, now: float) -> WorkerSlot | None:
         """A slot at a matching worker, to be released; None if there is none now."""
         if self._queue:
             self._serve_queue()
-        return self._acquire_now(wish, now)
+        return self._acquire_now(criteria, now)
 
     async def acquire(
-        self, wish: SelectionCriteria, deadline: Deadline, name: str = ""
+        self, criteria: SelectionCriteria, deadline: Deadline, name: str = ""
     ) -> WorkerSlot:
         """A slot at a matching worker, waiting in the queue if necessary.
 
         ``name`` is the request id. Raises Overloaded if there is no worker or the queue is full,
         and DeadlineExceeded (``queue``) if no slot became free in time.
         """
-        place = self.try_acquire(wish, self._clock())
-        if place is not None:
-            return place
+        slot = self.try_acquire(criteria, self._clock())
+        if slot is not None:
+            return slot
         if not self._workers:
             self._metrics.shed["no_worker"] += 1
             raise Overloaded("no worker is available")
-        waiter = self._enqueue(wish, name)
-        since = self._clock()
+        waiter = self._enqueue(criteria, name)
+        enqueued_at = self._clock()
         try:
             async with asyncio.timeout(deadline.remaining(self._limits.queue.wait)):
-                place = await waiter.slot
+                slot = await waiter.slot
         except BaseException as e:
             self._remove_waiter(waiter)
             if isinstance(e, TimeoutError):
                 self._metrics.shed["queue_wait"] += 1
-                late = DeadlineExceeded("no worker became free in time", which="queue")
-                late.retry_after = self._estimate_queue_time()
-                raise late from None
+                error = DeadlineExceeded("no worker became free in time", which="queue")
+                error.retry_after = self._estimate_queue_time()
+                raise error from None
             raise
         finally:
-            self._metrics.queue_times.add(self._clock() - since)
-        return place
+            self._metrics.queue_times.add(self._clock() - enqueued_at)
+        return slot
 
-    def release(self, place: WorkerSlot) -> None:
+    def release(self, slot: WorkerSlot) -> None:
         """Release the slot."""
-        self._slot_times.append(self._clock() - place.acquired_at)
+        self._slot_times.append(self._clock() - slot.acquired_at)
         if len(self._slot_times) >= _MAX_UNCOUNTED:
             self.count_slot_times()
-        self._free_slot(place)
+        self._free_slot(slot)
 
     def count_slot_times(self) -> None:
         """Add the times of released slots to the metrics."""
-        held, self._slot_times = self._slot_times, []
-        self._metrics.request_durations.extend(held)
-        for seconds in held:
-            takes = seconds if self._average_slot_time is None else self._average_slot_time
-            self._average_slot_time = takes + _AVERAGE_WEIGHT * (seconds - takes)
+        slot_times, self._slot_times = self._slot_times, []
+        self._metrics.request_durations.extend(slot_times)
+        for seconds in slot_times:
+            average = seconds if self._average_slot_time is None else self._average_slot_time
+            self._average_slot_time = average + _AVERAGE_WEIGHT * (seconds - average)
 
     def close_queue(self) -> None:
         """Reject all waiting requests."""
@@ -444,50 +452,50 @@ class WorkerPool:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def _acquire_now(self, wish: SelectionCriteria, now: float) -> WorkerSlot | None:
+    def _acquire_now(self, criteria: SelectionCriteria, now: float) -> WorkerSlot | None:
         """A slot, if one is free now."""
-        free = self._select_with_room(wish, now)
+        free = self._select_with_room(criteria, now)
         if not free:
             return None
-        member = free[0] if len(free) == 1 else self._policy.pick_worker(free, wish.routing_key)
-        member.in_flight += 1
+        worker = free[0] if len(free) == 1 else self._policy.pick_worker(free, criteria.routing_key)
+        worker.in_flight += 1
         self._in_flight += 1
-        place = WorkerSlot(member, now)
-        if wish.preempt is not None:
-            self._preemptible[place] = wish.preempt
-        return place
+        slot = WorkerSlot(worker, now)
+        if criteria.preempt is not None:
+            self._preemptible[slot] = criteria.preempt
+        return slot
 
-    def _select_with_room(self, wish: SelectionCriteria, now: float) -> Sequence[WorkerState]:
+    def _select_with_room(self, criteria: SelectionCriteria, now: float) -> Sequence[WorkerState]:
         """The available workers with a free slot."""
-        limits, tried = self._limits, wish.tried_keys
+        limits, tried = self._limits, criteria.tried_keys
         if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
         free: list[WorkerState] = []
-        for one in select_available(self._workers, now, limits.health.panic_threshold):
-            if one.key not in tried and one.has_room():
-                free.append(one)  # a comprehension would be another call
+        for worker in select_available(self._workers, now, limits.health.panic_threshold):
+            if worker.key not in tried and worker.has_room():
+                free.append(worker)  # a comprehension would be another call
         return free
 
-    def _free_slot(self, place: WorkerSlot) -> None:
-        member = place.worker
+    def _free_slot(self, slot: WorkerSlot) -> None:
+        worker = slot.worker
         if self._preemptible:
-            self._preemptible.pop(place, None)
-        member.in_flight -= 1
+            self._preemptible.pop(slot, None)
+        worker.in_flight -= 1
         self._in_flight -= 1
-        if member.removed and not member.in_flight:
-            self._workers_by_url.pop(member.config.url, None)
+        if worker.removed and not worker.in_flight:
+            self._workers_by_url.pop(worker.config.url, None)
         if self._queue:
             self._serve_queue()
 
     # --- queue ------------------------------------------------------------------------------------
 
-    def _enqueue(self, wish: SelectionCriteria, name: str) -> _QueuedRequest:
+    def _enqueue(self, criteria: SelectionCriteria, name: str) -> _QueuedRequest:
         waiter = _QueuedRequest(
-            wish, self._numbers, asyncio.get_running_loop().create_future(), name
+            criteria, self._numbers, asyncio.get_running_loop().create_future(), name
         )
         self._numbers += 1
-        room = wish.preempt is None and self._preempt_slot(wish)
-        if len(self._queue) >= self._limits.queue.max and not room:
+        preempted = criteria.preempt is None and self._preempt_slot(criteria)
+        if len(self._queue) >= self._limits.queue.max and not preempted:
             last = self._queue[-1] if self._queue else waiter
             if _get_queue_order(last) <= _get_queue_order(waiter):
                 raise self._make_overloaded_error()
@@ -497,13 +505,13 @@ class WorkerPool:
         self._start_timer()
         return waiter
 
-    def _preempt_slot(self, wish: SelectionCriteria) -> bool:
+    def _preempt_slot(self, criteria: SelectionCriteria) -> bool:
         """End one preemptible request, if any holds a usable slot; returns whether one did."""
-        choices = self.select_available(wish) if self._preemptible else ()
-        for place, give_way in self._preemptible.items():
-            if place.worker in choices:
-                del self._preemptible[place]
-                give_way()
+        available = self.select_available(criteria) if self._preemptible else ()
+        for slot, preempt in self._preemptible.items():
+            if slot.worker in available:
+                del self._preemptible[slot]
+                preempt()
                 return True
         return False
 
@@ -516,9 +524,9 @@ class WorkerPool:
         for waiter in self._queue:
             if waiter.slot.done():  # its task was cancelled and has not run since
                 continue
-            place = self._acquire_now(waiter.criteria, now)
-            if place is not None:
-                waiter.slot.set_result(place)
+            slot = self._acquire_now(waiter.criteria, now)
+            if slot is not None:
+                waiter.slot.set_result(slot)
             elif not waiter.criteria.tried_keys:
                 break
         if self._queue:
@@ -547,8 +555,8 @@ class WorkerPool:
 
     def _make_overloaded_error(self) -> GatewayError:
         self._metrics.shed["queue_full"] += 1
-        text = "all workers are busy and the queue is full"
-        return Overloaded(text, retry_after=self._estimate_queue_time())
+        message = "all workers are busy and the queue is full"
+        return Overloaded(message, retry_after=self._estimate_queue_time())
 
     def _estimate_queue_time(self) -> float:
         """The estimated time in seconds until the queue is served."""

@@ -10,13 +10,19 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from backends.interfaces import RequestContext
+from backends.interfaces import (
+    BackendRequest,
+    EventSink,
+    PreparedRequest,
+    RequestContext,
+    StreamItems,
+)
 from backends.torch import ipc
 from backends.torch.ipc import (
     IPC_VERSION,
@@ -32,7 +38,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -42,7 +48,6 @@ from protocols.core.errors import (
 )
 from protocols.core.events import Event, StreamEnd, Timing, Usage
 from protocols.core.interfaces import Token
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 
 # The engine process, seen from the gateway: start, commands, events, end.
@@ -72,7 +77,7 @@ EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
 class EngineProcess:
     """One run of the engine process."""
 
-    def __init__(self, settings: TorchSettings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._subprocess: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -219,10 +224,10 @@ _LOWEST_PRIORITY = 255
 
 
 class TorchBackend:
-    """One local model; takes the fields of ``TorchSettings``."""
+    """One local model; takes the fields of ``EngineSettings``."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = msgspec.convert(settings, TorchSettings)
+        self._settings = msgspec.convert(settings, EngineSettings)
         self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
         """Set while the process accepts requests, or when loading has failed for good."""
@@ -247,13 +252,13 @@ class TorchBackend:
             return _build_stats(0, 0, ipc.EngineStats(), self._restarts)
         return _build_stats(process.active, process.waiting, process.stats, self._restarts)
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """The parameters that the engine does not support."""
-        return ipc.find_unsupported_params(
-            request, names, templates=self._settings.trust_request_chat_template
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        """See ``backends.interfaces.Backend``."""
+        decoded, names = request.decode()
+        unsupported = ipc.find_unsupported_params(
+            decoded, names, templates=self._settings.trust_request_chat_template
         )
+        return PreparedRequest(decoded, unsupported)
 
     async def start(self) -> None:
         """Start to load the model; earlier requests wait for it."""
@@ -317,10 +322,12 @@ class TorchBackend:
 
     # --- requests -------------------------------------------------------------------------------
 
-    async def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    async def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
         """The events of the response. Closing the generator cancels the request."""
+        del sink
+        request = prepared.request
         if context.preempt is not None:
             request = msgspec.structs.replace(request, priority=_LOWEST_PRIORITY)
         process = await self._get_process(context)
@@ -334,7 +341,7 @@ class TorchBackend:
             while not over:
                 batch = await exchange.next_batch()
                 over = exchange.finished
-                yield batch
+                yield None, batch
                 if tokens := exchange.take_credit():
                     process.send(ipc.CreditCommand(job, tokens))
         finally:

@@ -37,7 +37,7 @@ from backends.torch.loader import (
     read_model_config,
 )
 from backends.torch.model import prepack_linears
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from backends.torch.tokenization import (
     BackgroundTokenizer,
     RequestRejectedError,
@@ -270,7 +270,7 @@ class EmbeddingModel(NamedTuple):
         return size * len(self.pooling.modes)
 
 
-def load_encoder(location: ModelLocation, settings: TorchSettings) -> EmbeddingModel:
+def load_encoder(location: ModelLocation, settings: EngineSettings) -> EmbeddingModel:
     """Load an embedding model. Raises ModelError."""
     device, folder = pick_device(settings.device), Path(location.source)
     pooling = read_pooling_config(folder)

@@ -35,7 +35,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def _submit_request(
         )
 
 
-def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
+def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
     """Load the model and queue ReadyEvent. Imports torch, which takes seconds."""
     import torch  # noqa: PLC0415
 
@@ -249,7 +249,7 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
     return engine
 
 
-def _try_load_engine(settings: TorchSettings, channel: EngineChannel) -> Any | None:
+def _try_load_engine(settings: EngineSettings, channel: EngineChannel) -> Any | None:
     """The engine; None, with a LoadFailedEvent queued, if the model or torch is missing."""
     try:
         from backends.torch.loader import ModelError  # noqa: PLC0415 - imports torch
@@ -271,7 +271,7 @@ def run_engine(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     channel = EngineChannel(socket.socket(fileno=int(arguments[0])))
-    settings = msgspec.json.decode(arguments[1], type=TorchSettings)
+    settings = msgspec.json.decode(arguments[1], type=EngineSettings)
     engine = _try_load_engine(settings, channel)
     channel.send_queued()
     if engine is not None:

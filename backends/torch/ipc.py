@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from backends.torch.settings import WatermarkSettings
 from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -62,19 +63,6 @@ from protocols.core.request import (
 )
 
 # The parts of GenerateCommand.
-
-
-class WatermarkSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Watermark parameters; a detector needs the same. See ``sampling``."""
-
-    key: int = 15485863
-    ratio: float = 0.25
-    """The share of the vocabulary that is green."""
-    bias: float = 2.0
-    """Added to the logits of green tokens."""
-    scheme: Literal["lefthash", "selfhash"] = "lefthash"
-    width: int = 1
-    """How many tokens seed the next one's green list; lefthash uses only the last of them."""
 
 
 class EngineSamplingParams(Struct, frozen=True, omit_defaults=True):
@@ -204,7 +192,6 @@ __all__ = [
     "OutputFormat",
     "PromptInput",
     "StopParams",
-    "WatermarkSettings",
 ]
 """Those that stand elsewhere; what follows needs no list."""
 

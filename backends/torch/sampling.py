@@ -24,7 +24,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from backends.torch.ipc import WatermarkSettings
+from backends.torch.settings import WatermarkSettings
 
 # A watermark that transformers' detector finds: a bias towards tokens selected by a key.
 #

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import cast
 
 import click
+from msgspec import Struct
 
+from backends.interfaces import Backend, BackendRequest
 from docs.generate.commands import commands_page, metrics_page
 from docs.generate.configuration import configuration_page
 from docs.generate.protocols import (
@@ -24,6 +26,8 @@ from gateway.observability.metrics.catalog import METRIC_GROUPS
 from gateway.runtime.build import build_backend
 from gateway.runtime.gateway import build_services
 from protocols import PROTOCOLS
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import Request
 
 
 @click.command()
@@ -75,11 +79,24 @@ def generate_pages() -> Mapping[str, str]:
     }
 
 
+class _BackendLosses(Struct):
+    """Reports the losses of a backend."""
+
+    backend: Backend
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``docs.generate.protocols.LossReporter``."""
+        prepared = self.backend.prepare(BackendRequest(lambda: (request, names)))
+        return prepared.unsupported_parameters
+
+
 def _local_backends() -> Mapping[str, LossReporter]:
     """The backends of the built-in configuration that need no worker."""
     config = load_text(*read_built_in_config("local"), env={})
     return {
-        settings.kind: build_backend(settings, build_services())
+        settings.kind: _BackendLosses(build_backend(settings, build_services()))
         for settings in config.backends.values()
     }
 

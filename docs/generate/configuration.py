@@ -10,7 +10,7 @@ from msgspec import inspect as types
 
 from docs.generate.markdown import HEADER, code, number, prose, table
 from gateway.config.schema import Config
-from gateway.config.types import SCALAR_TYPES
+from protocols.core.units import SCALAR_TYPES
 
 _INTRO = """# The configuration
 
@@ -137,4 +137,5 @@ def _default(field: types.Field) -> str:
 
 def _units() -> Iterator[tuple[str, str]]:
     for name, unit in SCALAR_TYPES.items():
-        yield code(name), " ".join((inspect.getdoc(unit.parse) or "").replace("``", "`").split())
+        text = unit.description or inspect.getdoc(unit.parse) or ""
+        yield code(name), " ".join(text.replace("``", "`").split())

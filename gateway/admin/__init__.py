@@ -1,32 +1,29 @@
-"""The admin listener: is the gateway alive, how is it, what runs in it, and what may be changed.
+"""The admin listener: health, metrics, status and changes at runtime.
 
-GET     /-/live                         200 for as long as the process answers
-GET     /-/ready                        503 while it drains, or while nobody could answer
-GET     /metrics                        what all exchanges came to, for Prometheus
-GET     /-/status                       models, stats, workers, build: see ``status``
-GET     /-/config                       what is served, its secrets masked, and what its file holds
-GET     /-/requests                     the exchanges that run: never a word of them
-POST    /-/requests/{id}/cancel         200 with ``{"cancelled"}``, how many have this id; 404
-POST    /-/drain                        readiness fails from now on, and what comes is served
-DELETE  /-/drain                        and not any more
-GET     /-/workers                      what is known of each backend's workers
+GET     /-/live                         200 as long as the process responds
+GET     /-/ready                        503 while the gateway drains or no backend is ready
+GET     /metrics                        the metrics for Prometheus
+GET     /-/status                       models, statistics, workers, build: see ``status``
+GET     /-/config                       the configuration with masked secrets, and its file's state
+GET     /-/requests                     the running requests, without their content
+POST    /-/requests/{id}/cancel         200 with ``{"cancelled"}``, the number of requests; 404
+POST    /-/drain                        readiness fails; requests are still served
+DELETE  /-/drain                        stop draining
+GET     /-/workers                      the state of each backend's workers
 POST    /-/workers                      ``{"backend", "url", "weight"?, "max_concurrency"?}``
 DELETE  /-/workers?backend=B&url=U
 POST    /-/reload                       200 with the new ``{"hash"}``; 422 with ``{"issues"}``
-POST    /-/explain                      what would become of a request; its body is a Question
-GET     /-/explain/{id}                 what became of one of the last that asked to be explained
-ANY     /-/playground/{listener}/{path} a listener's own answer; it is named by its place, from 0
-GET     /-/ui/                          the page for people; ``/`` leads there
+POST    /-/explain                      dry run of a request; the body is an ExplainRequest
+GET     /-/explain/{id}                 the explanation of a recent request
+ANY     /-/playground/{listener}/{path} forwards to a listener; ``listener`` is its index
+GET     /-/ui/                          the web UI; ``/`` redirects there
 
-What it refuses it tells as ``{"error": {"message": "...", "field": "..." or null}}``. The first two
-tell nothing and are open to all, as the page is before it asks for something; for everything else
-the key is asked for before anything is read.
+Errors are ``{"error": {"message": "...", "field": "..." or null}}``. The first two paths and the
+files of the web UI are open; for all others the key is checked before the body is read.
 
-ports      what stands behind it         listener   its paths, and what stands before them
-answers    its answers and refusals      workers    workers by hand
-overview   how the gateway is            status     that as JSON, and several processes' as one's
-window     figures of the last minute    playing    a listener's answer, by way of this one
-page       the page's files
+api        paths, authentication, workers, web UI and playground
+status     the status as JSON, and the merged status of several processes
+static/    the files of the web UI
 """
 
 from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason

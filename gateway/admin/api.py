@@ -17,14 +17,15 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
-from gateway.config.types import parse_ip, split_address
-from gateway.config.types import parse_worker_url as check_url
 from gateway.explain.report import ExplainRequest
-from gateway.http_server.sockets import ListenSockets
+from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
+from gateway.http_server.overload import BodyBudget, ConnectionLimits
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.catalog import Catalog
-from protocols.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import Headers
+from protocols.core.units import parse_ip, split_address
+from protocols.core.units import parse_worker_url as check_url
 from protocols.json_body import read_object
 
 # Requests, responses and errors of the admin listener.
@@ -39,6 +40,16 @@ MAX_BODY_SIZE: Final = 64 << 10
 """Maximum bytes of a body."""
 _BODY_TIMEOUT: Final = 10.0
 """Seconds to receive a body."""
+CONNECTION_LIMITS: Final = ConnectionLimits(
+    max_header_size=8 << 10,
+    max_connections=64,
+    max_per_address=1 << 16,  # none: operators may share an address, and they have the key
+    header_timeout=5.0,
+    body_timeout=_BODY_TIMEOUT,
+)
+"""The admin listener's own, apart from those of clients."""
+_BODY_BUDGET: Final = BodyBudget(16 << 20)
+"""For the bodies of playground requests."""
 _ERROR_FIELD = re.compile(r"`\$\.(\w+)`|field `([^`]*)`")
 RESPONSE_HEADERS: Final = {
     hdrs.SERVER: "interlingua",
@@ -68,26 +79,27 @@ class AdminError(Exception):
 async def error_middleware(request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:
     """Add the common headers, and turn exceptions into JSON errors."""
     try:
-        answer = await handler(request)
-    except AdminError as refused:
-        answer = _error_response(refused.status, refused.message, refused.field, refused.headers)
-    except web.HTTPException as refused:
-        said = _STATUS_MESSAGES.get(refused.status, "it can't be answered")
-        answer = _error_response(refused.status, said, None, {})
-        if (allowed := refused.headers.get(hdrs.ALLOW)) is not None:
-            answer.headers[hdrs.ALLOW] = allowed
+        response = await handler(request)
+    except AdminError as error:
+        response = _error_response(error.status, error.message, error.field, error.headers)
+    except web.HTTPException as error:
+        message = _STATUS_MESSAGES.get(error.status, "the request cannot be handled")
+        response = _error_response(error.status, message, None, {})
+        if (allowed_methods := error.headers.get(hdrs.ALLOW)) is not None:
+            response.headers[hdrs.ALLOW] = allowed_methods
     except Exception:
-        log.exception("the admin listener broke")
-        answer = _error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error", None, {})
-    answer.headers.update(RESPONSE_HEADERS)
-    return answer
+        log.exception("an admin request failed")
+        response = _error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error", None, {})
+    response.headers.update(RESPONSE_HEADERS)
+    return response
 
 
 async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
     """Decode a JSON body. The content type check rejects cross-site HTML forms."""
     encoded = request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity"
     if request.content_type != "application/json" or encoded:
-        raise AdminError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it as application/json")
+        message = "the content type must be application/json"
+        raise AdminError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
     try:
         async with asyncio.timeout(_BODY_TIMEOUT):
             body = await request.read()
@@ -100,25 +112,25 @@ async def read_json_body(request: web.Request, kind: type[BodyT]) -> BodyT:
         raise AdminError(HTTPStatus.BAD_REQUEST, error.message) from None
     except msgspec.ValidationError as error:
         text = str(error)
-        found = _ERROR_FIELD.search(text)
-        field = (found[1] or found[2]) if found else None
+        match = _ERROR_FIELD.search(text)
+        field = (match[1] or match[2]) if match else None
         message = text.partition(" - at ")[0]
         raise AdminError(HTTPStatus.BAD_REQUEST, message, field) from None
 
 
-def json_response(status: int, told: object) -> web.Response:
+def json_response(status: int, payload: object) -> web.Response:
     """Build a JSON response."""
     return web.Response(
-        status=status, body=msgspec.json.encode(told), content_type="application/json"
+        status=status, body=msgspec.json.encode(payload), content_type="application/json"
     )
 
 
 def _error_response(
     status: int, message: str, field: str | None, headers: Mapping[str, str]
 ) -> web.Response:
-    made = json_response(status, {"error": {"message": message, "field": field}})
-    made.headers.update(headers)
-    return made
+    response = json_response(status, {"error": {"message": message, "field": field}})
+    response.headers.update(headers)
+    return response
 
 
 # The services behind the admin listener.
@@ -163,7 +175,7 @@ class ReloadReport(Protocol):
 class SupportsExplain(Protocol):
     """Explains requests."""
 
-    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - what it is called everywhere
+    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - the usual name
         """The explanation of a request that asked for one."""
 
     async def explain_request(self, question: ExplainRequest) -> Any:
@@ -182,7 +194,7 @@ class StatusService(Protocol):
     def list_requests(self) -> Sequence[Any]:
         """The running requests, the oldest first."""
 
-    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - the usual name
         """Cancel the requests with this id; returns their number."""
 
     def set_draining(self, *, on: bool) -> None:
@@ -250,49 +262,50 @@ class WorkerApi:
 
     async def _list_workers(self, request: web.Request) -> web.Response:
         del request
-        known = {name: pool.report_workers() for name, pool in self._worker_sets.items()}
-        return json_response(HTTPStatus.OK, {"backends": known})
+        reports = {name: pool.report_workers() for name, pool in self._worker_sets.items()}
+        return json_response(HTTPStatus.OK, {"backends": reports})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
-        wanted = await read_json_body(request, _AddWorkerRequest)
-        pool = self._get_worker_set(wanted.backend)
+        command = await read_json_body(request, _AddWorkerRequest)
+        pool = self._get_worker_set(command.backend)
         try:
-            worker = WorkerConfig(check_url(wanted.url), wanted.weight, wanted.max_concurrency)
+            worker = WorkerConfig(check_url(command.url), command.weight, command.max_concurrency)
         except ValueError as error:
             raise AdminError(HTTPStatus.BAD_REQUEST, f"the URL {error}", "url") from None
         try:
             new = pool.add_worker(worker)
         except ValueError as error:
             raise AdminError(HTTPStatus.CONFLICT, str(error), "url") from None
-        told = {
-            "backend": wanted.backend,
+        payload = {
+            "backend": command.backend,
             "url": worker.url,
             "weight": worker.weight,
             "max_concurrency": worker.max_concurrency,
         }
-        return json_response(HTTPStatus.CREATED if new else HTTPStatus.OK, told)
+        return json_response(HTTPStatus.CREATED if new else HTTPStatus.OK, payload)
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
-        asked = request.query
-        for name in asked:
+        query = request.query
+        for name in query:
             if name not in ("backend", "url"):
                 raise AdminError(HTTPStatus.BAD_REQUEST, "there is no such parameter", name)
         for name in ("backend", "url"):
-            if len(asked.getall(name, [])) != 1:
-                raise AdminError(HTTPStatus.BAD_REQUEST, "it must be given, once", name)
-        pool = self._get_worker_set(asked["backend"])
+            if len(query.getall(name, [])) != 1:
+                message = "the parameter must be given exactly once"
+                raise AdminError(HTTPStatus.BAD_REQUEST, message, name)
+        pool = self._get_worker_set(query["backend"])
         try:
-            found = pool.remove_worker(asked["url"])
+            removed = pool.remove_worker(query["url"])
         except ValueError as error:
             raise AdminError(HTTPStatus.CONFLICT, str(error), "url") from None
-        if not found:
+        if not removed:
             raise AdminError(HTTPStatus.NOT_FOUND, "the backend has no such worker", "url")
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     def _get_worker_set(self, name: str) -> WorkerSet:
         if name not in self._worker_sets:
-            known = ", ".join(self._worker_sets) or "none"
-            message = f"there is no such backend with workers; known: {known}"
+            names = ", ".join(self._worker_sets) or "none"
+            message = f"there is no such backend with workers; known: {names}"
             raise AdminError(HTTPStatus.NOT_FOUND, message, "backend")
         return self._worker_sets[name]
 
@@ -323,21 +336,20 @@ async def redirect_to_ui(request: web.Request) -> web.Response:
 async def serve_ui_file(request: web.Request) -> web.Response:
     """Serve a file of the web UI."""
     name = request.match_info["file"] or "index.html"
-    found = {one.name: one for one in _UI_FILES.iterdir()}.get(name)
+    file = {one.name: one for one in _UI_FILES.iterdir()}.get(name)
     kind = _CONTENT_TYPES.get(name.rpartition(".")[2])
-    if found is None or kind is None:
+    if file is None or kind is None:
         raise AdminError(HTTPStatus.NOT_FOUND, "there is no such path")
     headers = {
         hdrs.CONTENT_TYPE: kind,
         hdrs.CONTENT_SECURITY_POLICY: _CONTENT_SECURITY_POLICY,
         "Referrer-Policy": "no-referrer",
     }
-    return web.Response(body=found.read_bytes(), headers=headers)
+    return web.Response(body=file.read_bytes(), headers=headers)
 
 
-# A listener's own answer, by way of the admin listener: the page need ask nowhere else.
-#
-# The playground. The admin key is not forwarded; clients' keys are sent as ``x-api-key``.
+# The playground: requests of the web UI to a listener. The admin key is not forwarded; a client's
+# key is sent as ``x-api-key``.
 
 _ADMIN_HEADERS: Final = frozenset({"authorization", "cookie", "host", "origin", "referer"})
 """Request headers that are not forwarded to the listener."""
@@ -364,15 +376,11 @@ class _PlaygroundRequest:
         self._raw = raw
 
     async def body(self, limit: int) -> bytes:
-        body = bytearray()
+        reader = BodyReader(CONNECTION_LIMITS, _BODY_BUDGET)
         try:
-            while piece := await self._raw.content.readany():
-                body += piece
-                if len(body) > limit:
-                    raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
-        except web.RequestPayloadError:
-            raise MalformedRequest("the body did not arrive whole") from None
-        return bytes(body)
+            return await reader.read(self._raw, limit)
+        finally:
+            reader.release()
 
 
 class _PlaygroundResponseWriter:
@@ -402,7 +410,7 @@ class _PlaygroundResponseWriter:
         self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
 
     def write(self, data: bytes) -> None:
-        if self._raw.method != hdrs.METH_HEAD:  # it would be the next answer's beginning
+        if self._raw.method != hdrs.METH_HEAD:  # a response to HEAD has no body
             self._buffer.append(data)
 
     def finish(self) -> None:
@@ -425,14 +433,16 @@ class _PlaygroundResponseWriter:
         return self._response
 
 
-async def serve_playground(overview: StatusService, request: web.Request) -> web.StreamResponse:
+async def serve_playground(
+    status_service: StatusService, request: web.Request
+) -> web.StreamResponse:
     """Forward the request to a listener's handler."""
-    serve = overview.get_listener_handler(int(request.match_info["listener"]))
-    if serve is None:
+    handle_request = status_service.get_listener_handler(int(request.match_info["listener"]))
+    if handle_request is None:
         raise AdminError(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
-    sink = _PlaygroundResponseWriter(request)
-    await serve(_PlaygroundRequest(request), sink)
-    return await sink.close()
+    writer = _PlaygroundResponseWriter(request)
+    await handle_request(_PlaygroundRequest(request), writer)
+    return await writer.close()
 
 
 _METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -454,19 +464,10 @@ class AdminServer:
             raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
         self._key_sha256 = sha256.lower() if sha256 is not None else None
         self._services = behind
-        self._sockets: ListenSockets | None = None
         self._public_handlers: frozenset[AiohttpHandler] = frozenset(
             {self._get_live, self._get_ready, redirect_to_ui, serve_ui_file}
         )
-        self._runner = web.AppRunner(
-            self.build_application(),
-            handle_signals=False,
-            handler_cancellation=True,
-            access_log=None,
-            logger=logging.getLogger("interlingua.http"),
-            auto_decompress=False,
-            shutdown_timeout=1.0,
-        )
+        self.listener = ApplicationListener(self.build_application(), CONNECTION_LIMITS)
 
     def build_application(self) -> web.Application:
         """Build the paths and middlewares."""
@@ -497,53 +498,52 @@ class AdminServer:
         With a ``path``, bind a Unix socket and return "". If sockets are ``given``, they are used
         and nothing is bound.
         """
-        await self._runner.setup()
         if path:
-            await web.UnixSite(self._runner, path).start()
+            await self.listener.listen_unix(path)
             return ""
-        assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._sockets = ListenSockets(self._runner.server)
-        bound = await self._sockets.listen(self._host, self._port, given=given)
+        bound = await self.listener.listen(self._host, self._port, given)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{bound}"
 
     @property
     def socket_fds(self) -> Sequence[int]:
         """File descriptors of the listening sockets."""
-        return () if self._sockets is None else self._sockets.fds
+        return self.listener.socket_fds
 
     def stop_accepting(self) -> None:
         """Accept no more connections; open connections stay."""
-        if self._sockets is not None:
-            self._sockets.stop_accepting()
+        self.listener.stop_accepting()
 
     async def close(self) -> None:
         """Close the listener and its connections."""
-        if self._sockets is not None:
-            await self._sockets.wait_closed()
-        await self._runner.cleanup()
+        await self.listener.close()
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:
-        asked = request.headers.get(hdrs.HOST, "")
-        host = _HOST_HEADER.fullmatch(asked)
+        host_header = request.headers.get(hdrs.HOST, "")
+        host = _HOST_HEADER.fullmatch(host_header)
         if self._is_local and not (host and _is_local_host(host[1].strip("[]"))):
-            raise AdminError(HTTPStatus.FORBIDDEN, "ask for this machine: localhost or 127.0.0.1")
+            message = "the Host header must be localhost or a loopback address"
+            raise AdminError(HTTPStatus.FORBIDDEN, message)
         if request.match_info.handler not in self._public_handlers:
             self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
         origin = request.headers.get(hdrs.ORIGIN, "")
-        if origin and request.method not in _SAFE_METHODS and origin.partition("://")[2] != asked:
-            # Another site may send it without a body, but its browser sends the origin.
-            raise AdminError(HTTPStatus.FORBIDDEN, "a page that is from elsewhere can't ask for it")
+        if (
+            origin
+            and request.method not in _SAFE_METHODS
+            and origin.partition("://")[2] != host_header
+        ):
+            # Another site can cause a request without a body, but browsers send its origin.
+            raise AdminError(HTTPStatus.FORBIDDEN, "cross-origin requests are not allowed")
         return await handler(request)
 
-    def _check_key(self, given: str) -> None:
+    def _check_key(self, authorization: str) -> None:
         if self._key_sha256 is None:
             return
-        scheme, _, key = given.partition(" ")
+        scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
         if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._key_sha256):
-            message = "give the admin's key as Authorization: Bearer"
+            message = "the admin key is required, as Authorization: Bearer"
             raise AdminError(HTTPStatus.UNAUTHORIZED, message, **{hdrs.WWW_AUTHENTICATE: "Bearer"})
 
     async def _get_live(self, request: web.Request) -> web.Response:
@@ -552,8 +552,8 @@ class AdminServer:
 
     async def _get_ready(self, request: web.Request) -> web.Response:
         del request
-        if (why := self._services.get_unready_reason()) is not None:
-            raise AdminError(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        if (reason := self._services.get_unready_reason()) is not None:
+            raise AdminError(HTTPStatus.SERVICE_UNAVAILABLE, reason)
         return json_response(HTTPStatus.OK, {"status": "ready"})
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
@@ -563,46 +563,50 @@ class AdminServer:
         )
 
 
-def _add_status_routes(paths: web.UrlDispatcher, overview: StatusService) -> None:
+def _add_status_routes(paths: web.UrlDispatcher, status_service: StatusService) -> None:
     """Add the paths of the status service and the web UI."""
     paths.add_get("/", redirect_to_ui)
     paths.add_get("/-/ui", redirect_to_ui)
     paths.add_get("/-/ui/{file:.*}", serve_ui_file)
-    paths.add_get("/-/config", partial(_get_config, overview))
-    paths.add_get("/-/status", partial(_get_status, overview))
-    paths.add_get("/-/requests", partial(_get_requests, overview))
-    paths.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, overview))
-    paths.add_post("/-/drain", partial(_set_draining, overview, on=True))
-    paths.add_delete("/-/drain", partial(_set_draining, overview, on=False))
+    paths.add_get("/-/config", partial(_get_config, status_service))
+    paths.add_get("/-/status", partial(_get_status, status_service))
+    paths.add_get("/-/requests", partial(_get_requests, status_service))
+    paths.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, status_service))
+    paths.add_post("/-/drain", partial(_set_draining, status_service, on=True))
+    paths.add_delete("/-/drain", partial(_set_draining, status_service, on=False))
     paths.add_route(
-        "*", r"/-/playground/{listener:\d{1,4}}/{path:.*}", partial(serve_playground, overview)
+        "*",
+        r"/-/playground/{listener:\d{1,4}}/{path:.*}",
+        partial(serve_playground, status_service),
     )
 
 
-async def _get_config(overview: StatusService, request: web.Request) -> web.Response:
+async def _get_config(status_service: StatusService, request: web.Request) -> web.Response:
     del request
-    return json_response(HTTPStatus.OK, await overview.get_config())
+    return json_response(HTTPStatus.OK, await status_service.get_config())
 
 
-async def _get_status(overview: StatusService, request: web.Request) -> web.Response:
+async def _get_status(status_service: StatusService, request: web.Request) -> web.Response:
     del request
-    return json_response(HTTPStatus.OK, overview.get_status())
+    return json_response(HTTPStatus.OK, status_service.get_status())
 
 
-async def _get_requests(overview: StatusService, request: web.Request) -> web.Response:
+async def _get_requests(status_service: StatusService, request: web.Request) -> web.Response:
     del request
-    return json_response(HTTPStatus.OK, {"requests": overview.list_requests()})
+    return json_response(HTTPStatus.OK, {"requests": status_service.list_requests()})
 
 
-async def _cancel_request(overview: StatusService, request: web.Request) -> web.Response:
-    if not (count := overview.cancel_request(request.match_info["id"])):
-        raise AdminError(HTTPStatus.NOT_FOUND, "no request of this id runs", "id")
+async def _cancel_request(status_service: StatusService, request: web.Request) -> web.Response:
+    if not (count := status_service.cancel_request(request.match_info["id"])):
+        raise AdminError(HTTPStatus.NOT_FOUND, "no running request has this id", "id")
     return json_response(HTTPStatus.OK, {"cancelled": count})
 
 
-async def _set_draining(overview: StatusService, request: web.Request, *, on: bool) -> web.Response:
+async def _set_draining(
+    status_service: StatusService, request: web.Request, *, on: bool
+) -> web.Response:
     del request
-    overview.set_draining(on=on)
+    status_service.set_draining(on=on)
     return json_response(HTTPStatus.OK, {"draining": on})
 
 
@@ -610,13 +614,13 @@ async def _reload_config(
     reload: Callable[[], Awaitable[ReloadReport]], request: web.Request
 ) -> web.Response:
     del request
-    told = await reload()
-    if not told.issues:
-        return json_response(HTTPStatus.OK, {"hash": told.hash})
-    message = f"{told.filename} is wrong; the configuration stays as it was"
-    wrong = {"message": message, "field": None}
-    given = {"error": wrong, "issues": told.issues, "hash": told.hash}
-    return json_response(HTTPStatus.UNPROCESSABLE_ENTITY, given)
+    result = await reload()
+    if not result.issues:
+        return json_response(HTTPStatus.OK, {"hash": result.hash})
+    message = f"{result.filename} is invalid; the configuration is unchanged"
+    error = {"message": message, "field": None}
+    payload = {"error": error, "issues": result.issues, "hash": result.hash}
+    return json_response(HTTPStatus.UNPROCESSABLE_ENTITY, payload)
 
 
 async def _explain_request(explain: SupportsExplain, request: web.Request) -> web.Response:
@@ -628,13 +632,13 @@ async def _explain_request(explain: SupportsExplain, request: web.Request) -> we
 
 
 async def _get_explanation(explain: SupportsExplain, request: web.Request) -> web.Response:
-    found = explain.find_explanation(request.match_info["id"])
-    if found is None:
-        message = "no request of this id is among the last that were explained"
+    explanation = explain.find_explanation(request.match_info["id"])
+    if explanation is None:
+        message = "no recent explanation has this id"
         raise AdminError(HTTPStatus.NOT_FOUND, message, "id")
-    return json_response(HTTPStatus.OK, found)
+    return json_response(HTTPStatus.OK, explanation)
 
 
 def _is_local_host(host: str) -> bool:
-    found = parse_ip(host)
-    return found.is_loopback if found else host.lower() == "localhost"
+    ip = parse_ip(host)
+    return ip.is_loopback if ip else host.lower() == "localhost"

@@ -107,47 +107,49 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
     workers: Mapping[str, Any]
 
 
-def add_counts(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
+def add_counts(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
     """The sums of two lists of counts."""
-    return [a + b for a, b in zip(one, other, strict=True)]
+    return [a + b for a, b in zip(left, right, strict=True)]
 
 
-def merge_statuses(told: Sequence[GatewayStatus], workers: Mapping[str, Any]) -> GatewayStatus:
+def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]) -> GatewayStatus:
     """Merge the statuses of one or more processes. ``workers`` are the merged reports."""
-    first = told[0]
+    first = statuses[0]
     return replace(
         first,
-        uptime=max(one.uptime for one in told),
-        processes=len(told),
-        draining=all(one.draining for one in told),
-        running=sum(one.running for one in told),
-        recent_seconds=max(one.recent_seconds for one in told),
-        stats=_merge_stats([figures for one in told for figures in one.stats]),
+        uptime=max(one.uptime for one in statuses),
+        processes=len(statuses),
+        draining=all(one.draining for one in statuses),
+        running=sum(one.running for one in statuses),
+        recent_seconds=max(one.recent_seconds for one in statuses),
+        stats=_merge_stats([stats for one in statuses for stats in one.stats]),
         backends={
-            name: any(one.backends.get(name, False) for one in told) for name in first.backends
+            name: any(one.backends.get(name, False) for one in statuses) for name in first.backends
         },
         workers=workers,
     )
 
 
-def _merge_stats(every: Sequence[VersionStats]) -> Sequence[VersionStats]:
-    known: dict[tuple[str, str], VersionStats] = {}
-    for one in every:
-        target = one.model, one.version
-        known[target] = _add_stats(known[target], one) if target in known else one
-    return [*known.values()]
+def _merge_stats(stats: Sequence[VersionStats]) -> Sequence[VersionStats]:
+    merged: dict[tuple[str, str], VersionStats] = {}
+    for version_stats in stats:
+        target = version_stats.model, version_stats.version
+        merged[target] = (
+            _add_stats(merged[target], version_stats) if target in merged else version_stats
+        )
+    return [*merged.values()]
 
 
-def _add_stats(one: VersionStats, other: VersionStats) -> VersionStats:
+def _add_stats(left: VersionStats, right: VersionStats) -> VersionStats:
     return replace(
-        one,
-        requests=one.requests + other.requests,
-        errors=one.errors + other.errors,
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        completion_tokens=one.completion_tokens + other.completion_tokens,
-        requests_per_second=one.requests_per_second + other.requests_per_second,
-        tokens_per_second=one.tokens_per_second + other.tokens_per_second,
-        first_token_counts=add_counts(one.first_token_counts, other.first_token_counts),
+        left,
+        requests=left.requests + right.requests,
+        errors=left.errors + right.errors,
+        prompt_tokens=left.prompt_tokens + right.prompt_tokens,
+        completion_tokens=left.completion_tokens + right.completion_tokens,
+        requests_per_second=left.requests_per_second + right.requests_per_second,
+        tokens_per_second=left.tokens_per_second + right.tokens_per_second,
+        first_token_counts=add_counts(left.first_token_counts, right.first_token_counts),
     ).compute_quantiles()
 
 
@@ -187,39 +189,39 @@ class RecentStats:
         now, counts = self._clock(), _count_by_version(self._get_stats())
         while len(self._samples) > 1 and now - self._samples[1][0] >= _WINDOW_SECONDS:
             self._samples.popleft()
-        then, before = self._samples[0]
+        then, baseline = self._samples[0]
         if now - self._samples[-1][0] >= _SAMPLE_INTERVAL:
             self._samples.append((now, counts))
         seconds = now - then
         none = _VersionCounts()
         return seconds, [
-            _build_version_stats(target, count, before.get(target, none), seconds)
+            _build_version_stats(target, count, baseline.get(target, none), seconds)
             for target, count in counts.items()
         ]
 
 
 def _count_by_version(
-    arms: Mapping[StatsKey, RequestStats[Histogram]],
+    stats: Mapping[StatsKey, RequestStats[Histogram]],
 ) -> Mapping[TargetKey, _VersionCounts]:
-    found: dict[TargetKey, _VersionCounts] = {}
-    for (model, version, _), figures in arms.items():
-        one = found.setdefault((model, version), _VersionCounts())
-        one.requests += figures.outcomes.total()
-        one.errors += figures.errors.total()
-        for (direction, _), tokens in figures.tokens.items():
+    counts: dict[TargetKey, _VersionCounts] = {}
+    for (model, version, _), request_stats in stats.items():
+        count = counts.setdefault((model, version), _VersionCounts())
+        count.requests += request_stats.outcomes.total()
+        count.errors += request_stats.errors.total()
+        for (direction, _), tokens in request_stats.tokens.items():
             if direction == "input":
-                one.prompt_tokens += tokens
+                count.prompt_tokens += tokens
             elif direction == "output":
-                one.completion_tokens += tokens
-        one.first_token = add_counts(one.first_token, figures.first_token.counts)
-    return found
+                count.completion_tokens += tokens
+        count.first_token = add_counts(count.first_token, request_stats.first_token.counts)
+    return counts
 
 
 def _build_version_stats(
-    target: TargetKey, count: _VersionCounts, before: _VersionCounts, seconds: float
+    target: TargetKey, count: _VersionCounts, baseline: _VersionCounts, seconds: float
 ) -> VersionStats:
-    recent = [now - then for now, then in zip(count.first_token, before.first_token, strict=True)]
-    told = VersionStats(
+    recent = [now - then for now, then in zip(count.first_token, baseline.first_token, strict=True)]
+    stats = VersionStats(
         model=target[0],
         version=target[1],
         requests=count.requests,
@@ -229,9 +231,9 @@ def _build_version_stats(
         first_token_counts=recent,
     )
     if seconds > 0:
-        told.requests_per_second = (count.requests - before.requests) / seconds
-        told.tokens_per_second = (count.completion_tokens - before.completion_tokens) / seconds
-    return told.compute_quantiles()
+        stats.requests_per_second = (count.requests - baseline.requests) / seconds
+        stats.tokens_per_second = (count.completion_tokens - baseline.completion_tokens) / seconds
+    return stats.compute_quantiles()
 
 
 _HASH_LENGTH: Final = 12
@@ -321,28 +323,28 @@ class StatusReporter:
 
     async def get_config(self) -> Any:
         """See ``gateway.admin.api.StatusService``."""
-        now = self._current
-        return await describe_config(now.config, now.config_hash, self._filename)
+        snapshot = self._current
+        return await describe_config(snapshot.config, snapshot.config_hash, self._filename)
 
     def get_status(self) -> GatewayStatus:
         """See ``gateway.admin.api.StatusService``."""
-        now = self._current
+        snapshot = self._current
         seconds, stats = self._recent_stats.sample()
         return GatewayStatus(
             version=__version__,
             python=platform.python_version(),
-            config_hash=now.config_hash,
+            config_hash=snapshot.config_hash,
             uptime=self._clock() - self._started_at,
-            draining=not now.router.ready,
+            draining=not snapshot.router.ready,
             running=len(self._collect_running()),
             recent_seconds=seconds,
             listeners=[*self._list_listeners()],
-            models=[*_list_models(now)],
+            models=[*_list_models(snapshot)],
             stats=stats,
-            backends={name: one.ready for name, one in now.backends.items()},
+            backends={name: one.ready for name, one in snapshot.backends.items()},
             workers={
                 name: one.report_workers()
-                for name, one in now.backends.items()
+                for name, one in snapshot.backends.items()
                 if isinstance(one, WorkerSet)
             },
         )
@@ -350,24 +352,24 @@ class StatusReporter:
     def list_requests(self) -> Sequence[RunningRequest]:
         """See ``gateway.admin.api.StatusService``."""
         queued = {
-            waiter
-            for made in self._gateway.active_snapshots
-            for one in made.backends.values()
+            request_id
+            for snapshot in self._gateway.active_snapshots
+            for one in snapshot.backends.values()
             if isinstance(one, HasQueue)
-            for waiter in one.queued_request_ids
+            for request_id in one.queued_request_ids
         }
-        told = (
+        requests = (
             _describe_request(one, queued=one.record.id in queued)
             for one in self._collect_running()
         )
-        return sorted(told, key=lambda one: -one.age)
+        return sorted(requests, key=lambda one: -one.age)
 
-    def cancel_request(self, id: str) -> int:  # noqa: A002 - what it is called everywhere
+    def cancel_request(self, id: str) -> int:  # noqa: A002 - the usual name
         """See ``gateway.admin.api.StatusService``."""
-        found = [one for one in self._collect_running() if one.record.id == id]
-        for one in found:
-            one.stop()
-        return len(found)
+        requests = [request for request in self._collect_running() if request.record.id == id]
+        for request in requests:
+            request.stop()
+        return len(requests)
 
     def set_draining(self, *, on: bool) -> None:
         """See ``gateway.admin.api.StatusService``."""
@@ -385,17 +387,18 @@ class StatusReporter:
         return self._gateway.active_snapshots[-1]
 
     def _collect_running(self) -> set[Responder]:
-        answers = (
+        handlers = (
             one.dispatcher
-            for made in self._gateway.active_snapshots
-            for one in made.handlers.values()
+            for snapshot in self._gateway.active_snapshots
+            for one in snapshot.handlers.values()
         )
-        return {request for one in answers for request in one.running_requests}
+        return {request for one in handlers for request in one.running_requests}
 
     def _list_listeners(self) -> Iterator[ListenerStatus]:
-        for listener_id, one in config_listeners.listeners_by_id(self._current.config).items():
+        for listener_id, listener in config_listeners.listeners_by_id(self._current.config).items():
             protocols = [
-                ListenerProtocolStatus(it.name, it.profile or "", it.prefix) for it in one.protocols
+                ListenerProtocolStatus(protocol.name, protocol.profile or "", protocol.prefix)
+                for protocol in listener.protocols
             ]
             yield ListenerStatus(self._gateway.listener_urls.get(listener_id, ""), protocols)
 
@@ -415,23 +418,27 @@ def _mask_fields(node: Any) -> Any:
     match node:
         case dict():
             return {
-                name: "***" if name in _MASKED_FIELDS and one is not None else _mask_fields(one)
-                for name, one in node.items()
+                name: "***" if name in _MASKED_FIELDS and value is not None else _mask_fields(value)
+                for name, value in node.items()
             }
         case list():
-            return [_mask_fields(one) for one in node]
+            return [_mask_fields(value) for value in node]
         case _:
             return node
 
 
-def _list_models(now: SnapshotView) -> Iterator[ModelStatus]:
-    for info in now.router.list_models():
-        targets = now.config.models[info.name].resolve_targets()
+def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
+    for info in snapshot.router.list_models():
+        targets = snapshot.config.models[info.name].resolve_targets()
         versions = [
             VersionStatus(
-                one.name, targets[one.name].backend, one.backend_model, one.share, one.ready
+                version.name,
+                targets[version.name].backend,
+                version.backend_model,
+                version.share,
+                version.ready,
             )
-            for one in info.versions
+            for version in info.versions
         ]
         yield ModelStatus(info.name, info.task, info.aliases, versions)
 

@@ -90,16 +90,16 @@ class Authenticator:
 
     def impersonate(self, name: str) -> "Authenticator":
         """An authenticator whose principal is always this key's. Raises KeyError."""
-        found = next((one for _, one in self._by_digest.values() if one.name == name), None)
-        if found is None:
+        principal = next((one for _, one in self._by_digest.values() if one.name == name), None)
+        if principal is None:
             raise KeyError(name)
-        return _ImpersonatingAuthenticator(found)
+        return _ImpersonatingAuthenticator(principal)
 
     def _find_principal(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         if digest in self._by_digest:
-            own, principal = self._by_digest[digest]
-            if hmac.compare_digest(own, digest):
+            known_digest, principal = self._by_digest[digest]
+            if hmac.compare_digest(known_digest, digest):
                 return principal
         return (
             None if self._token_verifier is None else self._token_verifier.verify_token(key, digest)

@@ -51,40 +51,40 @@ class KeySet(Struct, frozen=True):
         """The key with this id; without an id, the only key of the algorithm."""
         if name is not None:
             return self.by_name.get((name, algorithm))
-        found = [key for (_, one), key in self.by_name.items() if one == algorithm]
-        return found[0] if len(found) == 1 else None
+        keys = [key for (_, one), key in self.by_name.items() if one == algorithm]
+        return keys[0] if len(keys) == 1 else None
 
 
 def parse_key_set(body: bytes, algorithms: Collection[str]) -> KeySet:
     """The keys of a set for these algorithms. Raises ValueError if there are none."""
     try:
-        told = msgspec.json.decode(body, type=_JwkSet).keys[:_MAX_KEYS]
+        keys = msgspec.json.decode(body, type=_JwkSet).keys[:_MAX_KEYS]
     except msgspec.DecodeError:
         raise ValueError("the response is not a JWK set") from None
-    found: dict[KeyName, PyJWK] = {}
-    for one in told:
-        for algorithm in _list_algorithms(one):
+    by_name: dict[KeyName, PyJWK] = {}
+    for key in keys:
+        for algorithm in _list_algorithms(key):
             if algorithm in algorithms:
                 try:
-                    found[str(one.get("kid", "")), algorithm] = PyJWK(one, algorithm)
+                    by_name[str(key.get("kid", "")), algorithm] = PyJWK(key, algorithm)
                 except (PyJWTError, PyJWKError):
                     continue
-    if not found:
+    if not by_name:
         raise ValueError(f"it has no key for {', '.join(algorithms)}")
-    return KeySet(found, body)
+    return KeySet(by_name, body)
 
 
 def _list_algorithms(key: Mapping[str, Any]) -> Iterator[str]:
     """The signature algorithms of a public key; none for a symmetric key."""
     if key.get("use", "sig") != "sig":
         return
-    fits = (
+    candidates = (
         _RSA_ALGORITHMS
         if key.get("kty") == "RSA"
         else (_CURVE_ALGORITHMS.get(str(key.get("crv")), ""),)
     )
-    said = key.get("alg")
-    yield from (one for one in fits if one and said in (None, one))
+    declared = key.get("alg")
+    yield from (one for one in candidates if one and declared in (None, one))
 
 
 log = logging.getLogger("interlingua")
@@ -107,12 +107,12 @@ class JwksClient:
     """The keys of one issuer."""
 
     def __init__(
-        self, told: JwtConfig, clock: Callable[[], float], fetch: JwksFetch | None = None
+        self, settings: JwtConfig, clock: Callable[[], float], fetch: JwksFetch | None = None
     ) -> None:
         """``clock`` is monotonic, in seconds. ``fetch`` is for tests."""
-        self._settings = told
+        self._settings = settings
         self._clock = clock
-        self._fetch = fetch or JwksFetcher(told).fetch_keys
+        self._fetch = fetch or JwksFetcher(settings).fetch_keys
         self._keys = KeySet({})
         self._fetched_at = 0.0
         self._next_fetch_at = clock()
@@ -169,8 +169,10 @@ class JwksClient:
             async with asyncio.timeout(_FETCH_TIMEOUT):
                 keys = parse_key_set(await self._fetch(), self._settings.algorithms)
         except (OSError, ValueError, RecursionError, httpx.HTTPError, httpx.InvalidURL) as error:
-            why = str(error) or f"no answer within {_FETCH_TIMEOUT:g} s"
-            log.warning("identity: the keys of %s can't be fetched: %s", self._settings.issuer, why)
+            reason = str(error) or f"no answer within {_FETCH_TIMEOUT:g} s"
+            log.warning(
+                "identity: the keys of %s can't be fetched: %s", self._settings.issuer, reason
+            )
         else:
             self._fetched_at = self._clock()
             self._store_keys(keys)
@@ -194,38 +196,38 @@ class _DiscoveryDocument(Struct):
 class JwksFetcher:
     """Fetches keys over HTTP, without redirects, from the configured URL or the discovered one."""
 
-    def __init__(self, told: JwtConfig) -> None:
-        self._settings = told
-        self._tls = ssl.create_default_context(cafile=told.tls.ca if told.tls else None)
+    def __init__(self, settings: JwtConfig) -> None:
+        self._settings = settings
+        self._tls = ssl.create_default_context(cafile=settings.tls.ca if settings.tls else None)
 
     async def fetch_keys(self) -> bytes:
         """See ``JwksFetch``."""
-        told = self._settings
+        settings = self._settings
         async with httpx.AsyncClient(verify=self._tls, timeout=_FETCH_TIMEOUT) as client:
-            url = told.jwks
+            url = settings.jwks
             if url is None:
-                place = f"{told.issuer.rstrip('/')}/.well-known/openid-configuration"
+                location = f"{settings.issuer.rstrip('/')}/.well-known/openid-configuration"
                 try:
-                    found = msgspec.json.decode(
-                        await _fetch_body(client, place), type=_DiscoveryDocument
+                    document = msgspec.json.decode(
+                        await _fetch_body(client, location), type=_DiscoveryDocument
                     )
                 except msgspec.DecodeError:
-                    raise ValueError(f"{place} is not a discovery document") from None
-                if found.issuer != told.issuer:
-                    raise ValueError(f"{place} is another's: {found.issuer[:100]!r}")
-                if urlsplit(url := found.jwks_uri).scheme != urlsplit(told.issuer).scheme:
-                    raise ValueError(f"{place} has its keys at {url[:100]!r}")
+                    raise ValueError(f"{location} is not a discovery document") from None
+                if document.issuer != settings.issuer:
+                    raise ValueError(f"{location} is another's: {document.issuer[:100]!r}")
+                if urlsplit(url := document.jwks_uri).scheme != urlsplit(settings.issuer).scheme:
+                    raise ValueError(f"{location} has its keys at {url[:100]!r}")
             return await _fetch_body(client, url)
 
 
 async def _fetch_body(client: httpx.AsyncClient, url: str) -> bytes:
     """The body of a URL. Raises ValueError and httpx.HTTPError."""
     body = bytearray()
-    async with client.stream("GET", url) as answer:
-        if not answer.is_success:
-            raise ValueError(f"{url} answers {answer.status_code}")
-        async for piece in answer.aiter_bytes():
-            body += piece
+    async with client.stream("GET", url) as response:
+        if not response.is_success:
+            raise ValueError(f"{url} answers {response.status_code}")
+        async for chunk in response.aiter_bytes():
+            body += chunk
             if len(body) > _MAX_BODY_BYTES:
                 raise ValueError(f"{url} gives more than {_MAX_BODY_BYTES} bytes")
     return bytes(body)

@@ -33,13 +33,6 @@ _DECODE_OPTIONS: Final[Any] = {
 }
 
 
-class JwtPolicy(Struct, frozen=True):
-    """The rules for tokens. ``aliases`` maps each model alias to its model."""
-
-    settings: JwtConfig
-    aliases: Mapping[str, str]
-
-
 class _CachedToken(Struct, frozen=True):
     """A verified token."""
 
@@ -48,12 +41,20 @@ class _CachedToken(Struct, frozen=True):
 
 
 class JwtVerifier:
-    """Verifies tokens. ``now`` returns Unix seconds."""
+    """Verifies tokens."""
 
-    def __init__(self, rules: JwtPolicy, issuer: JwksClient, now: Callable[[], float]) -> None:
-        self._policy = rules
-        self._jwks = issuer
-        self._now = now
+    def __init__(
+        self,
+        settings: JwtConfig,
+        model_names: Mapping[str, str],
+        jwks: JwksClient,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """``model_names`` is the model of each name and alias. The clock returns Unix seconds."""
+        self._settings = settings
+        self._model_names = model_names
+        self._jwks = jwks
+        self._now = wall_clock
         self._cache: dict[str, _CachedToken] = {}
         self._keys_version = 0
         """The version of the issuer's keys that verified the cached tokens."""
@@ -63,12 +64,12 @@ class JwtVerifier:
 
         Raises Unauthorized, and KeysPending if the issuer's keys have to be fetched first.
         """
-        if self._keys_version != (changed := self._jwks.refresh_if_old()):
+        if self._keys_version != (version := self._jwks.refresh_if_old()):
             self._cache.clear()
-            self._keys_version = changed
-        if (known := self._cache.get(digest)) is not None:
-            if self._now() < known.expires_at:
-                return known.principal
+            self._keys_version = version
+        if (cached := self._cache.get(digest)) is not None:
+            if self._now() < cached.expires_at:
+                return cached.principal
             del self._cache[digest]
         if len(token) > _MAX_TOKEN_LENGTH or not _JWT_PATTERN.fullmatch(token):
             return None
@@ -79,13 +80,13 @@ class JwtVerifier:
         await self._jwks.wait_refresh()
 
     def _verify_token(self, token: str, digest: str) -> Principal:
-        told = self._policy.settings
+        settings = self._settings
         try:
             header = jwt.get_unverified_header(token)
         except (PyJWTError, RecursionError):
             raise Unauthorized("the token is malformed", missing=False) from None
         algorithm = header.get("alg")
-        if algorithm not in told.algorithms:
+        if algorithm not in settings.algorithms:
             raise Unauthorized("the token's signing algorithm is not allowed", missing=False)
         key = self._jwks.find_key(header.get("kid"), algorithm)
         if key is None:
@@ -97,44 +98,46 @@ class JwtVerifier:
                 token,
                 key,
                 algorithms=[algorithm],
-                audience=told.audience,
-                issuer=told.issuer,
+                audience=settings.audience,
+                issuer=settings.issuer,
                 options=_DECODE_OPTIONS,
             )
         except (PyJWTError, RecursionError) as error:
             raise Unauthorized(_describe_error(error), missing=False) from None
-        until = self._get_expiry(claims)
+        expires_at = self._get_expiry(claims)
         principal = self._build_principal(claims)
         while len(self._cache) >= _MAX_CACHED_TOKENS:
             del self._cache[next(iter(self._cache))]
-        self._cache[digest] = _CachedToken(principal, until)
+        self._cache[digest] = _CachedToken(principal, expires_at)
         return principal
 
     def _get_expiry(self, claims: Mapping[str, Any]) -> float:
         """When the token expires. Raises Unauthorized if it is not valid now."""
-        leeway, now = self._policy.settings.leeway, self._now()
-        until, since = claims["exp"], claims.get("nbf", 0)
-        if not _is_timestamp(until) or not _is_timestamp(since):
+        leeway, now = self._settings.leeway, self._now()
+        expires_at, not_before = claims["exp"], claims.get("nbf", 0)
+        if not _is_timestamp(expires_at) or not _is_timestamp(not_before):
             raise Unauthorized("the token has an invalid exp or nbf claim", missing=False)
-        if now >= until + leeway:
+        if now >= expires_at + leeway:
             raise Unauthorized("the token has expired", missing=False)
-        if now < since - leeway:
+        if now < not_before - leeway:
             raise Unauthorized("the token is not valid yet", missing=False)
-        return float(until + leeway)
+        return float(expires_at + leeway)
 
     def _build_principal(self, claims: Mapping[str, Any]) -> Principal:
-        where = self._policy.settings.claims
-        name = _get_claim(claims, where.name)
+        claim_names = self._settings.claims
+        name = _get_claim(claims, claim_names.name)
         if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
             raise Unauthorized("the token has no valid name claim", missing=False)
         models = None
-        if where.models is not None:
-            listed = _parse_texts(_get_claim(claims, where.models))
-            aliases = self._policy.aliases
-            models = None if "*" in listed else frozenset(aliases.get(one, one) for one in listed)
-        tags = () if where.tags is None else _parse_texts(_get_claim(claims, where.tags))
-        good = frozenset(one for one in tags if _TAG_PATTERN.fullmatch(one))
-        return Principal(f"jwt:{name}", "", models, tags=good)
+        if claim_names.models is not None:
+            listed = _parse_texts(_get_claim(claims, claim_names.models))
+            names = self._model_names
+            models = None if "*" in listed else frozenset(names.get(one, one) for one in listed)
+        tags = (
+            () if claim_names.tags is None else _parse_texts(_get_claim(claims, claim_names.tags))
+        )
+        valid_tags = frozenset(one for one in tags if _TAG_PATTERN.fullmatch(one))
+        return Principal(f"jwt:{name}", "", models, tags=valid_tags)
 
 
 def _describe_error(error: Exception) -> str:
@@ -155,10 +158,10 @@ def _is_timestamp(value: Any) -> bool:
 
 def _get_claim(claims: Mapping[str, Any], name: str) -> Any:
     """The claim of this name, or at this dotted path."""
-    found: Any = claims
+    value: Any = claims
     for step in (name,) if name in claims else name.split("."):
-        found = found.get(step) if isinstance(found, dict) else None
-    return found
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 def _parse_texts(value: Any) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ _HEADINGS: Final = ("", "a", "b", "b - a", "from", "to", "", "")
 
 
 class _Options(Struct, frozen=True):
-    """The command's."""
+    """The options of the command."""
 
     model: str
     a: str | None
@@ -46,42 +46,46 @@ class _Options(Struct, frozen=True):
 @click.command()
 @click.argument("source")
 @click.option("--model", required=True, help="The model, by its public name.")
-@click.option("--a", metavar="VERSION", help="Compare with this; else with the first of two.")
-@click.option("--b", metavar="VERSION", help="Compare this; else the other one.")
-@click.option("--split", metavar="NAME", help="The split, if the model had several.")
+@click.option(
+    "--a", metavar="VERSION", help="The version to compare with; by default, the first of two."
+)
+@click.option("--b", metavar="VERSION", help="The version to compare; by default, the other one.")
+@click.option("--split", metavar="NAME", help="The traffic split, if the model had several.")
 @click.option(
     "--since",
     metavar="AGO|TIME",
-    help="Of a log: since 30m, 24h or 7d ago, or since a time.",
+    help="Read a log from 30m, 24h or 7d ago on, or from a time on.",
 )
 @click.option(
     "--confidence",
     type=click.FloatRange(50, 100, min_open=True, max_open=True),
     default=95.0,
     show_default=True,
-    help="How often an interval holds the true value, in percent.",
+    help="The confidence level of the intervals, in percent.",
 )
-@click.option("--all", "everything", is_flag=True, help="Include requests that no split sent.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Include requests that no traffic split assigned."
+)
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False),
-    help="A configuration: check that the split sends requests as its weights say.",
+    help="A configuration: check that the requests fit the weights of its traffic split.",
 )
 @click.option(
     "--key",
     envvar="INTERLINGUA_ADMIN_KEY",
-    help="The admin listener's key; better set in INTERLINGUA_ADMIN_KEY.",
+    help="The admin listener's key; prefer the environment variable INTERLINGUA_ADMIN_KEY.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def ab(source: str, **stated: Any) -> None:
+def ab(source: str, **arguments: Any) -> None:
     """Compare two versions of a model's traffic split.
 
     SOURCE is an access log (a file, or - for standard input), a page of metrics, or its URL, such
-    as http://127.0.0.1:8081/metrics. A log has every value, a page only its bucket.
+    as http://127.0.0.1:8081/metrics. A log has exact values, a page of metrics only histograms.
 
-    Requests are compared that the split sent to its versions: those that pin a version, or are sent
-    by a rule, are no random sample. A request that a fallback answered counts for the version that
-    failed, and for nothing else.
+    Only requests that the traffic split assigned are compared: those that pin a version, or that a
+    rule routes, are no random sample. A request that a fallback answered counts only for the
+    version that failed.
 
     Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
     usage, a source that can't be read, or nothing to compare.
@@ -93,9 +97,9 @@ def ab(source: str, **stated: Any) -> None:
     )
     from gateway.tools.ab.sources import UsageQuery  # noqa: PLC0415 - as above
 
-    options = _Options(**stated)
+    options = _Options(**arguments)
     if options.everything and (options.split is not None or options.config is not None):
-        raise click.UsageError("--all is not of one split; leave --split and --config out")
+        raise click.UsageError("--all can't be used with --split or --config")
     query = UsageQuery(options.model, options.everything, parse_since(options.since))
     evidence = _read_evidence(source, query, options.key)
     try:
@@ -113,7 +117,7 @@ def ab(source: str, **stated: Any) -> None:
 
 def print_report(report: "ComparisonReport") -> None:
     click.echo(f"{report.title()}\n")
-    print_table(_HEADINGS, report.table(), left=(0, len(_HEADINGS) - 1))
+    print_table(_HEADINGS, report.table(), left_aligned=(0, len(_HEADINGS) - 1))
     click.echo("\n".join(("", *report.notes)))
 
 
@@ -128,7 +132,7 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
 
     if options.model not in evidence.models:
         listed = ", ".join(sorted(evidence.models)) or "none"
-        raise ComparisonError(f"there is no such model; there is {listed}")
+        raise ComparisonError(f"no such model; the source has {listed}")
     split, a, b = select_versions(evidence, options.split, options.a, options.b)
     comparison = compare_versions(evidence, split, (a, b), options.confidence / 100)
     if options.config is None:
@@ -163,7 +167,7 @@ def _weights(file: str, model: str) -> tuple[str, "Mapping[str, int]"]:
         config = load_config(file, env=os.environ, insecure=True)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    found = config.models.get(model)
-    if found is None or found.split is None:
+    model_config = config.models.get(model)
+    if model_config is None or model_config.split is None:
         raise click.UsageError(f"{file} has no split of the model {model!r}")
-    return found.split.name or model, found.split.weights
+    return model_config.split.name or model, model_config.split.weights

@@ -18,7 +18,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 class AdminClient:
-    """Requests one page of an admin listener. ``content`` is what the page is expected to hold.
+    """Requests one page of an admin listener. ``content`` names the expected content.
 
     Every failure is a click.UsageError that names the page.
     """
@@ -31,7 +31,7 @@ class AdminClient:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def get(self, suffix: str = "") -> bytes:
-        """Read the page, or what lies below it."""
+        """Read the page, or a path below it."""
         return self._send("GET", self._page + suffix)
 
     def post(self, body: bytes) -> bytes:
@@ -39,11 +39,13 @@ class AdminClient:
         return self._send("POST", self._page, body)
 
     def unexpected(self, status: int) -> click.UsageError:
-        """The error for an answer that does not hold what is expected."""
-        return click.UsageError(f"{self._page}: it answers {status}, and no {self._content}")
+        """The error for a response without the expected content."""
+        return click.UsageError(
+            f"{self._page}: the response has the status {status}, and no {self._content}"
+        )
 
     def _send(self, method: str, url: str, body: bytes | None = None) -> bytes:
-        import httpx  # noqa: PLC0415 - a command that reads a file needs none
+        import httpx  # noqa: PLC0415 - not loaded by commands that read a file
 
         try:
             response = httpx.request(

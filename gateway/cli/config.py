@@ -26,8 +26,8 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 @click.command()
 @click.argument("file", type=click.Path())
-@click.option("--connect", is_flag=True, help="Then check workers, services and listeners, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print mistakes and findings as JSON.")
+@click.option("--connect", is_flag=True, help="Also check workers, services and listeners.")
+@click.option("--json", "as_json", is_flag=True, help="Print errors and findings as JSON.")
 @click.option(
     "--insecure-no-auth",
     "insecure",
@@ -37,13 +37,13 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
     """Check the configuration FILE, without starting anything.
 
-    With --connect, a file without mistakes is then checked against its surroundings: DNS, TCP, TLS
+    With --connect, a file without errors is then checked against its environment: DNS, TCP, TLS
     and the protocol of each worker, the addresses and certificates of listeners, Redis, PostgreSQL,
     the issuer of tokens, collectors, installed versions and limits of the system. No check sends a
     request to a model.
 
-    Exit codes: 0 good, or good with warnings, 1 mistakes in FILE, or an error found by --connect,
-    2 the file can't be read.
+    Exit codes: 0 valid, perhaps with warnings, 1 errors in FILE or found by --connect, 2 the file
+    can't be read.
     """
     try:
         config = load_config(file, env=os.environ, insecure=insecure)
@@ -57,15 +57,15 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
         sys.exit(1)
     if not as_json:
         click.echo(f"{file}: good: {_format_summary(config)}")
-    findings = _check_connections(config) if connect else []
+    results = _check_connections(config) if connect else []
     if as_json:
         report: dict[str, Any] = {"file": file, "issues": []}
-        click.echo(msgspec.json.encode(report | ({"findings": findings} if connect else {})))
+        click.echo(msgspec.json.encode(report | ({"findings": results} if connect else {})))
     else:
-        for finding in findings:
+        for result in results:
             colour = False if os.environ.get("NO_COLOR") else None
-            click.echo(_format_finding(finding), color=colour)
-    sys.exit(1 if any(finding.state == "error" for finding in findings) else 0)
+            click.echo(_format_finding(result), color=colour)
+    sys.exit(1 if any(result.state == "error" for result in results) else 0)
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":
@@ -78,10 +78,10 @@ def _check_connections(config: Config) -> "Sequence[Finding]":
     return [*check_host(), *asyncio.run(check_connections(config, build_services()))]
 
 
-def _format_finding(finding: "Finding") -> str:
-    state = click.style(f"{finding.state:7}", fg=_COLOURS[finding.state])
-    hint = f"; {finding.hint}" if finding.hint else ""
-    return f"{state}  {finding.subject}: {finding.message}{hint}"
+def _format_finding(result: "Finding") -> str:
+    state = click.style(f"{result.state:7}", fg=_COLOURS[result.state])
+    hint = f"; {result.hint}" if result.hint else ""
+    return f"{state}  {result.subject}: {result.message}{hint}"
 
 
 def _format_summary(config: Config) -> str:
@@ -91,7 +91,7 @@ def _format_summary(config: Config) -> str:
         "model": len(config.models),
         "key": len(config.keys),
     }
-    return ", ".join(f"{n} {what}{'s' if n != 1 else ''}" for what, n in parts.items())
+    return ", ".join(f"{n} {noun}{'s' if n != 1 else ''}" for noun, n in parts.items())
 
 
 @click.command()
@@ -104,14 +104,14 @@ def schema() -> None:
 
 _ASSIGNMENTS: Final = {
     "random": "  requests are assigned at random",
-    "reassigned": "  users are identified otherwise, and all are reassigned",
+    "reassigned": "  users are identified in another way, and all are reassigned",
 }
 
 
 @click.command()
 @click.argument("old", type=click.Path())
 @click.argument("new", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 @click.option(
     "--insecure-no-auth",
     "insecure",
@@ -124,14 +124,16 @@ def diff(old: str, new: str, *, as_json: bool, insecure: bool) -> None:
     Names that are added (+), removed (-) or changed (~); which share of each model's users moves
     to another version; and what needs a restart.
 
-    Exit codes: 0 no difference, 1 differences, 2 a file is wrong or can't be read.
+    Exit codes: 0 no difference, 1 differences, 2 a file is invalid or can't be read.
     """
-    found = diff_configs(_load_config(old, insecure=insecure), _load_config(new, insecure=insecure))
+    difference = diff_configs(
+        _load_config(old, insecure=insecure), _load_config(new, insecure=insecure)
+    )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(difference), indent=2))
     else:
-        click.echo("\n".join(format_diff(found)))
-    sys.exit(0 if found.is_empty else 1)
+        click.echo("\n".join(format_diff(difference)))
+    sys.exit(0 if difference.is_empty else 1)
 
 
 def _load_config(file: str, *, insecure: bool) -> Config:
@@ -142,22 +144,22 @@ def _load_config(file: str, *, insecure: bool) -> Config:
         sys.exit(2)
 
 
-def format_diff(found: ConfigDiff) -> Iterator[str]:
+def format_diff(difference: ConfigDiff) -> Iterator[str]:
     """The lines that show a difference."""
-    if found.is_empty:
+    if difference.is_empty:
         yield "no difference"
-    if found.sections:
+    if difference.sections:
         yield "sections"
-        yield from (f"  ~ {name}" for name in found.sections)
-    for kind, changes in found.names.items():
+        yield from (f"  ~ {name}" for name in difference.sections)
+    for kind, changes in difference.names.items():
         if not changes.is_empty:
             yield kind
             yield from _name_lines(changes)
-    for shift in found.traffic:
+    for shift in difference.traffic:
         yield from _traffic_lines(shift)
-    if found.restart_required:
+    if difference.restart_required:
         yield "restart required"
-        yield from (f"  {path}: {why}" for path, why in found.restart_required.items())
+        yield from (f"  {path}: {reason}" for path, reason in difference.restart_required.items())
 
 
 def _name_lines(changes: NameChanges) -> Iterator[str]:

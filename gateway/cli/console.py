@@ -10,7 +10,7 @@ _WIDTH: Final = 10_000
 
 
 def print_table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]
+    headings: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[int]
 ) -> None:
     """Print a table, with the columns ``left`` aligned to the left and all others to the right.
 
@@ -21,7 +21,9 @@ def print_table(
 
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number in left else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if number in left_aligned else "right", no_wrap=True
+        )
     for row in rows:
         table.add_row(*row)
     console = Console(width=_WIDTH, markup=False, emoji=False, highlight=False)

@@ -52,7 +52,7 @@ _ADMIN_URL: Final = re.compile(r"https?://[^/]+/?")
     help="The admin listener's key; prefer the environment variable INTERLINGUA_ADMIN_KEY.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the explanation as JSON.")
-def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
+def explain_command(source: str, *, as_json: bool, **arguments: Any) -> None:
     """Explain how a gateway handles a request.
 
     SOURCE is a configuration file: nothing is sent, started or bound. Or it is the URL of a running
@@ -62,41 +62,48 @@ def explain_command(source: str, *, as_json: bool, **told: Any) -> None:
     Exit codes: 0 explained, 1 the gateway would reject the request, 2 wrong usage, an invalid file,
     or no response.
     """
-    body = told["body"]
-    wish = PartialRequest(
-        told["model"], told["path"], told["protocol"], body and body.read(), told["stream"]
+    body = arguments["body"]
+    partial = PartialRequest(
+        arguments["model"],
+        arguments["path"],
+        arguments["protocol"],
+        body and body.read(),
+        arguments["stream"],
     )
-    question = ExplainRequest(
-        path=wish.path or "/",
-        method=told["method"].upper(),
-        headers=dict(map(_parse_header, told["headers"])),
-        base64=wish.body or b"",
-        key=told["key"],
-        peer=told["peer"],
-        listener=told["listener"],
-        random=told["random"],
+    request = ExplainRequest(
+        path=partial.path or "/",
+        method=arguments["method"].upper(),
+        headers=dict(map(_parse_header, arguments["headers"])),
+        base64=partial.body or b"",
+        key=arguments["key"],
+        peer=arguments["peer"],
+        listener=arguments["listener"],
+        random=arguments["random"],
     )
     if _ADMIN_URL.fullmatch(source):
-        found = _query_admin(source.rstrip("/"), question, wish, told["id_"], told["admin_key"])
-    elif told["id_"] is not None:
+        explanation = _query_admin(
+            source.rstrip("/"), request, partial, arguments["id_"], arguments["admin_key"]
+        )
+    elif arguments["id_"] is not None:
         raise click.UsageError("--id needs the URL of an admin listener")
     else:
-        found = _explain_offline(_load_config(source), question, wish)
+        explanation = _explain_offline(_load_config(source), request, partial)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        click.echo(msgspec.json.format(msgspec.json.encode(explanation)))
     else:
-        click.echo(format_explanation(found), nl=False)
-    sys.exit(1 if found.dry_run and found.answer is not None and found.answer.error else 0)
+        click.echo(format_explanation(explanation), nl=False)
+    answer = explanation.answer
+    sys.exit(1 if explanation.dry_run and answer is not None and answer.error else 0)
 
 
-def _parse_header(said: str) -> tuple[str, str]:
-    name, colon, value = said.partition(":")
+def _parse_header(header: str) -> tuple[str, str]:
+    name, colon, value = header.partition(":")
     if not colon or not name.strip():
-        raise click.UsageError(f"--header {said!r}: write NAME: VALUE")
+        raise click.UsageError(f"--header {header!r}: write NAME: VALUE")
     return name.strip(), value.strip()
 
 
-# --- of a file ------------------------------------------------------------------------------------
+# --- from a file ----------------------------------------------------------------------------------
 
 
 def _load_config(file: str) -> Config:
@@ -109,20 +116,22 @@ def _load_config(file: str) -> Config:
         sys.exit(2)
 
 
-def _explain_offline(config: Config, question: ExplainRequest, wish: PartialRequest) -> Explanation:
-    outside = GatewayServices(
+def _explain_offline(
+    config: Config, request: ExplainRequest, partial: PartialRequest
+) -> Explanation:
+    services = GatewayServices(
         clock=lambda: 0.0,
         wall_clock=lambda: 0.0,
         new_id=lambda: "explained",
-        draw=lambda: question.random,
+        draw=lambda: request.random,
         observe_request=ignore_record,
         shadow_manager=ShadowManager(lambda: 0.0),
         counter_registry=CounterRegistry(lambda: 0.0, lambda: 0.0),
     )
 
     async def run() -> Explanation:
-        servers = ConfigSnapshot(config, outside).handlers_by_address
-        return await run_dry(complete_request(question, wish, servers), servers, outside.clock)
+        servers = ConfigSnapshot(config, services).handlers_by_address
+        return await run_dry(complete_request(request, partial, servers), servers, services.clock)
 
     try:
         return asyncio.run(run())
@@ -130,21 +139,21 @@ def _explain_offline(config: Config, question: ExplainRequest, wish: PartialRequ
         raise click.UsageError(str(error.args[0])) from None
 
 
-# --- of a running gateway -------------------------------------------------------------------------
+# --- from a running gateway -----------------------------------------------------------------------
 
 
 def _query_admin(
-    url: str, question: ExplainRequest, wish: PartialRequest, id_: str | None, key: str | None
+    url: str, request: ExplainRequest, partial: PartialRequest, id_: str | None, key: str | None
 ) -> Explanation:
     """The explanation from the admin listener. Raises UsageError if there is none."""
     client = AdminClient(f"{url}/-/explain", key, "explanation")
     if id_ is not None:
-        answer = client.get(f"/{quote(id_)}")
-    elif wish.path is None or wish.model or wish.protocol or wish.stream:
+        response = client.get(f"/{quote(id_)}")
+    elif partial.path is None or partial.model or partial.protocol or partial.stream:
         raise click.UsageError("for a running gateway, give --id, or --path and --body")
     else:
-        answer = client.post(msgspec.json.encode(question))
+        response = client.post(msgspec.json.encode(request))
     try:
-        return msgspec.json.decode(answer, type=Explanation)
+        return msgspec.json.decode(response, type=Explanation)
     except msgspec.DecodeError:
         raise client.unexpected(HTTPStatus.OK) from None

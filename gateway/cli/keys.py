@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config.types import parse_name as check_name
+from protocols.core.units import parse_name as check_name
 
 _KEY_PREFIX: Final = "il-"
 """The prefix of every key, by which secret scanners recognize it."""
@@ -25,10 +25,11 @@ def keys() -> None:
 def new(name: str | None, *, as_json: bool) -> None:
     """Create a key, and print its entry in the configuration.
 
-    The key is shown this once and kept nowhere: 256 bits of chance, in letters that a URL, a header
-    and a shell take as they are. The admin listener takes the digest, too: `admin: {sha256: …}`.
+    The key is shown only now and stored nowhere: 256 random bits, in characters that need no
+    escaping in a URL, a header or a shell. The digest can also protect the admin listener:
+    `admin: {sha256: …}`.
 
-    Exit codes: 0 good, 2 wrong usage.
+    Exit codes: 0 created, 2 wrong usage.
     """
     if name is not None:
         try:
@@ -37,16 +38,16 @@ def new(name: str | None, *, as_json: bool) -> None:
             raise click.BadParameter(f"{name!r} {error}", param_hint="--name") from None
     key = _KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    called = name or f"key-{digest[:8]}"
+    entry_name = name or f"key-{digest[:8]}"
     if as_json:
-        click.echo(msgspec.json.encode({"name": called, "key": key, "sha256": digest}))
+        click.echo(msgspec.json.encode({"name": entry_name, "key": key, "sha256": digest}))
         return
-    click.echo("This key is shown once; below it are its lines in the configuration.\n", err=True)
+    click.echo("This key is shown only once. Its entry in the configuration follows.\n", err=True)
     click.echo(
-        f"{key}\n\nkeys:\n  - {{name: {_quote_yaml(called)}, sha256: {_quote_yaml(digest)}}}"
+        f"{key}\n\nkeys:\n  - {{name: {_quote_yaml(entry_name)}, sha256: {_quote_yaml(digest)}}}"
     )
 
 
 def _quote_yaml(text: str) -> str:
-    """In quotes, since a name or a digest may look like a number, or like no text at all."""
+    """In quotes, since a name or a digest may look like a number or a boolean."""
     return f'"{text}"'

@@ -38,23 +38,23 @@ def litellm(file: Path, out: Path | None, *, strict: bool, as_json: bool) -> Non
     Exit codes: 0 nothing is left out, 1 nothing is written, 2 wrong usage, 3 written, but something
     is left out.
     """
-    from gateway.tools.migrate.litellm import migrate as migrate_config  # noqa: PLC0415 - no other verb needs it
+    from gateway.tools.migrate.litellm import migrate as migrate_config  # noqa: PLC0415 - no other command needs it
 
     try:
-        found = migrate_config(file.read_bytes(), str(file))
+        migration = migrate_config(file.read_bytes(), str(file))
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    for note in found.notes:
+    for note in migration.notes:
         click.echo(note.text(str(file)), err=True)
-    if found.text is None or (strict and not found.is_complete):
-        why = "something is left out" if found.text else f"no model of {file} is supported"
-        click.echo(f"nothing is written: {why}", err=True)
+    if migration.text is None or (strict and not migration.is_complete):
+        reason = "something is left out" if migration.text else f"no model of {file} is supported"
+        click.echo(f"nothing is written: {reason}", err=True)
         sys.exit(1)
     if out is not None:
-        out.write_text(found.text, "utf-8")
+        out.write_text(migration.text, "utf-8")
     elif not as_json:
-        click.echo(found.text, nl=False)
+        click.echo(migration.text, nl=False)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
-    sys.exit(0 if found.is_complete else _LEFT_OUT)
+        click.echo(msgspec.json.format(msgspec.json.encode(migration)))
+    sys.exit(0 if migration.is_complete else _LEFT_OUT)

@@ -1,4 +1,4 @@
-"""``interlingua probe``: which of the things that its protocol promises a worker really does."""
+"""``interlingua probe``: what a worker supports of its protocol."""
 
 import asyncio
 import re
@@ -37,13 +37,13 @@ class _Limits(Struct, frozen=True):
 @click.command()
 @click.argument("url")
 @click.option("--protocol", required=True, type=click.Choice(tuple(PROTOCOLS)))
-@click.option("--profile", help="The worker's profile; otherwise the protocol's default.")
+@click.option("--profile", help="The worker's profile; by default, the protocol's first.")
 @click.option(
     "--set",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A setting of the protocol for this worker; otherwise the defaults.",
+    help="A setting of the protocol for this worker; may be repeated.",
 )
 @click.option("--model", help="The worker's name of the model that generates text.")
 @click.option("--embedder", help="The worker's name of the embedding model.")
@@ -55,7 +55,11 @@ class _Limits(Struct, frozen=True):
     help="The worker's own name for a field, as in a pool's `fields`.",
 )
 @click.option("--prompts", is_flag=True, help="Send texts as prompts, not as chat messages.")
-@click.option("--key", envvar="INTERLINGUA_KEY", help="The API key; better set INTERLINGUA_KEY.")
+@click.option(
+    "--key",
+    envvar="INTERLINGUA_KEY",
+    help="The API key; prefer the environment variable INTERLINGUA_KEY.",
+)
 @click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -66,7 +70,7 @@ class _Limits(Struct, frozen=True):
     type=click.Path(exists=True, dir_okay=False),
     help="CA certificates for the worker's certificate, in PEM.",
 )
-@click.option("--only", multiple=True, metavar="NAME", help="Only this probe; repeatable.")
+@click.option("--only", multiple=True, metavar="NAME", help="Run only this probe; may be repeated.")
 @click.option(
     "--timeout", type=_SECONDS, default=30.0, show_default=True, help="Seconds for one probe."
 )
@@ -80,8 +84,8 @@ class _Limits(Struct, frozen=True):
     metavar="FILE",
     help="Save what the worker does not support, as a pool's `unsupported_parameters`.",
 )
-def probe(url: str, *, protocol: str, timeout: float, total: float, **given: Any) -> None:
-    """Probe the worker at URL: send it about a hundred requests and judge the responses.
+def probe(url: str, *, protocol: str, timeout: float, total: float, **arguments: Any) -> None:
+    """Probe the worker at URL: send about a hundred requests and check the responses.
 
     URL is the base URL of a worker that speaks the protocol, as in a pool's `workers`. What the
     protocol can't express is reported as not offered.
@@ -90,24 +94,27 @@ def probe(url: str, *, protocol: str, timeout: float, total: float, **given: Any
     probe could run.
     """
     check_url(url)
-    if not given["model"] and not given["embedder"]:
+    if not arguments["model"] and not arguments["embedder"]:
         raise click.UsageError("name the worker's model: --model NAME, or --embedder NAME")
-    if (file := given["key_file"]) is not None:
-        given["key"] = file.read_text("utf-8").strip()
-    profile = given["profile"]
-    options = parse_options(protocol, profile, given["options"])
-    adapter = _make_adapter(protocol, profile, options, given["fields"])
-    probes = _select(given["only"])
-    limits = _Limits(timeout, total, given["ca"])
+    if (file := arguments["key_file"]) is not None:
+        arguments["key"] = file.read_text("utf-8").strip()
+    profile = arguments["profile"]
+    options = parse_options(protocol, profile, arguments["options"])
+    adapter = _make_adapter(protocol, profile, options, arguments["fields"])
+    probes = _select(arguments["only"])
+    limits = _Limits(timeout, total, arguments["ca"])
     _report(
-        _run(probes, adapter, _target(url, given), limits), protocol, probes, given | {"url": url}
+        _run(probes, adapter, _target(url, arguments), limits),
+        protocol,
+        probes,
+        arguments | {"url": url},
     )
 
 
 def check_url(url: str) -> None:
     """Raises BadParameter unless it is an HTTP base URL."""
     if not _URL.fullmatch(url):
-        raise click.BadParameter(f"{url} is no URL such as http://127.0.0.1:8000")
+        raise click.BadParameter(f"{url} is not a URL such as http://127.0.0.1:8000")
 
 
 def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> dict[str, Any]:
@@ -125,8 +132,8 @@ def parse_options(protocol: str, profile: str | None, pairs: Sequence[str]) -> d
             names = f"it has {', '.join(types)}" if types else "it has none"
             raise click.BadParameter(f"{protocol} has no setting {name}; {names}")
         value = _BOOLEANS.get(text, int(text) if re.fullmatch("[0-9]{1,9}", text) else text)
-        if wrong := describe_type_mismatch(value, types[name]):
-            raise click.BadParameter(f"{name} {wrong}, not {text!r}")
+        if mismatch := describe_type_mismatch(value, types[name]):
+            raise click.BadParameter(f"{name} {mismatch}, not {text!r}")
         options[name] = value
     return options
 
@@ -138,35 +145,37 @@ def _make_adapter(
     registry = ProtocolRegistry(PROTOCOLS)
     if fields:
         if not registry.accepts_param(protocol, "fields"):
-            raise click.BadParameter(f"{protocol} has no use for --field")
-        options = options | {"fields": dict(one.partition("=")[::2] for one in fields)}
+            raise click.BadParameter(f"{protocol} does not support --field")
+        options = options | {"fields": dict(field.partition("=")[::2] for field in fields)}
     try:
         return cast("UpstreamAdapter", registry.create_adapter(protocol, profile, options))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
-def _target(url: str, given: dict[str, Any]) -> "WorkerTarget":
-    from gateway.tools.probe.client import WorkerTarget  # noqa: PLC0415 - brings httpx with it
+def _target(url: str, arguments: dict[str, Any]) -> "WorkerTarget":
+    from gateway.tools.probe.client import WorkerTarget  # noqa: PLC0415 - it loads httpx
 
-    mode: Any = "prompt" if given["prompts"] else "chat"
-    return WorkerTarget(url.rstrip("/"), given["model"], given["embedder"], given["key"], mode)
+    mode: Any = "prompt" if arguments["prompts"] else "chat"
+    return WorkerTarget(
+        url.rstrip("/"), arguments["model"], arguments["embedder"], arguments["key"], mode
+    )
 
 
-def _select(only: Sequence[str]) -> Sequence["Probe"]:
+def _select(selected: Sequence[str]) -> Sequence["Probe"]:
     """The probes to run. Raises UsageError."""
     from gateway.tools.probe.runner import PROBES  # noqa: PLC0415 - as above
 
-    names = [one.name for one in PROBES]
-    if unknown := [one for one in only if one not in names]:
-        raise click.UsageError(f"there is no probe {unknown[0]}; there are {', '.join(names)}")
-    return [one for one in PROBES if not only or one.name in only]
+    names = [item.name for item in PROBES]
+    if unknown := [name for name in selected if name not in names]:
+        raise click.UsageError(f"unknown probe {unknown[0]}; the probes are {', '.join(names)}")
+    return [item for item in PROBES if not selected or item.name in selected]
 
 
 async def _run(
     probes: Sequence["Probe"], adapter: UpstreamAdapter, target: "WorkerTarget", limits: _Limits
 ) -> AsyncIterator["ProbeResult"]:
-    """The result of each probe, as it comes. Exits if the worker can't be reached."""
+    """The result of each probe when it is finished. Exits if the worker can't be reached."""
     import httpx  # noqa: PLC0415 - no other command needs it
 
     from gateway.tools.probe.client import Unreachable, WorkerClient  # noqa: PLC0415 - as above
@@ -190,26 +199,30 @@ def _report(
     running: AsyncIterator["ProbeResult"],
     protocol: str,
     probes: Sequence["Probe"],
-    given: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> None:
     """Run the probes, print and save their results, and exit with the code for them."""
-    from gateway.tools.probe import report  # noqa: PLC0415 - brings httpx with it
+    from gateway.tools.probe import report  # noqa: PLC0415 - it loads httpx
 
-    width = max(len(one.name) for one in probes)
+    width = max(len(item.name) for item in probes)
     results: list[ProbeResult] = []
 
     async def collect() -> None:
         async for result in running:
             results.append(result)
-            if not given["as_json"]:
+            if not arguments["as_json"]:
                 click.echo(report.format_row(result, width))
 
     asyncio.run(collect())
-    profile = given["profile"] or ProtocolRegistry(PROTOCOLS).get_profiles(protocol)[0]
-    worker = report.ProbedWorker(given["url"].rstrip("/"), protocol, profile, given["model"])
-    if given["write"] is not None:
-        given["write"].write_text(report.encode_unsupported_parameters(worker, results), "utf-8")
-    if given["as_json"]:
+    profile = arguments["profile"] or ProtocolRegistry(PROTOCOLS).get_profiles(protocol)[0]
+    worker = report.ProbedWorker(
+        arguments["url"].rstrip("/"), protocol, profile, arguments["model"]
+    )
+    if arguments["write"] is not None:
+        arguments["write"].write_text(
+            report.encode_unsupported_parameters(worker, results), "utf-8"
+        )
+    if arguments["as_json"]:
         click.echo(report.encode_json(worker, results))
     else:
         click.echo(report.format_summary(results))

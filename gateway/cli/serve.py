@@ -28,7 +28,8 @@ from gateway.config.loader import (
     make_file_fetcher,
 )
 from gateway.observability.access_log import AccessLogWriter, open_access_log
-from gateway.runtime.process import ShutdownSignal, get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.shutdown import SHUTDOWN_MESSAGE, ShutdownSignal
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -51,52 +52,57 @@ class ServerProcess(Struct, frozen=True):
 
     async def run(self) -> int:
         """Serve until a signal to stop; a second one ends at once. Returns the exit code."""
-        from gateway.runtime.gateway import (  # noqa: PLC0415 - a bad file needs none of it
+        from gateway.runtime.gateway import (  # noqa: PLC0415 - not loaded for an invalid file
             Gateway,
             build_services,
         )
         from gateway.runtime.handover import SocketHandover  # noqa: PLC0415 - as above
         from gateway.runtime.reload import ConfigSource, ReloadTrigger  # noqa: PLC0415 - as above
 
-        origin = ConfigSource(self.initial_config, self.load_config)
-        app = Gateway(self.initial_config.config, build_services(self.access_log), origin=origin)
-        assert app.reloader is not None  # noqa: S101 - it was made with its origin
-        stopping, following = ShutdownSignal(), ReloadTrigger(app.reloader, self.watched_file)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.reload_requested.set)
-        heir = (
-            SocketHandover(self.handover_path, lambda: app.socket_fds)
+        config_source = ConfigSource(self.initial_config, self.load_config)
+        gateway = Gateway(
+            self.initial_config.config, build_services(self.access_log), origin=config_source
+        )
+        assert gateway.reloader is not None  # noqa: S101 - it was created with a source
+        shutdown = ShutdownSignal()
+        reload_trigger = ReloadTrigger(gateway.reloader, self.watched_file)
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, reload_trigger.reload_requested.set
+        )
+        handover = (
+            SocketHandover(self.handover_path, lambda: gateway.socket_fds)
             if self.handover_path
             else None
         )
         try:
-            urls = await self._start_gateway(app, heir, stopping)
+            urls = await self._start_gateway(gateway, handover, shutdown)
         except (OSError, WorkerError) as error:
-            what = "listen" if isinstance(error, OSError) else "serve"
-            click.echo(f"interlingua can't {what}: {error}", err=True)
-            await app.stop()
+            verb = "listen" if isinstance(error, OSError) else "serve"
+            click.echo(f"interlingua can't {verb}: {error}", err=True)
+            await gateway.stop()
             return 1
         if not urls:
-            await app.stop()
+            await gateway.stop()
             return 0
-        models = ", ".join(info.name for info in app.router.list_models()) or "any"
+        models = ", ".join(info.name for info in gateway.router.list_models()) or "any"
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(following.run())]
-            if heir is not None:
-                running.append(tasks.create_task(_stop_after_handover(app, heir, stopping.event)))
-            await stopping.wait()
-            for task in running:
+            background = [tasks.create_task(reload_trigger.run())]
+            if handover is not None:
+                background.append(
+                    tasks.create_task(_stop_after_handover(gateway, handover, shutdown.event))
+                )
+            await shutdown.wait()
+            for task in background:
                 task.cancel()
-        self.access_log.write_text(
-            "interlingua stops when what runs has ended; signal again to stop at once"
-        )
-        await app.stop(lame_duck=stopping.use_shutdown_delay)
-        if heir is not None:
-            heir.close()
+        self.access_log.write_text(SHUTDOWN_MESSAGE)
+        await gateway.stop(use_shutdown_delay=shutdown.use_shutdown_delay)
+        if handover is not None:
+            handover.close()
         return 0
 
     async def _start_gateway(
-        self, app: "Gateway", heir: "SocketHandover | None", stopping: ShutdownSignal
+        self, gateway: "Gateway", handover: "SocketHandover | None", shutdown: ShutdownSignal
     ) -> Sequence[str]:
         """Start, taking over the sockets of a running gateway if there is one. Returns the URLs.
 
@@ -106,35 +112,35 @@ class ServerProcess(Struct, frozen=True):
 
         loop = asyncio.get_running_loop()
         with InheritedSockets(self.handover_path) as inherited:
-            starting = loop.create_task(app.start(inherited, warmed=self.wait_for_warmup))
-            if not await _wait_for_start(starting, stopping.event):
+            start_task = loop.create_task(gateway.start(inherited, warmed=self.wait_for_warmup))
+            if not await _wait_for_start(start_task, shutdown.event):
                 return ()
-            urls = starting.result()
+            urls = start_task.result()
             tune_gc()
-            if heir is not None:
-                heir.listen()
+            if handover is not None:
+                handover.listen()
             inherited.confirm_serving()
         return urls
 
 
 async def _stop_after_handover(
-    app: "Gateway", heir: "SocketHandover", stopping: asyncio.Event
+    gateway: "Gateway", handover: "SocketHandover", stop: asyncio.Event
 ) -> None:
     """Stop once a new process serves on the same sockets."""
-    await heir.wait_for_successor()
-    app.stop_accepting()
-    stopping.set()
+    await handover.wait_for_successor()
+    gateway.stop_accepting()
+    stop.set()
 
 
-async def _wait_for_start(starting: "asyncio.Task[list[str]]", stopping: asyncio.Event) -> bool:
+async def _wait_for_start(start_task: "asyncio.Task[list[str]]", stop: asyncio.Event) -> bool:
     """Wait for the start or for a signal to stop. Returns whether the gateway started."""
     async with asyncio.TaskGroup() as tasks:
-        wish = tasks.create_task(stopping.wait())
-        await asyncio.wait({starting, wish}, return_when=asyncio.FIRST_COMPLETED)
-        wish.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
+        stop_task = tasks.create_task(stop.wait())
+        await asyncio.wait({start_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
+    if not start_task.done():
+        start_task.cancel()
+        await asyncio.wait({start_task})
         return False
     return True
 
@@ -196,14 +202,16 @@ def serve(target: str | None, port: int | None, log_level: str, **options: Any) 
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     fetch, file = _make_fetcher(target, port, insecure=options["insecure"])
-    reading, watched = ConfigReader(fetch), file if options["watch"] else None
+    load_config, watched_file = ConfigReader(fetch), file if options["watch"] else None
     try:
-        first = reading()
+        initial_config = load_config()
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
     if options["processes"] == 1:
-        sys.exit(run_gateway(first, reading, watched, handover=options["handover"]))
+        sys.exit(
+            run_gateway(initial_config, load_config, watched_file, handover=options["handover"])
+        )
     if options["handover"] is not None:
         raise click.UsageError("--handover works only with one process")
     from gateway.multiprocess.supervisor import (  # noqa: PLC0415 - one process needs none
@@ -212,41 +220,45 @@ def serve(target: str | None, port: int | None, log_level: str, **options: Any) 
     )
 
     sys.exit(
-        run_supervisor(ServePlan(first, reading, options["processes"], watched, log_level.upper()))
+        run_supervisor(
+            ServePlan(
+                initial_config, load_config, options["processes"], watched_file, log_level.upper()
+            )
+        )
     )
 
 
 def _make_fetcher(
-    what: str | None, port: int | None, *, insecure: bool
+    target: str | None, port: int | None, *, insecure: bool
 ) -> tuple[ConfigFetcher, str | None]:
     """The source of the configuration, and its file if it has one."""
-    if what is not None and Path(what).is_file() and not what.endswith(".gguf"):
+    if target is not None and Path(target).is_file() and not target.endswith(".gguf"):
         if port is not None:
-            raise click.UsageError("--port: the file says where to listen")
-        return make_file_fetcher(what, insecure=insecure), what
-    name, values = _choose_built_in(what)
+            raise click.UsageError("--port can't be used with FILE, which sets the listeners")
+        return make_file_fetcher(target, insecure=insecure), target
+    name, values = _choose_built_in(target)
     env = values if port is None else {**values, "PORT": str(port)}
-    text, called = read_built_in_config(name)
-    return partial(ConfigText, text.encode(), called, env, insecure), None
+    text, shown_name = read_built_in_config(name)
+    return partial(ConfigText, text.encode(), shown_name, env, insecure), None
 
 
-def _choose_built_in(what: str | None) -> tuple[str, Mapping[str, str]]:
-    """Which built-in configuration, and the values that it uses."""
-    match what:
+def _choose_built_in(target: str | None) -> tuple[str, Mapping[str, str]]:
+    """The name of the built-in configuration, and the values of its variables."""
+    match target:
         case None:
             return ("local" if _is_torch_installed() else "echo"), {}
-        case str() if what.startswith(("http://", "https://")):
-            return "proxy", {"WORKER": what.rstrip("/").removesuffix("/v1")}
+        case str() if target.startswith(("http://", "https://")):
+            return "proxy", {"WORKER": target.rstrip("/").removesuffix("/v1")}
         case "conformance":
             return "conformance", {}
-        case str() if what.endswith((".yaml", ".yml", ".json")):
-            raise click.UsageError(f"there is no file {what}")
+        case str() if target.endswith((".yaml", ".yml", ".json")):
+            raise click.UsageError(f"no such file: {target}")
         case _:
-            return "local", {"MODEL": what}
+            return "local", {"MODEL": target}
 
 
 def read_built_in_config(name: str) -> tuple[str, str]:
-    """The text of a built-in configuration, and what to call it."""
+    """The text of a built-in configuration, and its name in messages."""
     file = resources.files("gateway.cli") / "defaults" / f"{name}.yaml"
     return file.read_text("utf-8"), f"<built-in {name}.yaml>"
 
@@ -256,27 +268,29 @@ def _is_torch_installed() -> bool:
 
 
 def run_gateway(
-    first: LoadedConfig,
-    source: LoadConfig,
-    watched: str | None = None,
+    initial_config: LoadedConfig,
+    load_config: LoadConfig,
+    watched_file: str | None = None,
     *,
-    warmed: bool = False,
+    wait_for_warmup: bool = False,
     handover: str | None = None,
 ) -> int:
-    """Serve ``first`` until a signal to stop. Returns the exit code.
+    """Serve ``initial_config`` until a signal to stop. Returns the exit code.
 
-    ``source`` reloads the configuration on SIGHUP, or when the file ``watched`` changes. With
-    ``warmed`` the ports are opened only after every backend has warmed up.
+    ``load_config`` reloads the configuration on SIGHUP, or when ``watched_file`` changes. With
+    ``wait_for_warmup`` the ports are opened only after every backend has warmed up.
     ``handover``: see ``gateway.runtime.handover``.
     """
     raise_fd_limit()
-    settings = first.config.observe.access_log
+    settings = initial_config.config.observe.access_log
     with (
-        open_access_log(settings.buffer, log_requests=settings.format != "off") as lines,
+        open_access_log(settings.buffer, log_requests=settings.format != "off") as access_log,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
-        life = ServerProcess(first, source, watched, lines, warmed, handover)
-        return runner.run(life.run())
+        process = ServerProcess(
+            initial_config, load_config, watched_file, access_log, wait_for_warmup, handover
+        )
+        return runner.run(process.run())
 
 
 # ``interlingua worker``: one local model over HTTP, for gateways on other machines.
@@ -325,7 +339,7 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
     Exit codes: 0 stopped, 1 the model can't be served or the port is in use, 2 wrong usage.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    source = partial(
+    load_config = partial(
         load_bytes,
         msgspec.json.encode(build_worker_config(**options)),
         "<worker>",
@@ -333,11 +347,11 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
         insecure=insecure,
     )
     try:
-        first = source()
+        initial_config = load_config()
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    sys.exit(run_gateway(first, source, warmed=True))
+    sys.exit(run_gateway(initial_config, load_config, wait_for_warmup=True))
 
 
 def build_worker_config(
@@ -347,8 +361,8 @@ def build_worker_config(
     config: dict[str, Any] = msgspec.yaml.decode(read_built_in_config("worker")[0])
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config["listeners"][0]["address"] = address
-    said = {key: value for key, value in settings.items() if value is not None}
-    config["backends"]["engine"] |= {"path": path, **said}
+    options = {key: value for key, value in settings.items() if value is not None}
+    config["backends"]["engine"] |= {"path": path, **options}
     config["models"] = {name or _derive_model_name(path): {"backend": "engine"}}
     if key is not None:
         digest = hashlib.sha256(key.encode()).hexdigest()
@@ -357,8 +371,8 @@ def build_worker_config(
 
 
 def _derive_model_name(path: str) -> str:
-    """A folder's or file's own name, a package's, or the hub's."""
-    place = Path(path).expanduser()
-    if place.exists():
-        return place.resolve().name.removesuffix(".gguf")
+    """The name of the folder or file, or else of the package or of the model on the hub."""
+    location = Path(path).expanduser()
+    if location.exists():
+        return location.resolve().name.removesuffix(".gguf")
     return path.removeprefix("package:")

@@ -1,7 +1,7 @@
-"""Nodes to the values of Structs, by walking the tree and the types side by side.
+"""Decodes the YAML tree into the Structs of the schema.
 
-Nothing stops at the first issue: what can't be read is left UNSET, and the reading goes on. A
-result that came with issues is good for nothing but finding more of them.
+Decoding does not stop at the first issue: a value that can't be read becomes UNSET. A result with
+issues is used only to find further issues.
 """
 
 import os.path
@@ -23,7 +23,6 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.types import SCALAR_TYPES, ScalarType, Secret, parse_bearer_token
 from gateway.config.yaml_reader import (
     KeyNodes,
     YamlScalar,
@@ -31,6 +30,13 @@ from gateway.config.yaml_reader import (
     get_position,
     is_null_node,
     read_mapping,
+)
+from protocols.core.units import (
+    SCALAR_TYPES,
+    PathKind,
+    ScalarType,
+    Secret,
+    parse_bearer_token,
 )
 
 RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
@@ -60,7 +66,7 @@ RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Keys of earlier versions, and their names now: the one that the section has."""
 
-# Scalar nodes to values: texts, numbers, words, units and secrets.
+# Scalars: strings, numbers, enumerations, scalar types and secrets.
 
 _NO_VALUE_MESSAGE = "has no value; give it one or remove the key"
 _EXTERNAL_HINT = "a secret is a string, {env: NAME} or {file: PATH}"
@@ -69,7 +75,7 @@ _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false"}
 
 
 class ScalarDecoder:
-    """Reads what has no parts. Whatever can't be read is UNSET, after a issue."""
+    """Decodes scalars. A value that can't be read is reported and becomes UNSET."""
 
     def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
         self._issues = issues
@@ -78,10 +84,10 @@ class ScalarDecoder:
         if self._folder and not os.path.isabs(self._folder):  # noqa: PTH117
             self._folder = os.path.join(".", self._folder)  # noqa: PTH118 - plainly no hub's name
         self.files: dict[ConfigPath, str] = {}
-        """The files that are named, by where."""
+        """The files that the document names, by path of the value."""
 
     def decode_plain(self, node: yaml.Node, kind: types.Type, path: ConfigPath) -> Any:
-        """A text, a whole number, or one of several words."""
+        """Decode a string, a number, a boolean or an enumeration."""
         scalar = self._read_scalar(node, _describe_type(kind), path)
         if scalar is None:
             return UNSET
@@ -91,7 +97,7 @@ class ScalarDecoder:
             return self._add_issue(node, str(error), path)
 
     def decode_option(self, node: yaml.Node, path: ConfigPath) -> Any:
-        """A text, a number or a truth: whichever it says."""
+        """Decode a protocol's option: a string, a number or a boolean."""
         scalar = self._read_scalar(node, "a string, a number, true or false", path)
         if scalar is None:
             return UNSET
@@ -103,77 +109,77 @@ class ScalarDecoder:
             return self._add_issue(node, f"{scalar.quoted_raw} {error}", path)
 
     def decode_scalar(self, node: yaml.Node, unit: ScalarType, path: ConfigPath) -> Any:
-        """A value with a form of its own."""
+        """Decode a value of a scalar type."""
         scalar = self._read_scalar(node, "a string or a number", path)
         if scalar is None:
             return UNSET
         text = scalar.text
-        if unit.path_kind in ("always", "written") or (
-            unit.path_kind == "dotted" and text.startswith(".")
-        ):
+        if unit.path_kind and (unit.path_kind != "weights" or text.startswith(".")):
             text = self._resolve_path(text)
-        if unit.path_kind == "always":
+        if unit.path_kind in ("file", "template"):
             self.files[path] = text
         try:
-            return unit.parse(text)
+            value = unit.parse(text)
+            check_path(unit.path_kind, text)
         except ValueError as error:
-            what = "this" if unit.is_secret else scalar.quoted_raw
-            return self._add_issue(node, f"{what} {error}", path)
+            subject = "this" if unit.is_secret else scalar.quoted_raw
+            return self._add_issue(node, f"{subject} {error}", path)
+        return value
 
     def former_file(self, node: yaml.Node, path: ConfigPath) -> None:
-        """Note the file that a former key names, whether or not there is one."""
+        """Record the file that a former key names, whether or not it exists."""
         if isinstance(node, yaml.ScalarNode) and node.value:
             self.files[path] = self._resolve_path(node.value)
 
     def decode_secret(self, node: yaml.Node, path: ConfigPath) -> Any:
-        """A text, ``{env: NAME}`` or ``{file: PATH}``. No issue shows it."""
+        """Decode a string, ``{env: NAME}`` or ``{file: PATH}``. No issue shows the secret."""
         if isinstance(node, yaml.ScalarNode):
             scalar = self._read_scalar(node, "a string", path)
-            text, where = None if scalar is None else scalar.text, "this secret"
+            text, source = None if scalar is None else scalar.text, "this secret"
         else:
-            text, where = self._read_external_secret(node, path)
+            text, source = self._read_external_secret(node, path)
         if text is None:
             return UNSET
         try:
             return parse_bearer_token(text)
         except ValueError as error:
-            return self._add_issue(node, f"{where} {error}", path)
+            return self._add_issue(node, f"{source} {error}", path)
 
     def _read_external_secret(self, node: yaml.Node, path: ConfigPath) -> tuple[str | None, str]:
-        """A secret that is kept elsewhere, and where."""
-        found = read_mapping(node, "a string, {env: NAME} or {file: PATH}", self._issues, path)
-        if found is None:
+        """Read a secret from the environment or a file; returns it and the name of its source."""
+        entries = read_mapping(node, "a string, {env: NAME} or {file: PATH}", self._issues, path)
+        if entries is None:
             return None, ""
-        if len(found) != 1 or not found.keys() <= {"env", "file"}:
+        if len(entries) != 1 or not entries.keys() <= {"env", "file"}:
             return self._add_issue(node, _EXTERNAL_HINT, path) or None, ""
-        ((source, (_, value)),) = found.items()
+        ((source, (_, value)),) = entries.items()
         steps = (*path, source)
-        named = self.decode_plain(value, types.StrType(min_length=1), steps)
-        if named is UNSET:
+        name = self.decode_plain(value, types.StrType(min_length=1), steps)
+        if name is UNSET:
             return None, ""
         if source == "env":
-            if named not in self._env:
-                self._add_issue(value, f"{named} is not set in the environment; set it", steps)
-            return self._env.get(named), f"what {named} holds"
-        where = self.files[steps] = self._resolve_path(named)
+            if name not in self._env:
+                self._add_issue(value, f"{name} is not set in the environment; set it", steps)
+            return self._env.get(name), f"what {name} holds"
+        source_name = self.files[steps] = self._resolve_path(name)
         try:
-            with open(where, encoding="utf-8") as file:  # noqa: PTH123
+            with open(source_name, encoding="utf-8") as file:  # noqa: PTH123
                 return file.read(_MAX_SECRET_SIZE).rstrip(
                     "\r\n"
-                ), f"what the file {quote(named)} holds"
+                ), f"what the file {quote(name)} holds"
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            self._add_issue(value, f"the file {quote(named)} can't be read: {why}", steps)
+            reason = getattr(error, "strerror", None) or "it is not text"
+            self._add_issue(value, f"the file {quote(name)} can't be read: {reason}", steps)
         return None, ""
 
     def _resolve_path(self, path: str) -> str:
-        """A path as seen from where the configuration lies."""
+        """A path relative to the configuration's folder."""
         return os.path.join(self._folder, os.path.expanduser(path))  # noqa: PTH111, PTH118
 
-    def _read_scalar(self, node: yaml.Node, wanted: str, path: ConfigPath) -> YamlScalar | None:
-        """A scalar with the environment put in. None after a issue, and for null."""
+    def _read_scalar(self, node: yaml.Node, expected: str, path: ConfigPath) -> YamlScalar | None:
+        """A scalar with environment variables expanded. None after an issue, and for null."""
         if not isinstance(node, yaml.ScalarNode):
-            self._add_issue(node, f"must be {wanted}, not {describe_node(node)}", path)
+            self._add_issue(node, f"must be {expected}, not {describe_node(node)}", path)
             return None
         try:
             text = yaml_reader.expand_env(node.value, self._env)
@@ -191,6 +197,24 @@ class ScalarDecoder:
         return UNSET
 
 
+def check_path(kind: PathKind, path: str) -> None:
+    """Raises ValueError if what must exist at a path, or the folder of an output, does not."""
+    match kind:
+        case "file" if not os.path.isfile(path):  # noqa: PTH113 - that of Path may raise
+            message = "is not a file"
+        case "output" if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):  # noqa: PTH112, PTH120 - as above
+            message = "is not in an existing folder"
+        case "template" if not os.path.exists(path):  # noqa: PTH110 - as above
+            message = "is not a file or folder"
+        case "weights" if path.startswith(("/", ".", "~")) and not os.path.exists(  # noqa: PTH110
+            os.path.expanduser(path)  # noqa: PTH111
+        ):
+            message = "is not a file or folder"
+        case _:
+            return
+    raise ValueError(f"{message}; relative paths start at the configuration's folder")
+
+
 def _describe_type(kind: types.Type) -> str:
     match kind:
         case types.IntType():
@@ -206,7 +230,7 @@ def _describe_type(kind: types.Type) -> str:
 
 
 def _convert_scalar(scalar: YamlScalar, kind: types.Type) -> Any:
-    """The value. Raises ValueError with the whole issue."""
+    """The value of a scalar. Raises ValueError with the complete message."""
     match kind:
         case types.StrType():
             return _convert_str(scalar, kind)
@@ -238,51 +262,53 @@ def _convert_int(scalar: YamlScalar, kind: types.IntType) -> int:
             f"must be a whole number, not the string {scalar.quoted_raw}; remove the quotes"
         )
     try:
-        found = yaml_reader.parse_integer(scalar.text)
+        number = yaml_reader.parse_integer(scalar.text)
     except ValueError as error:
         raise ValueError(f"{error}, not {scalar.quoted_raw}") from None
     low, high = kind.ge, kind.le
-    if (low is not None and found < low) or (high is not None and found > high):
+    if (low is not None and number < low) or (high is not None and number > high):
         raise ValueError(f"must be from {low} to {high}, not {scalar.quoted_raw}")
-    return found
+    return number
 
 
 def _convert_float(scalar: YamlScalar, kind: types.FloatType) -> float:
     if not scalar.is_plain and not scalar.has_env:
         raise ValueError(f"must be a number, not the string {scalar.quoted_raw}; remove the quotes")
-    found = yaml_reader.parse_scalar(scalar.text)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - a issue
-    if found < (kind.ge or 0) or found > (kind.le or found) or found == kind.gt:
+    number = yaml_reader.parse_scalar(scalar.text)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError(f"must be a number, not {scalar.quoted_raw}")  # noqa: TRY004 - an issue
+    if number < (kind.ge or 0) or number > (kind.le or number) or number == kind.gt:
         low = f"from {kind.ge:g}" if kind.gt is None else f"more than {kind.gt:g}, up"
         raise ValueError(f"must be {low} to {kind.le:g}, not {scalar.quoted_raw}")
-    return float(found)
+    return float(number)
 
 
 def _convert_bool(scalar: YamlScalar) -> bool:
-    found = {"true": True, "false": False}.get(scalar.text)
-    if found is None or not (scalar.is_plain or scalar.has_env):
+    value = {"true": True, "false": False}.get(scalar.text)
+    if value is None or not (scalar.is_plain or scalar.has_env):
         raise ValueError(f"must be true or false, not {scalar.quoted_raw}")
-    return found
+    return value
 
 
 def _convert_literal(scalar: YamlScalar, values: tuple[Any, ...]) -> Any:
-    for one in values:
-        if scalar.text == str(one) and (isinstance(one, str) or scalar.is_plain or scalar.has_env):
-            return one
-    known = [str(one) for one in values]
-    if len(known) == 1:
-        raise ValueError(f"must be {known[0]}, not {scalar.quoted_raw}")
-    meant = find_closest_name(scalar.text, known)
-    hint = f"; did you mean {meant}?" if meant else ""
-    raise ValueError(f"must be one of {join_names(known)}, not {scalar.quoted_raw}{hint}")
+    for value in values:
+        if scalar.text == str(value) and (
+            isinstance(value, str) or scalar.is_plain or scalar.has_env
+        ):
+            return value
+    names = [str(value) for value in values]
+    if len(names) == 1:
+        raise ValueError(f"must be {names[0]}, not {scalar.quoted_raw}")
+    suggestion = find_closest_name(scalar.text, names)
+    hint = f"; did you mean {suggestion}?" if suggestion else ""
+    raise ValueError(f"must be one of {join_names(names)}, not {scalar.quoted_raw}{hint}")
 
 
 StructTypes = Sequence[types.StructType]
 
 
 class SourceLocation(Struct, frozen=True):
-    """Where a value stands, and its key; ``text`` is a scalar's as it is written."""
+    """The positions of a value and its key; ``raw_text`` is the text of a scalar as written."""
 
     value_position: SourcePosition
     key_position: SourcePosition | None = None
@@ -290,9 +316,9 @@ class SourceLocation(Struct, frozen=True):
 
 
 class ConfigDecoder:
-    """Reads one document. ``places`` tells afterwards where everything was.
+    """Decodes one document, and collects the locations of its values.
 
-    ``files`` are those that the document names, by where it does.
+    ``files`` are the files that the document names, by path of the value.
     """
 
     def __init__(self, issues: IssueCollector, env: Mapping[str, str]) -> None:
@@ -302,7 +328,7 @@ class ConfigDecoder:
         self.files: Mapping[ConfigPath, str] = self._scalars.files
 
     def decode_document(self, root: yaml.Node, kind: types.Type) -> Any:
-        """The value of the whole document."""
+        """Decode the document."""
         self.locations[()] = SourceLocation(DOCUMENT_START)
         return self._decode_node(root, kind, ())
 
@@ -310,8 +336,8 @@ class ConfigDecoder:
         self, node: yaml.Node, kind: types.Type, path: ConfigPath, key: yaml.Node | None
     ) -> Any:
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        mark = get_position(key.start_mark) if key is not None else None
-        self.locations[path] = SourceLocation(get_position(node.start_mark), mark, text)
+        key_position = get_position(key.start_mark) if key is not None else None
+        self.locations[path] = SourceLocation(get_position(node.start_mark), key_position, text)
         return self._decode_node(node, kind, path)
 
     def _decode_node(self, node: yaml.Node, kind: types.Type, path: ConfigPath) -> Any:
@@ -334,12 +360,12 @@ class ConfigDecoder:
     def _decode_union(
         self, node: yaml.Node, kinds: tuple[types.Type, ...], path: ConfigPath
     ) -> Any:
-        some = [kind for kind in kinds if not isinstance(kind, types.NoneType)]
-        if len(some) < len(kinds) and is_null_node(node):
+        members = [kind for kind in kinds if not isinstance(kind, types.NoneType)]
+        if len(members) < len(kinds) and is_null_node(node):
             return None
-        if len(some) == 1:
-            return self._decode_node(node, some[0], path)
-        structs = [kind for kind in some if isinstance(kind, types.StructType)]
+        if len(members) == 1:
+            return self._decode_node(node, members[0], path)
+        structs = [kind for kind in members if isinstance(kind, types.StructType)]
         return (
             self._decode_tagged(node, structs, path)
             if structs
@@ -359,16 +385,16 @@ class ConfigDecoder:
         )
 
     def _decode_mapping(self, node: yaml.Node, kind: types.DictType, path: ConfigPath) -> Any:
-        found = read_mapping(node, "a mapping", self._issues, path)
-        if found is None:
+        entries = read_mapping(node, "a mapping", self._issues, path)
+        if entries is None:
             return UNSET
-        if len(found) < (kind.min_length or 0):
+        if len(entries) < (kind.min_length or 0):
             return self._add_issue(node, "is empty; give at least one", path)
-        for key, (key_node, _) in found.items():
+        for key, (key_node, _) in entries.items():
             self._check_key(key, key_node, kind.key_type, (*path, key))
         return {
             key: self._decode_at(value, kind.value_type, (*path, key), key_node)
-            for key, (key_node, value) in found.items()
+            for key, (key_node, value) in entries.items()
         }
 
     def _check_key(self, key: str, node: yaml.Node, kind: types.Type, path: ConfigPath) -> None:
@@ -381,31 +407,31 @@ class ConfigDecoder:
     # --- structs ---------------------------------------------------------------------------------
 
     def _decode_struct(self, node: yaml.Node, kind: types.StructType, path: ConfigPath) -> Any:
-        short = getattr(kind.cls, "shorthand_field", None)
-        if short and isinstance(node, yaml.ScalarNode) and not is_null_node(node):
-            self.locations[*path, short] = self.locations[path]
-            field = next(one for one in kind.fields if one.name == short)
-            return kind.cls(**{short: self._decode_node(node, field.type, path)})
-        wanted = f"a {short}, or a mapping" if short else "a mapping"
-        found = read_mapping(node, wanted, self._issues, path)
-        return UNSET if found is None else self._decode_fields(node, kind, found, path)
+        shorthand = getattr(kind.cls, "shorthand_field", None)
+        if shorthand and isinstance(node, yaml.ScalarNode) and not is_null_node(node):
+            self.locations[*path, shorthand] = self.locations[path]
+            field = next(one for one in kind.fields if one.name == shorthand)
+            return kind.cls(**{shorthand: self._decode_node(node, field.type, path)})
+        expected = f"a {shorthand}, or a mapping" if shorthand else "a mapping"
+        entries = read_mapping(node, expected, self._issues, path)
+        return UNSET if entries is None else self._decode_fields(node, kind, entries, path)
 
     def _decode_tagged(self, node: yaml.Node, kinds: StructTypes, path: ConfigPath) -> Any:
-        """One of several Structs: told by its tag, or by a key that implies it."""
-        found = read_mapping(node, "a mapping", self._issues, path)
-        if found is None:
+        """Decode one of several Structs, selected by its tag or by a key that implies it."""
+        entries = read_mapping(node, "a mapping", self._issues, path)
+        if entries is None:
             return UNSET
         field = str(kinds[0].tag_field)
         by_tag = {str(kind.tag): kind for kind in kinds}
-        if field not in found:
+        if field not in entries:
             for kind in kinds:
-                if kind.cls.implied_by in found:  # type: ignore[attr-defined]
-                    return self._decode_fields(node, kind, found, path, kinds)
-            return self._add_issue(node, _describe_missing_tag(field, by_tag, found), path)
-        key, value = found[field]
+                if kind.cls.implied_by in entries:  # type: ignore[attr-defined]
+                    return self._decode_fields(node, kind, entries, path, kinds)
+            return self._add_issue(node, _describe_missing_tag(field, by_tag, entries), path)
+        key, value = entries[field]
         tag = self._decode_at(value, types.StrType(), (*path, field), key)
         if tag in by_tag:
-            return self._decode_fields(node, by_tag[tag], found, path, kinds)
+            return self._decode_fields(node, by_tag[tag], entries, path, kinds)
         if tag is not UNSET:
             message = f"{quote(str(value.value))} is not a {field}; {suggest_name(tag, by_tag)}"
             self._add_issue(value, message, (*path, field))
@@ -415,37 +441,37 @@ class ConfigDecoder:
         self,
         node: yaml.Node,
         kind: types.StructType,
-        found: KeyNodes,
+        entries: KeyNodes,
         path: ConfigPath,
-        others: StructTypes = (),
+        alternatives: StructTypes = (),
     ) -> Any:
-        rest = getattr(kind.cls, "extra_field", None)
-        fields = {one.name: one for one in kind.fields if one.name != rest}
-        given: dict[str, Any] = {}
-        more: dict[str, Any] = {}
-        meant: set[str | None] = set()
-        for key, (key_node, value) in found.items():
+        extra_field = getattr(kind.cls, "extra_field", None)
+        fields = {one.name: one for one in kind.fields if one.name != extra_field}
+        values: dict[str, Any] = {}
+        extra_values: dict[str, Any] = {}
+        renamed_to: set[str | None] = set()
+        for key, (key_node, value) in entries.items():
             steps = (*path, key)
             if key in fields:
-                given[key] = self._decode_at(value, fields[key].type, steps, key_node)
-            elif rest and key in (getattr(kind.cls, "extra_keys", None) or {key}):
-                more[key] = self._decode_at(value, _get_extra_type(kind), steps, key_node)
+                values[key] = self._decode_at(value, fields[key].type, steps, key_node)
+            elif extra_field and key in (getattr(kind.cls, "extra_keys", None) or {key}):
+                extra_values[key] = self._decode_at(value, _get_extra_type(kind), steps, key_node)
             elif key in getattr(kind.cls, "former_files", ()):
                 self.locations[steps] = SourceLocation(
                     get_position(value.start_mark), get_position(key_node.start_mark)
                 )
                 self._scalars.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
-                self._add_issue(key_node, _describe_unknown_key(key, kind, others), steps)
-                meant.add(find_new_key(key, kind) or find_closest_name(key, list_keys(kind)))
+                self._add_issue(key_node, _describe_unknown_key(key, kind, alternatives), steps)
+                renamed_to.add(find_new_key(key, kind) or find_closest_name(key, list_keys(kind)))
         for name, field in fields.items():
-            if field.required and name not in given:
-                given[name] = UNSET
-                if name not in meant:
+            if field.required and name not in values:
+                values[name] = UNSET
+                if name not in renamed_to:
                     self._add_issue(node, f"{name!r} is missing; add it", path)
-        if rest:
-            given[rest] = more
-        return kind.cls(**given)
+        if extra_field:
+            values[extra_field] = extra_values
+        return kind.cls(**values)
 
     def _add_issue(self, node: yaml.Node, message: str, path: ConfigPath) -> Any:
         self._issues.add(get_position(node.start_mark), message, path)
@@ -453,16 +479,16 @@ class ConfigDecoder:
 
 
 def list_keys(kind: types.StructType) -> list[str]:
-    """What may stand in a Struct's mapping."""
-    rest = getattr(kind.cls, "extra_field", None)
-    names = [one.name for one in kind.fields if one.name != rest]
+    """The keys that a Struct's mapping may have."""
+    extra_field = getattr(kind.cls, "extra_field", None)
+    names = [one.name for one in kind.fields if one.name != extra_field]
     return [*names, *sorted(getattr(kind.cls, "extra_keys", ()))]
 
 
 def find_new_key(key: str, kind: types.StructType) -> str | None:
-    """The name now of a key that was renamed; None where the section has no such key."""
-    known = list_keys(kind)
-    return next((name for name in RENAMED_KEYS.get(key, ()) if name in known), None)
+    """The new name of a renamed key; None if the section has no such key."""
+    names = list_keys(kind)
+    return next((name for name in RENAMED_KEYS.get(key, ()) if name in names), None)
 
 
 def _get_scalar_type(kind: types.Metadata) -> Any:
@@ -470,27 +496,27 @@ def _get_scalar_type(kind: types.Metadata) -> Any:
 
 
 def _get_extra_type(kind: types.StructType) -> types.Type:
-    rest = getattr(kind.cls, "extra_field", None)
-    field = next(one.type for one in kind.fields if one.name == rest)
+    extra_field = getattr(kind.cls, "extra_field", None)
+    field = next(one.type for one in kind.fields if one.name == extra_field)
     return field.value_type if isinstance(field, types.DictType) else field
 
 
 def _describe_missing_tag(
-    field: str, by_tag: Mapping[str, types.StructType], found: KeyNodes
+    field: str, by_tag: Mapping[str, types.StructType], entries: KeyNodes
 ) -> str:
-    fitting = [
-        tag for tag, kind in by_tag.items() if found and found.keys() <= set(list_keys(kind))
+    tags = [
+        tag for tag, kind in by_tag.items() if entries and entries.keys() <= set(list_keys(kind))
     ]
-    if len(fitting) == 1:
-        return f"{field!r} is missing; add {field}: {fitting[0]}"
+    if len(tags) == 1:
+        return f"{field!r} is missing; add {field}: {tags[0]}"
     return f"{field!r} is missing; give one of {join_names(by_tag)}"
 
 
-def _describe_unknown_key(key: str, kind: types.StructType, others: StructTypes) -> str:
-    """The message for an unknown key: perhaps it was renamed, or is another kind's."""
+def _describe_unknown_key(key: str, kind: types.StructType, alternatives: StructTypes) -> str:
+    """The message for an unknown key: it may be renamed, or belong to another kind of backend."""
     if renamed := find_new_key(key, kind):
         return f"{quote(key)} is now {quote(renamed)}; rename it"
-    owners = [str(other.tag) for other in others if key in list_keys(other)]
+    owners = [str(alternative.tag) for alternative in alternatives if key in list_keys(alternative)]
     if owners:
         return (
             f"{quote(key)} belongs to {kind.tag_field} {join_names(owners)}, and this is {kind.tag}"

@@ -1,4 +1,4 @@
-"""What differs between two configurations: names, what needs a restart, and users who move. Pure.
+"""The difference of two configurations: names, required restarts, users who move. Pure.
 
 The share of users who move follows from the weights alone. Weighted rendezvous hashing gives each
 user and version an exponential variate with the version's weight as its rate, and the user goes to
@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings
 from gateway.config.errors import format_path
 from gateway.config.listeners import listeners_by_id, restart_required
-from gateway.config.schema import BackendConfig, Config, ModelConfig, PoolConfig
+from gateway.config.schema import BackendConfig, Config, ModelConfig
 
 _SECTIONS: Final = ("version", "admin", "limits", "defaults", "identity", "state", "observe")
 """The sections of a configuration that hold no names."""
@@ -39,8 +40,8 @@ class TrafficShift(Struct, frozen=True):
     """How the traffic of a model is split, in percent by version, and what part of it moves.
 
     ``assignment`` of users to versions is ``sticky``: they keep theirs but for ``moved`` percent;
-    ``random``: each request is sent by chance; or ``reassigned``: they are told apart by something
-    else, so that how many move is unknown. Only ``sticky`` has ``moved``.
+    ``random``: each request is sent at random; or ``reassigned``: the sticky sources differ, so the
+    share of users who move is unknown. Only ``sticky`` has ``moved``.
     """
 
     model: str
@@ -51,7 +52,7 @@ class TrafficShift(Struct, frozen=True):
 
 
 class ConfigDiff(Struct, frozen=True):
-    """All that differs. ``restart_required`` is what can't change while a gateway runs, and why."""
+    """The difference. ``restart_required``: what can't change while a gateway runs, and why."""
 
     sections: tuple[str, ...]
     names: Mapping[str, NameChanges]
@@ -67,7 +68,7 @@ class ConfigDiff(Struct, frozen=True):
 
 
 def diff_configs(old: Config, new: Config) -> ConfigDiff:
-    """What differs between these two."""
+    """The difference of two configurations."""
     before, after = _names(old), _names(new)
     names = {kind: _name_changes(before[kind], after[kind]) for kind in before}
     models = [name for name in new.models if name in old.models]
@@ -86,13 +87,13 @@ def diff_configs(old: Config, new: Config) -> ConfigDiff:
 def _changed_sections(old: Config, new: Config) -> Iterator[str]:
     yield from (name for name in _SECTIONS if getattr(old, name) != getattr(new, name))
     before, after = [rule.name for rule in old.routes], [rule.name for rule in new.routes]
-    kept = [name for name in after if name in before]
-    if [name for name in before if name in after] != kept:
+    common = [name for name in after if name in before]
+    if [name for name in before if name in after] != common:
         yield "routes (order)"
 
 
 def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """Everything that has a name, by its kind. What is a kind of its own is left out elsewhere."""
+    """All named sections by kind. A section that is a kind of its own is left out of the others."""
     return {
         "listeners": {
             f"{address} #{number + 1}" if number else address: listener
@@ -102,7 +103,7 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
         "workers": {
             f"{name} {worker.url or worker.dns or worker.srv or worker.file}": worker
             for name, pool in config.backends.items()
-            if isinstance(pool, PoolConfig)
+            if isinstance(pool, PoolSettings)
             for worker in pool.workers
         },
         "models": {
@@ -121,7 +122,7 @@ def _names(config: Config) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _without_workers(backend: BackendConfig) -> BackendConfig:
-    return replace(backend, workers=()) if isinstance(backend, PoolConfig) else backend
+    return replace(backend, workers=()) if isinstance(backend, PoolSettings) else backend
 
 
 def _name_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> NameChanges:
@@ -143,16 +144,16 @@ def moved_share(before: Mapping[str, int], after: Mapping[str, int]) -> float:
     """
     versions = before.keys() | after.keys()
     staying = 0.0
-    for kept in before.keys() & after.keys():
+    for version in before.keys() & after.keys():
         staying += 1 / sum(
-            max(before.get(one, 0) / before[kept], after.get(one, 0) / after[kept])
-            for one in versions
+            max(before.get(other, 0) / before[version], after.get(other, 0) / after[version])
+            for other in versions
         )
     return max(0.0, 1 - staying)
 
 
 def _traffic_shift(model: str, old: ModelConfig, new: ModelConfig) -> TrafficShift | None:
-    """How the users of a model move between its versions; None where they stay."""
+    """How the users of a model move between its versions; None if they stay."""
     before, after = _effective_split(model, old), _effective_split(model, new)
     if before == after:
         return None
@@ -166,8 +167,8 @@ def _traffic_shift(model: str, old: ModelConfig, new: ModelConfig) -> TrafficShi
         assignment = "random"
     elif before.name == after.name:
         moved = moved_share(before.weights, after.weights)
-    else:  # the name salts the hash, so that where users go says nothing of where they were
-        staying = {one: part * after.parts.get(one, 0) for one, part in before.parts.items()}
+    else:  # the name salts the hash, so the new assignment does not depend on the old one
+        staying = {one: share * after.parts.get(one, 0) for one, share in before.parts.items()}
         moved = 1 - sum(staying.values())
     percent = None if moved is None else round(100 * moved, 2)
     return TrafficShift(model, before.percents, after.percents, assignment, percent)
@@ -189,7 +190,7 @@ class _EffectiveSplit(Struct, frozen=True):
     @property
     def percents(self) -> Mapping[str, float]:
         """The same in percent."""
-        return {version: round(100 * part, 2) for version, part in self.parts.items()}
+        return {version: round(100 * share, 2) for version, share in self.parts.items()}
 
 
 def _effective_split(name: str, model: ModelConfig) -> _EffectiveSplit:

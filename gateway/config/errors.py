@@ -50,8 +50,8 @@ class ConfigError(Exception):
     def format_issue(self, issue: ConfigIssue) -> str:
         """``file:line:column: message (at path)``."""
         at = f" (at {issue.path})" if issue.path else ""
-        place = f"{self.filename}:{issue.line}:{issue.column}"
-        return f"{place}: {issue.message}{at}"
+        location = f"{self.filename}:{issue.line}:{issue.column}"
+        return f"{location}: {issue.message}{at}"
 
 
 class IssueCollector:
@@ -61,13 +61,13 @@ class IssueCollector:
         self.filename = filename
         self.issues: list[ConfigIssue] = []
 
-    def add(self, mark: SourcePosition, message: str, path: ConfigPath = ()) -> None:
+    def add(self, position: SourcePosition, message: str, path: ConfigPath = ()) -> None:
         """Add an issue."""
-        self.issues.append(ConfigIssue(mark.line, mark.column, message, format_path(path)))
+        self.issues.append(ConfigIssue(position.line, position.column, message, format_path(path)))
 
-    def build_error(self, mark: SourcePosition, message: str) -> ConfigError:
+    def build_error(self, position: SourcePosition, message: str) -> ConfigError:
         """The error with all issues and this one, after which nothing can be read."""
-        self.add(mark, message)
+        self.add(position, message)
         return ConfigError(self.filename, self.issues)
 
 
@@ -95,16 +95,16 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def find_closest_name(name: str, known: Sequence[str]) -> str | None:
+def find_closest_name(name: str, names: Sequence[str]) -> str | None:
     """The known name that was probably meant, or None."""
-    for found in difflib.get_close_matches(name, known, 1):
-        return found
-    return next((one for one in known if one.lower() == name.lower()), None)
+    for match in difflib.get_close_matches(name, names, 1):
+        return match
+    return next((one for one in names if one.lower() == name.lower()), None)
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """A suggestion for an unknown name."""
-    names = [str(one) for one in known]
-    if found := find_closest_name(name, names):
-        return f"did you mean {quote(found)}?"
-    return f"known: {join_names(names)}" if names else "there is none to choose"
+    known_names = [str(one) for one in names]
+    if match := find_closest_name(name, known_names):
+        return f"did you mean {quote(match)}?"
+    return f"known: {join_names(known_names)}" if known_names else "there is none to choose"

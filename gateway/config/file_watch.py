@@ -1,4 +1,4 @@
-"""Files that may change while the gateway runs, and what tells of it."""
+"""Watches files for changes while the gateway runs."""
 
 import asyncio
 import hashlib
@@ -14,80 +14,84 @@ _POLL_INTERVAL: Final = 1.0
 
 
 class FileState(Struct, frozen=True):
-    """What is found at a path: which file it leads to, and a digest of what that holds."""
+    """The device and inode of the file at a path, and a digest of its content."""
 
     device_inode: tuple[int, int]
     digest: bytes
 
 
 FileStates = Mapping[str, FileState | None]
-"""By path; None where nothing can be read."""
+"""By path; None if nothing can be read."""
 
 
 def read_file_state(path: str) -> FileState | None:
-    """What is at a path, links followed; of a folder, what is told of the files in it."""
+    """The state of a path, following links; of a folder, a digest of its files' names and times."""
     digest = hashlib.sha256()
     try:
-        found = Path(path)
-        about = found.stat()
-        if found.is_file():  # what is neither may keep a reader waiting for ever
-            digest.update(found.read_bytes())
-        elif found.is_dir():
-            for one in sorted(found.iterdir()):
-                inside = one.stat()
-                digest.update(f"{one.name}\n{inside.st_size} {inside.st_mtime_ns}\n".encode())
+        location = Path(path)
+        status = location.stat()
+        if location.is_file():  # reading a pipe or a device may block forever
+            digest.update(location.read_bytes())
+        elif location.is_dir():
+            for entry in sorted(location.iterdir()):
+                entry_status = entry.stat()
+                digest.update(
+                    f"{entry.name}\n{entry_status.st_size} {entry_status.st_mtime_ns}\n".encode()
+                )
     except OSError:
         return None
-    return FileState((about.st_dev, about.st_ino), digest.digest())
+    return FileState((status.st_dev, status.st_ino), digest.digest())
 
 
 class FileWatcher:
-    """Looks at ``files`` again and again, and tells ``changed`` whenever something is new there.
+    """Reads the files repeatedly and calls ``on_change`` when one has changed.
 
-    What it finds when it is made is as it should be.
+    The states at construction are the first ones to compare with.
 
-    What is put in a file's place whole, by renaming or by another link, counts at once: so a volume
-    is changed that Kubernetes mounts. What is written in place counts when two looks, ``every``
-    seconds apart, have found it the same: half a file may be a good one, too.
+    A file that is replaced as a whole, by renaming or by another link, counts as changed at once;
+    Kubernetes changes mounted volumes in this way. A file that is overwritten in place counts when
+    two reads, ``interval`` seconds apart, find the same content, because half a file may be valid.
     """
 
     def __init__(
         self,
-        files: Callable[[], Collection[str]],
-        changed: Callable[[], object],
+        list_files: Callable[[], Collection[str]],
+        on_change: Callable[[], object],
         *,
-        every: float = _POLL_INTERVAL,
+        interval: float = _POLL_INTERVAL,
     ) -> None:
-        self._list_files = files
-        self._on_change = changed
-        self._interval = every
+        self._list_files = list_files
+        self._on_change = on_change
+        self._interval = interval
         self._background_call = BackgroundCall(self._read_states)
         self._last_states = self._accepted_states = self._read_states()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Watch until cancelled."""
         while True:
             await asyncio.sleep(self._interval)
             self.update(await self._background_call.wait_result())
 
-    def update(self, now: FileStates) -> None:
-        """This is what is there now. A file that was not looked at before is as it should be."""
-        last, self._last_states = self._last_states, now
+    def update(self, states: FileStates) -> None:
+        """Compare the current states with the last ones. A new file is no change."""
+        last_states, self._last_states = self._last_states, states
         self._accepted_states = {
-            path: self._accepted_states.get(path, one) for path, one in now.items()
+            path: self._accepted_states.get(path, state) for path, state in states.items()
         }
-        if now == self._accepted_states or any(
-            _is_being_written(last.get(path, now[path]), now[path]) for path in now
+        if states == self._accepted_states or any(
+            _is_being_written(last_states.get(path, states[path]), states[path]) for path in states
         ):
             return
-        self._accepted_states = now
+        self._accepted_states = states
         self._on_change()
 
     def _read_states(self) -> FileStates:
         return {path: read_file_state(path) for path in self._list_files()}
 
 
-def _is_being_written(last: FileState | None, now: FileState | None) -> bool:
-    """Whether it may not be whole yet."""
-    replaced = last is not None and now is not None and last.device_inode != now.device_inode
-    return last != now and not replaced
+def _is_being_written(last: FileState | None, current: FileState | None) -> bool:
+    """Whether the file may be incomplete, because it is being overwritten."""
+    replaced = (
+        last is not None and current is not None and last.device_inode != current.device_inode
+    )
+    return last != current and not replaced

@@ -1,4 +1,4 @@
-"""The configuration as JSON Schema, from the Structs: for editors, and for whoever asks."""
+"""The JSON Schema of the configuration, built from the Structs, for editors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 from msgspec import inspect as types
 
 from gateway.config.schema import Config
-from gateway.config.types import SCALAR_TYPES, Secret
+from protocols.core.units import SCALAR_TYPES, Secret
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SECRET_SCHEMA = {
@@ -24,7 +24,7 @@ _SECRET_SCHEMA = {
 }
 _ENVIRONMENT_SCHEMA = {
     "title": "Environment",
-    "description": "What the environment holds: checked once it is put in.",
+    "description": "The value of an environment variable, which is checked when it is expanded.",
     "type": "string",
     "pattern": r"\$\{.+\}",
 }
@@ -33,19 +33,20 @@ _ENVIRONMENT_REF = {"$ref": "#/$defs/Environment"}
 
 def build_schema() -> dict[str, Any]:
     """The schema of the whole file."""
-    found = msgspec.json.schema(Config, schema_hook=schema_hook)
+    schema = msgspec.json.schema(Config, schema_hook=schema_hook)
     structs = {kind.cls.__name__: kind for kind in _collect_structs(types.type_info(Config))}
-    found["$defs"] = {
-        name: _describe_input_forms(part, structs[name]) for name, part in found["$defs"].items()
+    schema["$defs"] = {
+        name: _describe_input_forms(definition, structs[name])
+        for name, definition in schema["$defs"].items()
     }
-    found["$defs"]["Config"]["patternProperties"] = {"^x-": {}}
-    found = _expand_scalar_types(found)
-    found["$defs"]["Environment"] = _ENVIRONMENT_SCHEMA
-    return {"$schema": _DRAFT, **found}
+    schema["$defs"]["Config"]["patternProperties"] = {"^x-": {}}
+    schema = _expand_scalar_types(schema)
+    schema["$defs"]["Environment"] = _ENVIRONMENT_SCHEMA
+    return {"$schema": _DRAFT, **schema}
 
 
 def schema_hook(kind: type) -> dict[str, Any]:
-    """The schema of a type of ours."""
+    """The schema of ``Secret``, which msgspec does not know."""
     if kind is Secret:
         return dict(_SECRET_SCHEMA)
     raise NotImplementedError
@@ -53,62 +54,62 @@ def schema_hook(kind: type) -> dict[str, Any]:
 
 def _collect_structs(kind: Any) -> list[types.StructType]:
     """Every Struct below a type."""
-    found: list[types.StructType] = []
-    waiting = [kind]
-    while waiting:
-        match waiting.pop():
-            case types.StructType() as one:
-                found.append(one)
-                waiting += [field.type for field in one.fields]
+    structs: list[types.StructType] = []
+    pending = [kind]
+    while pending:
+        match pending.pop():
+            case types.StructType() as struct:
+                structs.append(struct)
+                pending += [field.type for field in struct.fields]
             case types.Metadata(type=inner):
-                waiting.append(inner)
+                pending.append(inner)
             case types.UnionType(types=inner):
-                waiting += inner
+                pending += inner
             case types.DictType(value_type=inner) | types.VarTupleType(item_type=inner):
-                waiting.append(inner)
+                pending.append(inner)
             case _:
                 pass
-    return found
+    return structs
 
 
-def _describe_input_forms(part: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
-    """A Struct as it may be written: with a short form, with keys that are no field's."""
-    properties = part["properties"]
-    if rest := getattr(kind.cls, "extra_field", None):
-        values = properties.pop(rest)["additionalProperties"]
+def _describe_input_forms(definition: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
+    """The schema of a Struct as it may be written: with its shorthand and extra keys."""
+    properties = definition["properties"]
+    if extra_field := getattr(kind.cls, "extra_field", None):
+        values = properties.pop(extra_field)["additionalProperties"]
         names = getattr(kind.cls, "extra_keys", None)
         if names is None:
-            part["additionalProperties"] = values
+            definition["additionalProperties"] = values
         else:
             properties |= dict.fromkeys(sorted(names), values)
     if implied := getattr(kind.cls, "implied_by", None):
-        part["required"] = [one for one in part["required"] if one != kind.tag_field]
-        part["required"] = sorted({*part["required"], implied})
-    if short := getattr(kind.cls, "shorthand_field", None):
-        return {"anyOf": [properties[short], part]}
-    return part
+        definition["required"] = [one for one in definition["required"] if one != kind.tag_field]
+        definition["required"] = sorted({*definition["required"], implied})
+    if shorthand := getattr(kind.cls, "shorthand_field", None):
+        return {"anyOf": [properties[shorthand], definition]}
+    return definition
 
 
-def _expand_scalar_types(part: Any) -> Any:
-    """Units, and references to the environment, in place of what they are read into."""
-    match part:
+def _expand_scalar_types(schema_part: Any) -> Any:
+    """Replace the types of decoded values by the forms in which they are written."""
+    match schema_part:
         case {"x-unit": str(name), **more}:
             unit = SCALAR_TYPES[name]
-            written: dict[str, Any] = {"anyOf": [unit.json_schema, _ENVIRONMENT_REF]}
+            schema: dict[str, Any] = {"anyOf": [unit.json_schema, _ENVIRONMENT_REF]}
             if more.get("default") is not None:
-                written["default"] = unit.format_value(more["default"])
-            return written
+                schema["default"] = unit.format_value(more["default"])
+            return schema
         case {"type": "integer"} | {"enum": _}:
-            return {"anyOf": [part, _ENVIRONMENT_REF]}
+            return {"anyOf": [schema_part, _ENVIRONMENT_REF]}
         case {"$ref": _, "default": _}:
-            return {"$ref": part["$ref"]}
+            return {"$ref": schema_part["$ref"]}
         case Mapping():
-            kept = {key: value for key, value in part.items() if key != "discriminator"}
-            return {key: _convert_entry(key, value) for key, value in kept.items()}
+            entries = {key: value for key, value in schema_part.items() if key != "discriminator"}
+            return {key: _convert_entry(key, value) for key, value in entries.items()}
         case list() | tuple():
-            return [_expand_scalar_types(one) for one in part]
+            return [_expand_scalar_types(one) for one in schema_part]
         case _:
-            return part
+            return schema_part
 
 
 def _convert_entry(key: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What identifies a listener from one configuration to the next, and what needs a restart."""
+"""The identity of a listener across configurations, and changes that need a restart."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ may each use any free port."""
 
 
 def listener_name(listener: ListenerId) -> str:
-    """A listener's address; for a further listener at one address, with its number behind."""
+    """A listener's address, followed by its number if several listeners have this address."""
     address, number = listener
     return f"{address} ({number + 1})" if number else address
 
@@ -29,9 +29,9 @@ def listeners_by_id(config: Config) -> Mapping[ListenerId, ListenerConfig]:
 
 def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str]]:
     """Each part of ``new`` that a gateway with ``old`` can't load without a restart, and why."""
-    before, after = old.admin and old.admin.address, new.admin and new.admin.address
-    if before != after:
-        current = f"it is at {before}" if before else "there is none"
+    old_address, new_address = old.admin and old.admin.address, new.admin and new.admin.address
+    if old_address != new_address:
+        current = f"it is at {old_address}" if old_address else "there is none"
         yield ("admin",), f"{current} for as long as the gateway runs; restart it"
     for name in ("state", "observe"):
         if getattr(old, name) != getattr(new, name):

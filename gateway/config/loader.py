@@ -1,4 +1,4 @@
-"""A configuration from its text: parsed, read, checked and completed."""
+"""Loads a configuration: parses, decodes and validates its text, and fills in defaults."""
 
 import hashlib
 import os
@@ -11,6 +11,8 @@ import msgspec.inspect
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from backends.interfaces import Timeouts
+from backends.pool.settings import PoolSettings, RetrySettings, WorkerSourceSettings
 from gateway.config import validate
 from gateway.config.decoder import ConfigDecoder, SourceLocation
 from gateway.config.errors import (
@@ -27,37 +29,33 @@ from gateway.config.schema import (
     Config,
     ListenerConfig,
     ListenerProtocolConfig,
-    PoolConfig,
-    RetryConfig,
-    TimeoutsConfig,
-    WorkerSourceConfig,
 )
-from gateway.config.types import RateValue, Secret, format_rate
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols import PROTOCOLS
+from protocols.core.units import RateValue, Secret, format_rate
 
 # Defaults.
 
 _DEFAULT_ADDRESS = "127.0.0.1:8000"
-SectionT = TypeVar("SectionT", TimeoutsConfig, RetryConfig)
+SectionT = TypeVar("SectionT", Timeouts, RetrySettings)
 
 
 def apply_defaults(
-    config: Config, places: Mapping[ConfigPath, SourceLocation], protocols: ProtocolRegistry
+    config: Config, locations: Mapping[ConfigPath, SourceLocation], protocols: ProtocolRegistry
 ) -> Config:
     """Fill in ``defaults`` in each pool; without listeners, add one with every protocol."""
     backends: dict[str, BackendConfig] = {}
     for name, backend in config.backends.items():
-        if isinstance(backend, PoolConfig):
+        if isinstance(backend, PoolSettings):
             at = ("backends", name)
             backends[name] = replace(
                 backend,
                 timeouts=_merge_defaults(
-                    backend.timeouts, config.defaults.timeouts, places, at, "timeouts"
+                    backend.timeouts, config.defaults.timeouts, locations, at, "timeouts"
                 ),
                 retries=_merge_defaults(
-                    backend.retries, config.defaults.retries, places, at, "retries"
+                    backend.retries, config.defaults.retries, locations, at, "retries"
                 ),
             )
         else:
@@ -67,15 +65,15 @@ def apply_defaults(
 
 
 def _merge_defaults(
-    own: SectionT | None,
+    section: SectionT | None,
     default: SectionT,
-    places: Mapping[ConfigPath, SourceLocation],
+    locations: Mapping[ConfigPath, SourceLocation],
     at: ConfigPath,
     key: str,
 ) -> SectionT:
     """The default, overridden by the fields that the file sets at ``key``."""
-    given = [name for name in default.__struct_fields__ if (*at, key, name) in places]
-    return replace(default, **{name: getattr(own, name) for name in given})
+    names = [name for name in default.__struct_fields__ if (*at, key, name) in locations]
+    return replace(default, **{name: getattr(section, name) for name in names})
 
 
 def build_default_listener(protocols: ProtocolRegistry) -> ListenerConfig:
@@ -92,7 +90,7 @@ def build_default_listener(protocols: ProtocolRegistry) -> ListenerConfig:
 
 _CONFIG_TYPE = msgspec.inspect.type_info(Config)
 _WORKER_LIST_TYPE = msgspec.inspect.type_info(
-    Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
+    Annotated[tuple[WorkerSourceSettings, ...], Meta(min_length=1)]
 )
 _HASH_LENGTH = 12
 
@@ -110,14 +108,16 @@ class LoadedConfig(Struct, frozen=True):
     files: frozenset[str]
     locations: Mapping[ConfigPath, SourceLocation]
 
-    def build_error(self, *wrong: tuple[ConfigPath, str]) -> ConfigError:
+    def build_error(self, *issues: tuple[ConfigPath, str]) -> ConfigError:
         """The error for these issues, each a path and a message; the nearest known path counts."""
-        return ConfigError(self.filename, [self._locate_issue(*one) for one in wrong], self.files)
+        return ConfigError(self.filename, [self._locate_issue(*one) for one in issues], self.files)
 
     def _locate_issue(self, path: ConfigPath, message: str) -> ConfigIssue:
-        near = next(at for n in range(len(path), -1, -1) if (at := path[:n]) in self.locations)
-        mark = self.locations[near].value_position
-        return ConfigIssue(mark.line, mark.column, message, format_path(path))
+        nearest = next(
+            prefix for n in range(len(path), -1, -1) if (prefix := path[:n]) in self.locations
+        )
+        position = self.locations[nearest].value_position
+        return ConfigIssue(position.line, position.column, message, format_path(path))
 
 
 LoadConfig = Callable[[], LoadedConfig]
@@ -139,8 +139,8 @@ def load_bytes(
     data: bytes, filename: str, *, env: Mapping[str, str], insecure: bool = False
 ) -> LoadedConfig:
     """Parse and validate a file's bytes, and keep the locations of all values."""
-    found = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
-    return replace(found, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
+    loaded = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
+    return replace(loaded, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
 
 
 def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> LoadedConfig:
@@ -168,12 +168,7 @@ def load_config(path: str, *, env: Mapping[str, str], insecure: bool = False) ->
 
 def load_file(path: str, *, env: Mapping[str, str], insecure: bool = False) -> LoadedConfig:
     """Load a file, with the locations of values. Raises ConfigError, also if it can't be read."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        message = f"the file can't be read: {error.strerror}"
-        raise IssueCollector(path).build_error(DOCUMENT_START, message) from None
-    return load_bytes(data, path, env=env, insecure=insecure)
+    return load_bytes(fetch_file(path).data, path, env=env, insecure=insecure)
 
 
 def _is_worker_list(path: ConfigPath) -> bool:
@@ -183,20 +178,20 @@ def _is_worker_list(path: ConfigPath) -> bool:
 
 def load_worker_list(
     data: bytes, filename: str, *, env: Mapping[str, str]
-) -> tuple[WorkerSourceConfig, ...]:
+) -> tuple[WorkerSourceSettings, ...]:
     """The workers that a file lists, each by its URL. Raises ConfigError."""
     collector = IssueCollector(filename)
     reader = ConfigDecoder(collector, env)
-    found: tuple[WorkerSourceConfig, ...] = reader.decode_document(
+    workers: tuple[WorkerSourceSettings, ...] = reader.decode_document(
         compose_yaml(decode_utf8(data, filename), collector), _WORKER_LIST_TYPE
     )
-    if is_set(found):
+    if is_set(workers):
         validate.check_listed_workers(
-            found, ValidationContext(collector, reader.locations, ProtocolRegistry(PROTOCOLS))
+            workers, ValidationContext(collector, reader.locations, ProtocolRegistry(PROTOCOLS))
         )
     if collector.issues:
         raise ConfigError(filename, collector.issues)
-    return found
+    return workers
 
 
 # A configuration as plain values, with ``***`` for secrets.
@@ -246,10 +241,11 @@ ConfigFetcher = Callable[[], ConfigText]
 
 def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
     """A fetcher that reads a file."""
-    return partial(_fetch_file, path, insecure=insecure)
+    return partial(fetch_file, path, insecure=insecure)
 
 
-def _fetch_file(path: str, *, insecure: bool) -> ConfigText:
+def fetch_file(path: str, *, insecure: bool = False) -> ConfigText:
+    """Read a configuration file. Raises ConfigError if it can't be read."""
     try:
         return ConfigText(Path(path).read_bytes(), path, insecure=insecure)
     except OSError as error:
@@ -267,6 +263,6 @@ class ConfigReader:
     def __call__(self) -> LoadedConfig:
         """Raises ConfigError."""
         text = self._fetch()
-        found = text.load()
+        loaded = text.load()
         self.last_text = text
-        return found
+        return loaded

@@ -1,4 +1,8 @@
-"""The registered protocols, as a configuration names them. Each is imported when it is named."""
+"""What the configuration must know of protocols and backends.
+
+This is the only module of the configuration that runs their code: it creates the adapters of
+protocols and compiles chat templates. Each protocol is imported when the configuration names it.
+"""
 
 import importlib
 import inspect
@@ -11,7 +15,7 @@ import msgspec
 from protocols.core.interfaces import ClientAdapter
 
 _RESERVED_PARAMS = frozenset({"self", "profile", "prefix", "renderer", "fields"})
-"""Parameters that are no setting of a protocol's own: the gateway has its own words for them."""
+"""Parameters of adapters that are not options, since the configuration has keys for them."""
 
 _TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
@@ -21,8 +25,14 @@ _TYPE_NAMES: Mapping[Any, str] = {
 }
 
 
+def load_symbol(reference: str) -> Any:
+    """Import the object named ``module:name``."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class ProtocolRegistry:
-    """A view of a registry of ``module:class`` by name."""
+    """The registered protocols, as ``module:class`` by name."""
 
     def __init__(self, registry: Mapping[str, str]) -> None:
         self.names = tuple(registry)
@@ -30,65 +40,76 @@ class ProtocolRegistry:
 
     def load_adapter_class(self, name: str) -> type:
         """The class of a registered protocol."""
-        module, _, attribute = self._references[name].partition(":")
-        found: type = getattr(importlib.import_module(module), attribute)
-        return found
+        adapter_class: type = load_symbol(self._references[name])
+        return adapter_class
 
     def get_profiles(self, name: str) -> tuple[str, ...]:
-        """Its profiles, the default one first."""
-        found: tuple[str, ...] = self.load_adapter_class(name).profiles  # type: ignore[attr-defined]
-        return found
+        """A protocol's profiles, the default one first."""
+        profiles: tuple[str, ...] = self.load_adapter_class(name).profiles  # type: ignore[attr-defined]
+        return profiles
 
     def serves_clients(self, name: str) -> bool:
-        """Whether a listener may have it."""
+        """Whether a listener can serve it."""
         return hasattr(self.load_adapter_class(name), "read_routing_info")
 
     def accepts_param(self, name: str, parameter: str) -> bool:
-        """Whether its class takes a parameter."""
+        """Whether the constructor of its adapter has this parameter."""
         return parameter in inspect.signature(self.load_adapter_class(name)).parameters
 
     def get_options(self, name: str) -> Mapping[str, Any]:
-        """The types of its own settings, by name: what its class takes beside a profile."""
+        """The types of a protocol's own options, by name: the other parameters of its adapter."""
         init = self.load_adapter_class(name).__init__  # type: ignore[misc]
         hints = typing.get_type_hints(init)
         return {
-            one.name: hints.get(one.name, Any)
-            for one in inspect.signature(init).parameters.values()
-            if one.name not in _RESERVED_PARAMS and one.kind is not one.VAR_KEYWORD
+            parameter.name: hints.get(parameter.name, Any)
+            for parameter in inspect.signature(init).parameters.values()
+            if parameter.name not in _RESERVED_PARAMS
+            and parameter.kind is not parameter.VAR_KEYWORD
         }
 
     def get_model_options(self, name: str) -> Mapping[str, Any] | None:
-        """The types of what it asks of a model, by name; None where it does not say."""
+        """The types of a protocol's model options, by name; None if it does not declare them."""
         return getattr(self.load_adapter_class(name), "model_options", None)
 
     def endpoints(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> frozenset[tuple[str, str]]:
-        """Method and path of each of its endpoints, with {} in the place of any placeholder.
+        """The method and path of each of its endpoints, with {} for every path parameter.
 
-        Raises ValueError for settings that it refuses.
+        Raises ValueError for options that the adapter rejects.
         """
-        found = set()
+        keys = set()
         for endpoint in self.create_adapter(name, profile, options).endpoints:
             steps = endpoint.path.split("/")
             path = "/".join("{}" if step.startswith("{") else step for step in steps)
-            found.add((endpoint.method, path))
-        return frozenset(found)
+            keys.add((endpoint.method, path))
+        return frozenset(keys)
 
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, Any]
     ) -> ClientAdapter:
-        """The protocol itself."""
-        made: ClientAdapter = self.load_adapter_class(name)(profile, **options)
-        return made
+        """Create the adapter of a protocol."""
+        adapter: ClientAdapter = self.load_adapter_class(name)(profile, **options)
+        return adapter
 
 
-def describe_type_mismatch(value: Any, wanted: Any) -> str | None:
-    """What is wrong with a protocol's setting; None when nothing is."""
+def find_template_error(path: str) -> str | None:
+    """Why a chat template can't be compiled; None if it can. Jinja must be installed."""
+    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - Jinja may not be installed
+
     try:
-        msgspec.convert(value, wanted)
+        ChatTemplate(path)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
+
+
+def describe_type_mismatch(value: Any, expected: Any) -> str | None:
+    """Why the value of a protocol's option has the wrong type; None if it has the right one."""
+    try:
+        msgspec.convert(value, expected)
     except msgspec.ValidationError:
-        parts = (wanted,) if wanted in _TYPE_NAMES else typing.get_args(wanted)
-        words = [_TYPE_NAMES.get(one, str(one)) for one in parts if one is not type(None)]
-        return f"must be {' or '.join(words)}"
+        kinds = (expected,) if expected in _TYPE_NAMES else typing.get_args(expected)
+        names = [_TYPE_NAMES.get(kind, str(kind)) for kind in kinds if kind is not type(None)]
+        return f"must be {' or '.join(names)}"
     return None

@@ -2,209 +2,51 @@
 
 Some classes describe how they are written: ``shorthand_field`` is the field that a lone scalar
 sets, ``extra_field`` the field that collects the other keys (only ``extra_keys``, if the class has
-them), and ``implied_by`` the key that makes ``kind`` unnecessary.
+them), and ``implied_by`` the key that makes ``kind`` unnecessary. The settings of a backend are
+defined in the backend.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, Struct
-from msgspec.structs import asdict
+from msgspec import Meta, UnsetType
 
-from gateway.config.types import (
+from backends.interfaces import BackendSettings, Timeouts
+from backends.pool.settings import (
+    ClientTlsSettings,
+    PoolSettings,
+    RetrySettings,
+    UpstreamAuthSettings,
+)
+from backends.torch.settings import TorchSettings
+from protocols import PROTOCOLS
+from protocols.core.units import (
     Budget,
     CollectorUrl,
-    DeviceName,
+    ConfigSection,
     Duration,
     FilePath,
     HeaderName,
-    HostPort,
     ListenAddress,
     ModelAlias,
     ModelName,
     Name,
-    NameserverAddress,
     NonEmptyStr,
+    OptionValue,
     OutputPath,
     PathPrefix,
+    PositiveInt,
     Rate,
     Retention,
     Secret,
     Sha256Digest,
     Share,
     Size,
-    SrvName,
     StickySource,
-    TemplatePath,
     Timeout,
+    TokenCount,
     Weight,
-    WeightsPath,
-    WorkerUrl,
 )
-from protocols import PROTOCOLS
-
-# Base classes.
-
-OptionValue = str | int | float | bool
-"""The value of a protocol's own option."""
-
-PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
-
-
-class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """A section: a mapping in the file."""
-
-
-class BackendConfigBase(ConfigSection, frozen=True, tag_field="kind"):
-    """The settings of one backend."""
-
-    implied_by: ClassVar[str | None] = None
-
-    @property
-    def kind(self) -> str:
-        """The backend's name in the registry."""
-        return str(self.__struct_config__.tag)
-
-
-# Pools of workers.
-
-RetryCondition = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
-_RETRY_CONDITIONS: tuple[RetryCondition, ...] = get_args(RetryCondition)
-
-
-class TimeoutsConfig(ConfigSection, frozen=True):
-    """Time limits of a request, in seconds.
-
-    ``connect``: to connect to a worker. ``first_token``: until the first part of the response.
-    ``idle``: between two parts. ``total``: for the whole response.
-    """
-
-    connect: Timeout = 2.0
-    first_token: Timeout = 60.0
-    idle: Timeout = 30.0
-    total: Timeout = 600.0
-
-
-class RetryConfig(ConfigSection, frozen=True):
-    """Retries at another worker when one fails before its response starts.
-
-    ``max`` is the number of retries per request, not counting workers that cannot be reached.
-    ``budget`` limits retries to a share of the recent requests.
-    """
-
-    max: Annotated[int, Meta(ge=0, le=10)] = 1
-    budget: Share = 0.2
-    on: tuple[RetryCondition, ...] = _RETRY_CONDITIONS
-
-
-class UpstreamAuthConfig(ConfigSection, frozen=True):
-    """Credentials that are sent to a worker."""
-
-    bearer: Secret
-
-
-class WorkerSourceConfig(ConfigSection, frozen=True):
-    """One worker by its base ``url``, without the protocol's path; or a source of several.
-
-    Sources are DNS addresses (``dns``, as host:port), a DNS service (``srv``), or a ``file`` that
-    lists workers in this format. A source is read again every ``refresh_interval``; if that fails,
-    the last known workers stay.
-    """
-
-    shorthand_field: ClassVar[str] = "url"
-
-    url: WorkerUrl | None = None
-    dns: HostPort | None = None
-    srv: SrvName | None = None
-    file: FilePath | None = None
-    refresh_interval: Timeout = 10.0
-    scheme: Literal["http", "https"] = "http"
-    nameserver: NameserverAddress | None = None
-    """The address of a nameserver to use instead of the system's."""
-    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
-    max_concurrency: PositiveInt | None = None
-    auth: UpstreamAuthConfig | None = None
-
-
-class QueueConfig(ConfigSection, frozen=True):
-    """How many requests may wait for a worker with a free slot, and for how long."""
-
-    max: Annotated[int, Meta(ge=0, le=100_000)] = 200
-    wait: Duration = 10.0
-
-
-class ClientTlsConfig(ConfigSection, frozen=True):
-    """The CA certificates that verify the server, in PEM."""
-
-    ca: FilePath
-
-
-class HealthCheckConfig(ConfigSection, frozen=True):
-    """Active health checks of each worker, and how a worker returns to rotation.
-
-    ``fall`` failed checks in a row take a worker out of rotation, and ``rise`` successful ones
-    bring it back; its share of the traffic then grows over ``slow_start``. When fewer than
-    ``panic_threshold`` of the workers are healthy, requests go to all of them. ``path`` defaults to
-    the protocol's own health check.
-    """
-
-    path: NonEmptyStr | None = None
-    interval: Timeout = 5.0
-    timeout: Timeout = 2.0
-    fall: PositiveInt = 3
-    rise: PositiveInt = 2
-    slow_start: Duration = 30.0
-    panic_threshold: Share = 0.3
-
-
-class CircuitBreakerConfig(ConfigSection, frozen=True):
-    """When failed requests take a worker out of rotation.
-
-    ``consecutive_failures`` do, or a ``failure_rate`` within ``window``, if the window has at least
-    ``min_requests``. The worker is out for ``open_for`` the first time, and then for twice as long
-    each time.
-    """
-
-    consecutive_failures: PositiveInt = 5
-    failure_rate: Share = 0.25
-    min_requests: PositiveInt = 20
-    window: Timeout = 10.0
-    open_for: Timeout = 15.0
-
-
-class PoolConfig(BackendConfigBase, frozen=True, tag="pool"):
-    """Workers that speak one protocol. ``timeouts`` and ``retries`` default to ``defaults``.
-
-    ``max_concurrency`` is the limit of each worker that has none of its own, ``total_concurrency``
-    that of the whole pool. ``options`` are the protocol's own settings. ``chat_template`` turns a
-    conversation into a prompt, for workers that accept only text: a tokenizer's folder, or a Jinja
-    template.
-    """
-
-    implied_by: ClassVar[str | None] = "workers"
-    former_files: ClassVar[frozenset[str]] = frozenset({"capabilities"})
-    """Former keys that named a file; validation names their replacement."""
-
-    protocol: NonEmptyStr
-    workers: Annotated[tuple[WorkerSourceConfig, ...], Meta(min_length=1)]
-    profile: NonEmptyStr | None = None
-    options: Mapping[str, OptionValue] = {}
-    fields: Mapping[str, NonEmptyStr] | None = None
-    """Parameter names that the workers use, where no profile defines them."""
-    unsupported_parameters: tuple[NonEmptyStr, ...] = ()
-    """Parameters that the workers don't support, as `interlingua probe --write` prints them: they
-    are not sent, and the gateway emulates what it can."""
-    chat_template: TemplatePath | None = None
-    policy: Literal["round_robin", "least_load", "two_choices", "prefix", "session"] = "least_load"
-    max_concurrency: PositiveInt | None = None
-    total_concurrency: PositiveInt | None = None
-    queue: QueueConfig = QueueConfig()
-    timeouts: TimeoutsConfig | None = None
-    retries: RetryConfig | None = None
-    health: HealthCheckConfig = HealthCheckConfig()
-    breaker: CircuitBreakerConfig = CircuitBreakerConfig()
-    tls: ClientTlsConfig | None = None
-
 
 # Rate limits.
 
@@ -234,11 +76,19 @@ class KeyRateLimitConfig(RateLimitConfig, frozen=True):
 class ServerLimitsConfig(ConfigSection, frozen=True):
     """Limits of the server.
 
-    ``body`` and ``header`` are the largest sizes of a request's body and head. ``connections`` is
-    capped at half of the process's limit of open files, since each connection may need one to a
-    worker. At the limit, a new connection closes the one that has been idle longest.
-    ``header_timeout`` is the time limit for the head of a request; ``body_timeout``, the longest
-    pause in its body; ``idle_timeout``, how long a connection may wait for its next request.
+    ``body`` and ``header`` are the largest sizes of a request's body and head. All bodies together
+    may take ``buffered_bodies`` of memory; beyond that, requests get status 503.
+
+    ``connections`` is capped at half of the process's limit of open files, since each connection
+    may need one to a worker. At the limit, a new connection closes the one that has been idle
+    longest, or else the one with the slowest body. One client address may have
+    ``connections_per_address``, by default half of ``connections``; loopback addresses are exempt
+    from the default, since local proxies connect from there.
+
+    ``tls_handshake_timeout`` is the time limit for a TLS handshake; ``header_timeout``, for the
+    head of a request; ``body_timeout``, for a pause in its body; ``body_total_timeout``, for the
+    whole body, which must also arrive at ``min_body_rate`` (bytes per second) after its first 20
+    seconds; ``idle_timeout``, for the wait for the next request on a connection.
 
     On SIGTERM the gateway reports that it is not ready, closes each connection after its response,
     and keeps serving for ``shutdown_delay``, so that load balancers notice. Then it accepts no more
@@ -249,10 +99,14 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
 
     body: Size = 8 << 20
     header: Size = 16 << 10
+    buffered_bodies: Size = 512 << 20
     connections: PositiveInt = 10_000
     connections_per_address: PositiveInt | None = None
+    tls_handshake_timeout: Timeout = 5.0
     header_timeout: Timeout = 10.0
     body_timeout: Timeout = 10.0
+    body_total_timeout: Timeout = 300.0
+    min_body_rate: PositiveInt = 512
     idle_timeout: Timeout = 75.0
     shutdown_delay: Duration = 5.0
     drain_timeout: Duration = 60.0
@@ -295,10 +149,13 @@ class JwtConfig(ConfigSection, frozen=True, kw_only=True):
     leeway: Duration = 30.0
     jwks_max_stale: Timeout = 86400.0
     claims: JwtClaimsConfig = JwtClaimsConfig()
-    tls: ClientTlsConfig | None = None
+    tls: ClientTlsSettings | None = None
 
 
 # State that several gateways share.
+
+
+StoreFailurePolicy = Literal["local", "open", "closed"]
 
 
 class SharedStateConfig(ConfigSection, frozen=True):
@@ -310,13 +167,13 @@ class SharedStateConfig(ConfigSection, frozen=True):
     """
 
     redis: Secret
-    on_failure: Literal["local", "open", "closed"] = "local"
+    on_failure: StoreFailurePolicy = "local"
     """What happens while Redis is unreachable: each gateway applies its share of every limit
     (``local``), admits all requests (``open``), or rejects all that have a limit (``closed``)."""
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """The number of gateways, by which ``local`` divides the limits."""
     prefix: Name = "interlingua"
-    tls: ClientTlsConfig | None = None
+    tls: ClientTlsSettings | None = None
 
 
 # Traces and metrics.
@@ -336,7 +193,7 @@ class TracingConfig(ConfigSection, frozen=True):
     otlp: CollectorUrl
     sample: Share = 0.05
     trust: bool = False
-    auth: UpstreamAuthConfig | None = None
+    auth: UpstreamAuthSettings | None = None
     headers: Mapping[HeaderName, Secret] = {}
     """Headers of each request to the collector."""
     buffer: PositiveInt = 10_000
@@ -352,7 +209,7 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
 
     otlp: CollectorUrl
     interval: Timeout = 60.0
-    auth: UpstreamAuthConfig | None = None
+    auth: UpstreamAuthSettings | None = None
     headers: Mapping[HeaderName, Secret] = {}
 
 
@@ -368,7 +225,6 @@ class MetricsConfig(ConfigSection, frozen=True):
 
 
 OnLoss = Literal["report", "reject", "ignore"]
-TokenCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -410,7 +266,10 @@ class ListenerConfig(ConfigSection, frozen=True):
 
 
 class AdminConfig(ConfigSection, frozen=True):
-    """The admin listener. ``sha256`` is the digest of its key, required beyond loopback."""
+    """The admin listener. ``sha256`` is the digest of its key, required beyond loopback.
+
+    It has limits of its own: 64 connections, and requests of at most 64 KiB.
+    """
 
     address: ListenAddress
     sha256: Sha256Digest | None = None
@@ -442,8 +301,8 @@ class DefaultsConfig(ConfigSection, frozen=True):
     and tokens they apply to all clients together.
     """
 
-    timeouts: TimeoutsConfig = TimeoutsConfig()
-    retries: RetryConfig = RetryConfig()
+    timeouts: Timeouts = Timeouts()
+    retries: RetrySettings = RetrySettings()
     on_loss: OnLoss = "report"
     limits: KeyRateLimitConfig | None = None
 
@@ -456,7 +315,7 @@ class EchoFailureConfig(ConfigSection, frozen=True):
     retry_after: Duration = 2.0
 
 
-class EchoConfig(BackendConfigBase, frozen=True, tag="echo"):
+class EchoConfig(BackendSettings, frozen=True, tag="echo"):
     """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
 
     script: tuple[str, ...] = ()
@@ -465,50 +324,7 @@ class EchoConfig(BackendConfigBase, frozen=True, tag="echo"):
     fail: EchoFailureConfig | None = None
 
 
-class WatermarkConfig(ConfigSection, frozen=True):
-    """The watermark that a request may ask for, with the parameters of transformers' detector."""
-
-    key: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 15485863
-    """The secret by which the watermark is found or removed; the default is public."""
-    ratio: Annotated[float, Meta(gt=0, le=0.99)] = 0.25
-    """The share of the vocabulary that is favoured; each token favours another set."""
-    bias: Annotated[float, Meta(gt=0, le=100)] = 2.0
-    """Added to the logits of the favoured tokens."""
-    scheme: Literal["lefthash", "selfhash"] = "lefthash"
-    """``selfhash`` includes the token itself in the hash, which is slower."""
-    width: Annotated[int, Meta(ge=1, le=64)] = 1
-    """How many preceding tokens seed the hash; ``lefthash`` uses only the last one."""
-
-
-class TorchConfig(BackendConfigBase, frozen=True, tag="torch"):
-    """A local model.
-
-    ``task`` overrides what the model's files say. ``matryoshka`` lists the dimensions to which
-    embeddings may be truncated; it defaults to those that the model's files name.
-    ``kv_cache_memory`` is the size of the KV cache, including the prefix cache; it always holds at
-    least one full context.
-    """
-
-    path: WeightsPath
-    task: Literal["generate", "embedding"] | None = None
-    device: DeviceName = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    """``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs."""
-    max_concurrency: PositiveInt = 16
-    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    kv_cache_memory: Size = 1 << 30
-    share_prefix_cache: bool = False
-    """Whether API keys share the prefix cache. It saves memory and time where all keys belong to one
-    trusted group; otherwise one key can learn which prompts another has sent."""
-    watermark: WatermarkConfig = WatermarkConfig()
-    chat_template: TemplatePath | None = None
-    """A tokenizer's folder, or a chat template file, that replaces the model's own template."""
-    trust_request_chat_template: bool = False
-    """Whether a request may contain a chat template, which is a program of unbounded cost."""
-    matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
-
-
-BackendConfig = EchoConfig | TorchConfig | PoolConfig
+BackendConfig = EchoConfig | TorchSettings | PoolSettings
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -564,21 +380,6 @@ class ModelDefaultsConfig(ConfigSection, frozen=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     max_tokens: TokenCount | None = None
 
-    def get_sampling_defaults(self) -> Mapping[str, float | int]:
-        """The defaults of sampling parameters."""
-        return {
-            name: value for name, value in self._get_set_values().items() if name != "max_tokens"
-        }
-
-    def get_stopping_defaults(self) -> Mapping[str, float | int]:
-        """The defaults of stop conditions."""
-        return {
-            name: value for name, value in self._get_set_values().items() if name == "max_tokens"
-        }
-
-    def _get_set_values(self) -> dict[str, float | int]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 class ModelConfig(ConfigSection, frozen=True):
     """A public model: one target, or named versions and how the traffic is split between them.
@@ -621,6 +422,19 @@ class ModelConfig(ConfigSection, frozen=True):
         targets = self.resolve_targets()
         numbers = [name for name in targets if is_numeric_version(name)]
         return {max(numbers, key=int) if numbers else next(iter(targets)): 1}
+
+
+def map_model_names(models: Mapping[str, ModelConfig | UnsetType]) -> dict[str, str]:
+    """The model of each name that a request may use: models' own names, and their aliases.
+
+    Models and aliases that could not be read (UNSET) are left out.
+    """
+    names = {name: name for name in models}
+    for name, model in models.items():
+        for alias in (model.aliases or ()) if isinstance(model, ModelConfig) else ():
+            if alias:
+                names.setdefault(alias, name)
+    return names
 
 
 def is_numeric_version(version: str) -> bool:

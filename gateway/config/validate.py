@@ -1,8 +1,9 @@
-"""Whether a configuration makes sense: names that lead somewhere, and traffic that gets there."""
+"""Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from backends.pool.settings import PoolSettings, WorkerSourceSettings
 from gateway.config import validate_backends
 from gateway.config.errors import ConfigPath, join_names, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
@@ -11,30 +12,29 @@ from gateway.config.schema import (
     Config,
     KeyRateLimitConfig,
     ModelConfig,
-    PoolConfig,
     RouteConfig,
     RouteMatchConfig,
     TrafficSplitConfig,
-    WorkerSourceConfig,
     is_numeric_version,
+    map_model_names,
 )
-from gateway.config.types import parse_ip, split_address
 from gateway.config.validation_context import ValidationContext, is_set
+from protocols.core.units import parse_ip, split_address
 
-# Whether the addresses of the listeners make sense.
+# Listeners.
 
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
 
 
 def check_listeners(config: Config, context: ValidationContext, *, insecure: bool) -> None:
-    """Report the listeners."""
-    seen: list[tuple[str, int]] = []
+    """Report addresses that conflict, or that are reachable without authentication."""
+    addresses: list[tuple[str, int]] = []
     if is_set(config.admin) and config.admin is not None and is_set(config.admin.address):
-        address, where = config.admin.address, ("admin", "address")
-        _check_listen_address(address, where, seen, context)
+        address, address_path = config.admin.address, ("admin", "address")
+        _check_listen_address(address, address_path, addresses, context)
         if config.admin.sha256 is None and not is_loopback(address):
             context.add_issue(
-                where,
+                address_path,
                 "anyone who reaches this address could change the workers; "
                 "set the sha256 of an admin key, or listen on 127.0.0.1",
             )
@@ -45,7 +45,7 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
         if not is_set(listener):
             continue
         if is_set(listener.address):
-            _check_listen_address(listener.address, (*path, "address"), seen, context)
+            _check_listen_address(listener.address, (*path, "address"), addresses, context)
             if not insecure and _has_no_auth(config) and not is_loopback(listener.address):
                 context.add_issue(
                     (*path, "address"),
@@ -55,69 +55,70 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
 
 
 def _has_no_auth(config: Config) -> bool:
-    """Whether nobody needs a key."""
+    """Whether neither API keys nor tokens are configured."""
     return config.keys == () and config.identity is None
 
 
 def _check_listen_address(
-    address: str, path: ConfigPath, seen: list[tuple[str, int]], context: ValidationContext
+    address: str, path: ConfigPath, addresses: list[tuple[str, int]], context: ValidationContext
 ) -> None:
     host, port = split_address(address)
-    for other, other_port in seen:
-        same = host == other or not _WILDCARD_HOSTS.isdisjoint((host, other))
-        if port and port == other_port and same:
+    for other, other_port in addresses:
+        is_same_host = host == other or not _WILDCARD_HOSTS.isdisjoint((host, other))
+        if port and port == other_port and is_same_host:
             context.add_issue(
                 path,
                 f"another listener uses {other}:{other_port} already; "
                 "choose another port, or serve the protocols on one listener",
             )
             return
-    seen.append((host, port))
+    addresses.append((host, port))
 
 
 def is_loopback(address: str) -> bool:
     host, _ = split_address(address)
-    found = parse_ip(host)
-    return found.is_loopback if found is not None else host == "localhost"
+    ip = parse_ip(host)
+    return ip.is_loopback if ip is not None else host == "localhost"
 
 
-# Whether those who answer in a model's stead are there, do its work, and go in no circle.
+# Fallbacks.
 
 
-def check_fallbacks(models: Mapping[str, ModelConfig], context: ValidationContext) -> None:
-    """Report fallbacks that lead nowhere, or back."""
-    names = map_model_names(models)
+def check_fallbacks(
+    models: Mapping[str, ModelConfig], names: Mapping[str, str], context: ValidationContext
+) -> None:
+    """Report fallbacks that do not exist, have another task or form a cycle."""
     for name, model in models.items():
         if not is_set(model) or not is_set(model.fallback) or not model.fallback:
             continue
         versions = list_versions(model)
-        for n, after in enumerate(model.fallback):
+        for n, fallback in enumerate(model.fallback):
             path = ("models", name, "fallback", n)
-            if not is_set(after) or after in versions:
+            if not is_set(fallback) or fallback in versions:
                 continue
-            if after not in names:
-                shown = quote(context.get_raw_text(path))
+            if fallback not in names:
+                text = quote(context.get_raw_text(path))
                 context.add_issue(
                     path,
-                    f"{shown} is neither a version of this model nor another model; "
-                    f"{suggest_name(after, [*versions, *names])}",
+                    f"{text} is neither a version of this model nor another model; "
+                    f"{suggest_name(fallback, [*versions, *names])}",
                 )
-            elif circle := _find_cycle(names[after], name, models, names):
-                way = " to ".join([name, *circle])
-                context.add_issue(path, f"the fallbacks form a cycle: {way}; remove one of them")
+            elif cycle := _find_cycle(names[fallback], name, models, names):
+                chain = " to ".join([name, *cycle])
+                context.add_issue(path, f"the fallbacks form a cycle: {chain}; remove one of them")
             else:
-                check_task(model, models[names[after]], path, context)
+                check_task(model, models[names[fallback]], path, context)
 
 
 def check_task(
     model: ModelConfig, other: ModelConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
-    """Report an ``other``, named at ``path``, that has another task than a model."""
+    """Report the model ``other``, named at ``path``, if its task is not that of ``model``."""
     if not is_set(other) or not is_set(model.task) or not is_set(other.task):
         return
     if model.task != other.task:
-        shown = quote(context.get_raw_text(path))
-        message = f"{shown} has the task {other.task}, and this model has {model.task}"
+        text = quote(context.get_raw_text(path))
+        message = f"{text} has the task {other.task}, and this model has {model.task}"
         context.add_issue(
             path, f"{message}; name a model of the same task, or correct one of the two"
         )
@@ -129,71 +130,50 @@ def _has_targets(model: ModelConfig) -> bool:
     )
 
 
-def map_model_names(models: Mapping[str, ModelConfig]) -> dict[str, str]:
-    """Every name by which a model may be asked for, and the model's own."""
-    names = {name: name for name in models if name != "*"}
-    for name, model in models.items():
-        if is_set(model) and is_set(model.aliases):
-            names |= {alias: name for alias in model.aliases if is_set(alias)}
-    return names
-
-
 def _find_cycle(
     start: str, goal: str, models: Mapping[str, ModelConfig], names: Mapping[str, str]
 ) -> list[str] | None:
-    """The way from ``start`` back to ``goal``, by fallbacks; None where there is none."""
-    ways, seen = [[start]], {start}
-    while ways:
-        way = ways.pop()
-        if way[-1] == goal:
-            return way
-        model = models[way[-1]]
+    """The chain of fallbacks from ``start`` to ``goal``; None if there is none."""
+    chains, visited = [[start]], {start}
+    while chains:
+        chain = chains.pop()
+        if chain[-1] == goal:
+            return chain
+        model = models[chain[-1]]
         fallback = model.fallback if is_set(model) else None
-        for after in fallback if is_set(fallback) and fallback else ():
-            found = (
-                names.get(after) if is_set(after) and after not in list_versions(model) else None
-            )
-            if found is not None and found not in seen:
-                seen.add(found)
-                ways.append([*way, found])
+        for name in fallback if is_set(fallback) and fallback else ():
+            owner = names.get(name) if is_set(name) and name not in list_versions(model) else None
+            if owner is not None and owner not in visited:
+                visited.add(owner)
+                chains.append([*chain, owner])
     return None
 
 
 def list_versions(model: ModelConfig) -> list[str]:
-    """The names of a model's versions, where they could be read."""
+    """The names of a model's versions, if they could be read."""
     return list(model.resolve_targets()) if _has_targets(model) else []
 
 
-# Whether what clients may take makes sense: limits of models that there are, each once.
+# Rate limits.
 
 
-def check_rate_limits(config: Config, context: ValidationContext) -> None:
-    """Report limits that are never looked at."""
-    if not is_set(config.models):
-        return
-    owners = _map_limit_owners(config.models)
+def check_rate_limits(
+    config: Config, owners: Mapping[str, str], context: ValidationContext
+) -> None:
+    """Report limits that never apply. ``owners`` is the model of each name."""
     if is_set(config.defaults):
         _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, context)
     for n, key in enumerate(config.keys if is_set(config.keys) else ()):
         if not is_set(key):
             continue
         path = ("keys", n, "limits")
-        good = _check_model_limits(key.limits, path, owners, context)
+        limited_names = _check_model_limits(key.limits, path, owners, context)
         if is_set(key.models) and key.models is not None and all(map(is_set, key.models)):
-            asks = {owners.get(name, name) for name in key.models}
-            for name in good:
-                if owners.get(name, name) not in asks:
+            allowed_models = {owners.get(name, name) for name in key.models}
+            for name in limited_names:
+                if owners.get(name, name) not in allowed_models:
                     message = "the key may not use this model; remove it, or add it to models"
                     context.add_issue((*path, "models", name), message, key=True)
-
-
-def _map_limit_owners(models: Mapping[str, ModelConfig]) -> Mapping[str, str]:
-    """The model that each name stands for."""
-    found = {name: name for name in models}
-    for name, model in models.items():
-        if is_set(model) and is_set(model.aliases):
-            found.update((alias, name) for alias in model.aliases if is_set(alias))
-    return found
 
 
 def _check_model_limits(
@@ -205,33 +185,35 @@ def _check_model_limits(
     """Report unknown and repeated models. Returns the others."""
     if not is_set(limits) or limits is None or not is_set(limits.models):
         return []
-    good: dict[str, str] = {}
+    names_by_owner: dict[str, str] = {}
     for name in limits.models or ():
         at = (*path, "models", name)
         if name not in owners and "*" not in owners:
             message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
             context.add_issue(at, message, key=True)
-        elif (owner := owners.get(name, name)) in good:
-            message = f"is {quote(good[owner])} again, which already has limits; keep one"
+        elif (owner := owners.get(name, name)) in names_by_owner:
+            message = f"is {quote(names_by_owner[owner])} again, which already has limits; keep one"
             context.add_issue(at, message, key=True)
         else:
-            good[owner] = name
-    return list(good.values())
+            names_by_owner[owner] = name
+    return list(names_by_owner.values())
 
 
-# Whether the rules make sense: names that lead somewhere, and none that is never followed.
+# Routes.
 
 _WILDCARD_MODEL = "*"
 
 
 def check_routes(config: Config, context: ValidationContext) -> None:
-    """Report the rules."""
+    """Report routes with unknown names, and routes that never match."""
     if not is_set(config.routes):
         return
-    seen: dict[str, int] = {}
+    numbers_by_name: dict[str, int] = {}
     for n, rule in enumerate(config.routes):
-        if is_set(rule) and is_set(rule.name) and seen.setdefault(rule.name, n) != n:
-            message = f"routes[{seen[rule.name]}] has the same name; each rule has its own"
+        if is_set(rule) and is_set(rule.name) and numbers_by_name.setdefault(rule.name, n) != n:
+            message = (
+                f"routes[{numbers_by_name[rule.name]}] has the same name; each rule has its own"
+            )
             context.add_issue(("routes", n, "name"), message)
     rules = _RouteValidator(config, context)
     earlier: list[tuple[int, RouteMatchConfig]] = []
@@ -246,35 +228,35 @@ def check_routes(config: Config, context: ValidationContext) -> None:
 
 
 class _RouteValidator:
-    """What the rules may name. What could not be read is None, and stays silent."""
+    """Validates routes. Names that could not be read are None and are not reported again."""
 
     def __init__(self, config: Config, context: ValidationContext) -> None:
         self._context = context
         self._models = _get_models(config)
-        self._owners = _map_model_owners(self._models)
+        self._owners = None if self._models is None else map_model_names(self._models)
         self._keys = _get_keys(config)
         self._listener_protocols = _list_listener_protocols(config)
 
     def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
-        """Report where it leads to."""
-        use = rule.to
-        if not is_set(use):
+        """Report a target that does not exist."""
+        target = rule.to
+        if not is_set(target):
             return
-        if use.model is None and use.version is None:
+        if target.model is None and target.version is None:
             self._context.add_issue(
                 path, "the route has no target; give it a model, a version, or both"
             )
-        elif use.model == _WILDCARD_MODEL:
+        elif target.model == _WILDCARD_MODEL:
             message = "the wildcard model cannot be a target; name a model"
             self._context.add_issue((*path, "model"), message)
-        elif self._check_name(use.model, self._owners, "there is no model", (*path, "model")):
-            asked = rule.when.model if is_set(rule.when) else ""
-            if use.version is not None and is_set(use.version):
-                self._check_version(use.version, use.model or asked, (*path, "version"))
+        elif self._check_name(target.model, self._owners, "there is no model", (*path, "model")):
+            model_name = rule.when.model if is_set(rule.when) else ""
+            if target.version is not None and is_set(target.version):
+                self._check_version(target.version, target.model or model_name, (*path, "version"))
 
     def check_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Report what can't hold. Returns False if an issue was reported."""
-        good = [
+        """Report conditions that can't be met. Returns False if an issue was reported."""
+        results = [
             self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
             self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
             self._check_name(
@@ -285,25 +267,30 @@ class _RouteValidator:
             is_set(when.body) and all(map(is_set, when.body.values())),
             is_set(when.share),
         ]
-        return all(good) and self._check_key_match(when, path)
+        return all(results) and self._check_key_match(when, path)
 
     def check_reachable(
-        self, when: RouteMatchConfig, earlier: list[tuple[int, RouteMatchConfig]], path: ConfigPath
+        self,
+        conditions: RouteMatchConfig,
+        earlier: list[tuple[int, RouteMatchConfig]],
+        path: ConfigPath,
     ) -> None:
-        """Report a rule for which those before leave no request over."""
-        asked = [when.model] if when.model is not None else list(self._models or ())
-        takers: set[int] = set()
-        for model in asked:
-            takes = (
-                n for n, one in earlier if self._applies_to(one, model) and self._covers(one, when)
+        """Report a route whose requests are all matched by earlier routes."""
+        models = [conditions.model] if conditions.model is not None else list(self._models or ())
+        rule_numbers: set[int] = set()
+        for model in models:
+            matching = (
+                n
+                for n, one in earlier
+                if self._applies_to(one, model) and self._covers(one, conditions)
             )
-            taker = next(takes, None)
-            if taker is None:
+            rule_number = next(matching, None)
+            if rule_number is None:
                 return
-            takers.add(taker)
-        if not takers:  # of models that could not be read
+            rule_numbers.add(rule_number)
+        if not rule_numbers:  # the models could not be read
             return
-        names = " and ".join(f"routes[{n}]" for n in sorted(takers))
+        names = " and ".join(f"routes[{n}]" for n in sorted(rule_numbers))
         self._context.add_issue(
             path,
             f"the route never matches: {names} match all its requests before; "
@@ -313,14 +300,18 @@ class _RouteValidator:
     # --- names ------------------------------------------------------------------------------------
 
     def _check_name(
-        self, name: str | None, names: Mapping[str, object] | None, what: str, path: ConfigPath
+        self,
+        name: str | None,
+        names: Mapping[str, object] | None,
+        message_start: str,
+        path: ConfigPath,
     ) -> bool:
-        """Whether a name is one of these, if it is given. Reports it otherwise."""
+        """Whether a name that is set is one of ``names``; reports it if not."""
         if name is None or names is None or not is_set(name):
             return name is None
         if name not in names:
-            shown = quote(self._context.get_raw_text(path))
-            self._context.add_issue(path, f"{what} {shown}; {suggest_name(name, names)}")
+            text = quote(self._context.get_raw_text(path))
+            self._context.add_issue(path, f"{message_start} {text}; {suggest_name(name, names)}")
         return name in names
 
     def _check_version(self, version: str, name: str | None, path: ConfigPath) -> None:
@@ -333,9 +324,9 @@ class _RouteValidator:
             return
         versions = list(model.versions or ("1",))
         if version not in versions:
-            shown = quote(self._context.get_raw_text(path))
+            text = quote(self._context.get_raw_text(path))
             self._context.add_issue(
-                path, f"there is no version {shown}; {suggest_name(version, versions)}"
+                path, f"there is no version {text}; {suggest_name(version, versions)}"
             )
 
     def _check_protocol(self, name: str | None, path: ConfigPath) -> bool:
@@ -354,16 +345,16 @@ class _RouteValidator:
     def _check_headers(self, headers: Mapping[str, str], path: ConfigPath) -> bool:
         if not is_set(headers):
             return False
-        seen: dict[str, str] = {}
+        spellings: dict[str, str] = {}
         for name in headers:
-            first = seen.setdefault(name.lower(), name)
+            first = spellings.setdefault(name.lower(), name)
             if first != name:
                 message = f"is {quote(first)} again, since headers have no case; keep one"
                 self._context.add_issue((*path, name), message, key=True)
-        return len(seen) == len(headers) and all(map(is_set, headers.values()))
+        return len(spellings) == len(headers) and all(map(is_set, headers.values()))
 
     def _check_key_match(self, when: RouteMatchConfig, path: ConfigPath) -> bool:
-        """Whether there is a key that all of it can hold for."""
+        """Whether the key can meet the other conditions; reports it if not."""
         key = (self._keys or {}).get(when.key or "")
         if key is None or self._owners is None:
             return True
@@ -371,25 +362,25 @@ class _RouteValidator:
             message = f"the key {quote(key.name)} has no such tag, so the route never matches"
             self._context.add_issue((*path, "tag"), message)
             return False
-        asks = {self._owners.get(one, one) for one in key.models or ()}
+        allowed_models = {self._owners.get(one, one) for one in key.models or ()}
         if (
             key.models
             and when.model not in (None, _WILDCARD_MODEL)
-            and self._owners[when.model] not in asks
+            and self._owners[when.model] not in allowed_models
         ):
             message = f"the key {quote(key.name)} may not use this model, so the route "
             self._context.add_issue((*path, "model"), message + "never matches")
             return False
         return True
 
-    # --- what takes what --------------------------------------------------------------------------
+    # --- unreachable routes -----------------------------------------------------------------------
 
     def _applies_to(self, when: RouteMatchConfig, model: str) -> bool:
         owners = self._owners or {}
         return when.model is None or owners[when.model] == owners[model]
 
     def _covers(self, wide: RouteMatchConfig, narrow: RouteMatchConfig) -> bool:
-        """Whether one holds wherever the other does, models and shares left aside."""
+        """Whether ``wide`` matches whenever ``narrow`` does, models and shares aside."""
         anybody = wide.key is None and wide.tag is None
         keyed = narrow.key is not None or narrow.tag is not None
         headers = {name.lower(): text for name, text in narrow.header.items()}
@@ -404,7 +395,7 @@ class _RouteValidator:
         )
 
     def _find_matching_keys(self, when: RouteMatchConfig) -> set[str]:
-        """The keys that a rule can hold for."""
+        """The keys whose requests the conditions can match."""
         return {
             name
             for name, key in (self._keys or {}).items()
@@ -418,16 +409,10 @@ def _get_models(config: Config) -> Mapping[str, ModelConfig] | None:
     if not is_set(models) or not all(map(is_set, models.values())):
         return None
     aliases = [one.aliases for one in models.values()]
-    good = all(map(is_set, aliases)) and all(is_set(alias) for some in aliases for alias in some)
-    return models if good else None
-
-
-def _map_model_owners(models: Mapping[str, ModelConfig] | None) -> Mapping[str, str] | None:
-    """The model that each name stands for."""
-    if models is None:
-        return None
-    aliases = {alias: name for name, model in models.items() for alias in model.aliases}
-    return {**aliases, **{name: name for name in models}}
+    is_complete = all(map(is_set, aliases)) and all(
+        is_set(alias) for group in aliases for alias in group
+    )
+    return models if is_complete else None
 
 
 def _get_keys(config: Config) -> Mapping[str, ApiKeyConfig] | None:
@@ -451,24 +436,23 @@ def _list_listener_protocols(config: Config) -> list[str] | None:
         return None
     if not all(is_set(one) and is_set(one.protocols) for one in config.listeners):
         return None
-    mounts = [mount for one in config.listeners for mount in one.protocols]
-    if not all(is_set(mount) and is_set(mount.name) for mount in mounts):
+    protocols = [protocol for one in config.listeners for protocol in one.protocols]
+    if not all(is_set(protocol) and is_set(protocol.name) for protocol in protocols):
         return None
-    return [mount.name for mount in mounts]
+    return [protocol.name for protocol in protocols]
 
 
-def _is_equal_scalar(one: object, other: object) -> bool:
-    """Whether two scalars are one: 1 is 1.0, and is not true."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _is_equal_scalar(first: object, second: object) -> bool:
+    """Whether two scalars are equal: 1 is 1.0, but not true."""
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
-# Whether the targets of shadows are there, do the same work, and are not the originals'.
+# Shadow traffic.
 
 
-def check_shadows(config: Config, context: ValidationContext) -> None:
-    """Report shadows that are sent nowhere, or where their originals go."""
+def check_shadows(config: Config, names: Mapping[str, str], context: ValidationContext) -> None:
+    """Report shadow targets that do not exist, or that serve the original requests."""
     models = config.models
-    names = map_model_names(models)
     for name, model in models.items():
         if not is_set(model) or not is_set(model.shadow) or model.shadow is None:
             continue
@@ -479,10 +463,10 @@ def check_shadows(config: Config, context: ValidationContext) -> None:
         if to in versions:
             _check_shadow_version(to, model, config, path, context)
         elif to not in names:
-            shown = quote(context.get_raw_text(path))
+            text = quote(context.get_raw_text(path))
             context.add_issue(
                 path,
-                f"{shown} is neither a version of this model nor another model; "
+                f"{text} is neither a version of this model nor another model; "
                 f"{suggest_name(to, [*versions, *names])}",
             )
         elif names[to] == name:
@@ -495,7 +479,7 @@ def check_shadows(config: Config, context: ValidationContext) -> None:
 def _check_shadow_version(
     to: str, model: ModelConfig, config: Config, path: ConfigPath, context: ValidationContext
 ) -> None:
-    """Report a version that takes all of the traffic, if no rule could send some elsewhere."""
+    """Report a version that gets all of the traffic, if no route could send some elsewhere."""
     split = model.split
     if not is_set(split) or (len(model.resolve_targets()) > 1 and config.routes != ()):
         return
@@ -511,35 +495,39 @@ def _check_shadow_version(
 _FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
 _DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
-_DEFAULT_WORKER: Final = WorkerSourceConfig()
+_DEFAULT_WORKER: Final = WorkerSourceSettings()
 
 
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
-    """Report every inconsistency of what could be read."""
+    """Report all issues of what could be read."""
     check_listeners(config, context, insecure=insecure)
     validate_backends.check(config, context)
     if is_set(config.backends):
         for name, backend in config.backends.items():
-            if is_set(backend) and isinstance(backend, PoolConfig):
+            if is_set(backend) and isinstance(backend, PoolSettings):
                 _check_pool(backend, ("backends", name), context)
+    names: dict[str, str] | None = None
     if is_set(config.models):
+        names = map_model_names(config.models)
+        targets = {name: model for name, model in names.items() if name != _WILDCARD_MODEL}
         _check_aliases(config.models, context)
         backends = list(config.backends) if is_set(config.backends) else None
         for name, model in config.models.items():
             if is_set(model):
                 _check_model(model, ("models", name), backends, context)
-        check_fallbacks(config.models, context)
-        check_shadows(config, context)
+        check_fallbacks(config.models, targets, context)
+        check_shadows(config, targets, context)
     if is_set(config.keys):
-        _check_keys(config, context)
-    check_rate_limits(config, context)
+        _check_keys(config.keys, names, context)
+    if names is not None:
+        check_rate_limits(config, names, context)
     check_routes(config, context)
 
 
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     health = pool.health.path if is_set(pool.health) else None
     if is_set(health) and health is not None and not health.startswith("/"):
         message = "is not a path; write it as /health: it is appended to the worker's URL"
@@ -550,18 +538,18 @@ def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) 
 
 
 def _check_workers(
-    workers: Sequence[WorkerSourceConfig], path: ConfigPath, context: ValidationContext
+    workers: Sequence[WorkerSourceSettings], path: ConfigPath, context: ValidationContext
 ) -> None:
-    seen: dict[str, int] = {}
+    numbers_by_url: dict[str, int] = {}
     for n, worker in enumerate(workers):
         if not is_set(worker):
             continue
         at = (*path, n)
-        where = [name for name in _SOURCES if getattr(worker, name) is not None]
-        if len(where) != 1:
+        sources = [name for name in _SOURCES if getattr(worker, name) is not None]
+        if len(sources) != 1:
             context.add_issue(at, f"a worker needs one of {join_names(_SOURCES)}; give exactly one")
         elif is_set(worker.url) and worker.url is not None:
-            first = seen.setdefault(worker.url, n)
+            first = numbers_by_url.setdefault(worker.url, n)
             if first != n:
                 message = f"this is workers[{first}] again; increase the weight of that one"
                 context.add_issue((*at, "url"), message)
@@ -577,22 +565,24 @@ def _check_workers(
             )
 
 
-def check_listed_workers(workers: Sequence[WorkerSourceConfig], context: ValidationContext) -> None:
-    """Report on workers in a file of their own, where each must have a URL."""
+def check_listed_workers(
+    workers: Sequence[WorkerSourceSettings], context: ValidationContext
+) -> None:
+    """Report issues of the workers in a worker list file, where each must have a URL."""
     _check_workers(workers, (), context)
     for n, worker in enumerate(workers):
         if is_set(worker) and worker.url is None:
             context.add_issue((n,), "each worker in a file needs a url; add it")
 
 
-def _check_pool_tls(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
-    plain = [
+def _check_pool_tls(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
+    plaintext = [
         is_set(one) and is_set(one.url) and is_set(one.scheme)
         and not (one.url or "https:").startswith("https:")
         and one.scheme == "http"
         for one in pool.workers
     ]  # fmt: skip
-    if pool.tls is not None and plain and all(plain):
+    if pool.tls is not None and plaintext and all(plaintext):
         message = "no worker uses TLS, so this has no effect"
         context.add_issue(path, f"{message}; write https:// or remove it", key=True)
 
@@ -610,9 +600,10 @@ def _check_aliases(models: Mapping[str, ModelConfig], context: ValidationContext
                 continue
             at = ("models", name, "aliases", n)
             if alias in owners:
-                what = "a model" if alias in models else f"an alias of {quote(owners[alias])}"
+                owner = "a model" if alias in models else f"an alias of {quote(owners[alias])}"
                 context.add_issue(
-                    at, f"{quote(context.get_raw_text(at))} is {what} already; choose another name"
+                    at,
+                    f"{quote(context.get_raw_text(at))} is {owner} already; choose another name",
                 )
             owners.setdefault(alias, name)
 
@@ -649,8 +640,8 @@ def _check_backend(
     name: str, path: ConfigPath, backends: list[str] | None, context: ValidationContext
 ) -> None:
     if is_set(name) and backends is not None and name not in backends:
-        shown = quote(context.get_raw_text(path))
-        context.add_issue(path, f"there is no backend {shown}; {suggest_name(name, backends)}")
+        text = quote(context.get_raw_text(path))
+        context.add_issue(path, f"there is no backend {text}; {suggest_name(name, backends)}")
 
 
 def _check_split(model: ModelConfig, path: ConfigPath, context: ValidationContext) -> None:
@@ -708,58 +699,58 @@ def _check_weights(
 def _check_model_options(
     options: Mapping[str, Any], path: ConfigPath, context: ValidationContext
 ) -> None:
-    """What only one protocol asks of a model."""
-    for name, given in options.items():
-        if not is_set(given) or not context.check_protocol(name, None, (*path, name)):
+    """Report unknown model options of protocols, and wrong values."""
+    for name, values in options.items():
+        if not is_set(values) or not context.check_protocol(name, None, (*path, name)):
             continue
-        takes = context.protocols.get_model_options(name)
-        if takes is None:
+        types = context.protocols.get_model_options(name)
+        if types is None:
             continue
-        for key, value in given.items():
+        for key, value in values.items():
             at = (*path, name, key)
-            if key not in takes:
-                message = f"{name} has no model option {quote(key)}; {suggest_name(key, takes)}"
+            if key not in types:
+                message = f"{name} has no model option {quote(key)}; {suggest_name(key, types)}"
                 context.add_issue(at, message, key=True)
-            elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
-                context.add_issue(at, wrong)
+            elif is_set(value) and (mismatch := describe_type_mismatch(value, types[key])):
+                context.add_issue(at, mismatch)
 
 
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def _check_keys(config: Config, context: ValidationContext) -> None:
-    keys = [(n, key) for n, key in enumerate(config.keys) if is_set(key)]
+def _check_keys(
+    all_keys: Sequence[ApiKeyConfig], names: Mapping[str, str] | None, context: ValidationContext
+) -> None:
+    keys = [(n, key) for n, key in enumerate(all_keys) if is_set(key)]
     for field in ("name", "sha256"):
-        seen: dict[str, int] = {}
+        numbers_by_value: dict[str, int] = {}
         for n, key in keys:
             value = getattr(key, field)
-            if is_set(value) and seen.setdefault(value, n) != n:
-                message = f"keys[{seen[value]}] has the same {field}; each key has its own"
+            if is_set(value) and numbers_by_value.setdefault(value, n) != n:
+                message = (
+                    f"keys[{numbers_by_value[value]}] has the same {field}; each key has its own"
+                )
                 context.add_issue(("keys", n, field), message)
-    if not is_set(config.models):
+    if names is None:
         return
-    names = [*config.models]
-    for model in config.models.values():
-        if is_set(model) and is_set(model.aliases):
-            names += [alias for alias in model.aliases if is_set(alias)]
     for n, key in keys:
         _check_key_models(key, ("keys", n, "models"), names, context)
         _check_client_protocol(key, ("keys", n), context)
 
 
 def _check_client_protocol(
-    holder: ApiKeyConfig | ModelConfig, path: ConfigPath, context: ValidationContext
+    section: ApiKeyConfig | ModelConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
-    if is_set(holder.protocol) and holder.protocol is not None:
-        context.check_client_protocol(holder.protocol, None, (*path, "protocol"))
+    if is_set(section.protocol) and section.protocol is not None:
+        context.check_client_protocol(section.protocol, None, (*path, "protocol"))
 
 
 def _check_key_models(
-    key: ApiKeyConfig, path: ConfigPath, names: list[str], context: ValidationContext
+    key: ApiKeyConfig, path: ConfigPath, names: Mapping[str, str], context: ValidationContext
 ) -> None:
     if not is_set(key.models) or "*" in names:
         return
     for n, name in enumerate(key.models or ()):
         if is_set(name) and name not in names:
-            shown = quote(context.get_raw_text((*path, n)))
-            context.add_issue((*path, n), f"there is no model {shown}; {suggest_name(name, names)}")
+            text = quote(context.get_raw_text((*path, n)))
+            context.add_issue((*path, n), f"there is no model {text}; {suggest_name(name, names)}")

@@ -1,7 +1,8 @@
 """Checks that need more than the file itself: other files, certificates, packages and protocols.
 
-This is the one module of the configuration's checks that reads files, builds TLS contexts, looks
-for installed packages, compiles templates and makes protocols' adapters.
+This is the only module of the configuration's checks that reads files, builds TLS contexts and
+looks for installed packages. ``gateway.config.registry`` answers its questions about protocols and
+chat templates.
 """
 
 import importlib.util
@@ -13,6 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
 
+from backends.pool.settings import ClientTlsSettings, PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.config.decoder import ConfigDecoder
 from gateway.config.errors import (
     ConfigError,
@@ -22,22 +25,18 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.registry import describe_type_mismatch
+from gateway.config.registry import describe_type_mismatch, find_template_error
 from gateway.config.schema import (
-    ClientTlsConfig,
     Config,
-    ConfigSection,
     ListenerConfig,
     ListenerProtocolConfig,
-    PoolConfig,
     SharedStateConfig,
     TlsConfig,
-    TorchConfig,
 )
-from gateway.config.types import NonEmptyStr, parse_ip
 from gateway.config.validation_context import ValidationContext, is_set
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from protocols.core.restricted import PARAMETERS
+from protocols.core.units import ConfigSection, NonEmptyStr, parse_ip
 
 _REDIS_URLS: Final = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PATH"
 _POSTGRES_URL: Final = "write it as postgresql://USER@HOST:5432/DATABASE"
@@ -56,9 +55,9 @@ def check(config: Config, context: ValidationContext) -> None:
     if is_set(config.backends):
         for name, backend in config.backends.items():
             path = ("backends", name)
-            if is_set(backend) and isinstance(backend, PoolConfig):
+            if is_set(backend) and isinstance(backend, PoolSettings):
                 _check_pool(backend, path, context)
-            elif is_set(backend) and isinstance(backend, TorchConfig):
+            elif is_set(backend) and isinstance(backend, TorchSettings):
                 _check_template(backend.chat_template, (*path, "chat_template"), context)
     _check_identity(config, context)
     _check_state(config, context)
@@ -75,26 +74,26 @@ def _check_installed(
     """Report ``message`` on the key at ``path`` unless all of these modules can be imported."""
     try:
         installed = all(importlib.util.find_spec(module) is not None for module in modules)
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # its parent package is missing
         installed = False
     if not installed:
         context.add_issue(path, message, key=True)
 
 
 def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext) -> None:
-    """A file may be half-written, or another certificate's key."""
+    """Report a certificate and key that can't be used, or that don't belong together."""
     try:
         tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls_context.load_cert_chain(
             tls.cert, tls.key, password=str
-        )  # or it would ask at the terminal
+        )  # otherwise OpenSSL asks on the terminal
     except OSError as error:
         hint = "give a certificate chain in PEM and its key, without a password"
         context.add_issue(path, f"can't be used: {_tls_error(error)}; {hint}")
 
 
-def _check_ca(trust: ClientTlsConfig, path: ConfigPath, context: ValidationContext) -> None:
-    """The certificates of a ``tls`` section at ``path`` must be some."""
+def _check_ca(trust: ClientTlsSettings, path: ConfigPath, context: ValidationContext) -> None:
+    """Report CA certificates of the ``tls`` section at ``path`` that can't be used."""
     if not is_set(trust.ca):
         return
     try:
@@ -105,14 +104,14 @@ def _check_ca(trust: ClientTlsConfig, path: ConfigPath, context: ValidationConte
 
 
 def _tls_error(error: OSError) -> str:
-    """What the system says; what OpenSSL says, which is in capitals or nothing, in words."""
+    """The system's error message, or OpenSSL's reason in lower case."""
     if not isinstance(error, ssl.SSLError):
         return error.strerror or str(error)
     return error.reason.replace("_", " ").lower() if error.reason else "it is not in PEM"
 
 
 def _check_template(template: str | None, path: ConfigPath, context: ValidationContext) -> None:
-    """A chat template must be one, and its library installed."""
+    """Report a chat template that can't be compiled, or a missing library."""
     if not is_set(template) or template is None:
         return
     if importlib.util.find_spec("jinja2") is None:
@@ -120,12 +119,8 @@ def _check_template(template: str | None, path: ConfigPath, context: ValidationC
             path, "needs Jinja; install it with: pip install 'interlingua[templates]'"
         )
         return
-    from backends.chat_template import ChatTemplate  # noqa: PLC0415 - as said
-
-    try:
-        ChatTemplate(template)
-    except (ValueError, OSError) as error:
-        context.add_issue(path, str(error))
+    if error := find_template_error(template):
+        context.add_issue(path, error)
 
 
 # --- listeners -----------------------------------------------------------------------------------
@@ -135,8 +130,8 @@ def _list_preferred_protocols(config: Config) -> frozenset[str]:
     """The protocols that a key or a model names, for paths that several protocols share."""
     keys = config.keys if is_set(config.keys) else ()
     models = config.models.values() if is_set(config.models) else ()
-    holders = [holder for holder in (*keys, *models) if is_set(holder)]
-    return frozenset(h.protocol for h in holders if is_set(h.protocol) and h.protocol is not None)
+    sections = [section for section in (*keys, *models) if is_set(section)]
+    return frozenset(h.protocol for h in sections if is_set(h.protocol) and h.protocol is not None)
 
 
 def _check_listener(
@@ -152,53 +147,54 @@ def _check_listener(
     if not is_set(listener.protocols):
         return
     owners: dict[tuple[str, str], str] = {}
-    for n, mount in enumerate(listener.protocols):
-        if not is_set(mount) or not is_set(mount.name):
+    for n, protocol in enumerate(listener.protocols):
+        if not is_set(protocol) or not is_set(protocol.name):
             continue
         at = (*path, "protocols", n)
-        endpoints = _check_mount(mount, at, context)
-        if not is_set(mount.prefix):
+        endpoints = _check_listener_protocol(protocol, at, context)
+        if not is_set(protocol.prefix):
             continue
-        paths = {(method, mount.prefix + where) for method, where in endpoints}
-        taken = sorted(paths & owners.keys())
-        if taken and not (listener.protocol_header is True or mount.name in preferred):
-            method, where = taken[0]
+        paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
+        shared_paths = sorted(paths & owners.keys())
+        if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
+            method, shared_path = shared_paths[0]
+            owner = owners[method, shared_path]
             context.add_issue(
                 at,
-                f"{method} {where} belongs to {owners[taken[0]]} on this listener already; "
-                f"give this one a prefix: {{name: {mount.name}, prefix: /{mount.name}}}, "
+                f"{method} {shared_path} belongs to {owner} on this listener already; "
+                f"give this one a prefix: {{name: {protocol.name}, prefix: /{protocol.name}}}, "
                 "or set it as the protocol of a key or a model",
             )
-        owners |= dict.fromkeys(paths - owners.keys(), mount.name)
+        owners |= dict.fromkeys(paths - owners.keys(), protocol.name)
 
 
-def _check_mount(
-    mount: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
+def _check_listener_protocol(
+    protocol: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
 ) -> frozenset[tuple[str, str]]:
-    """The endpoints of a protocol on a listener; none where something is wrong with it."""
+    """The endpoints of a protocol on a listener; none if it has an issue, which is reported."""
     if not context.check_client_protocol(
-        mount.name, mount.profile, (*path, "name"), (*path, "profile")
+        protocol.name, protocol.profile, (*path, "name"), (*path, "profile")
     ):
         return frozenset()
-    takes = context.protocols.get_options(mount.name)
-    good = True
-    for key, value in mount.options.items():
+    option_types = context.protocols.get_options(protocol.name)
+    is_valid = True
+    for key, value in protocol.options.items():
         at = (*path, key)
-        if key not in takes:
-            fields = ["name", "profile", "prefix", *takes]
+        if key not in option_types:
+            fields = ["name", "profile", "prefix", *option_types]
             context.add_issue(
                 at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
             )
-            good = False
+            is_valid = False
         elif not is_set(value):
-            good = False
-        elif wrong := describe_type_mismatch(value, takes[key]):
-            context.add_issue(at, wrong)
-            good = False
-    if not good:
+            is_valid = False
+        elif mismatch := describe_type_mismatch(value, option_types[key]):
+            context.add_issue(at, mismatch)
+            is_valid = False
+    if not is_valid:
         return frozenset()
     try:
-        return context.protocols.endpoints(mount.name, mount.profile, mount.options)
+        return context.protocols.endpoints(protocol.name, protocol.profile, protocol.options)
     except ValueError as error:
         context.add_issue(path, str(error))
         return frozenset()
@@ -207,7 +203,7 @@ def _check_mount(
 # --- pools ---------------------------------------------------------------------------------------
 
 
-def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     if is_set(pool.protocol):
         _check_pool_protocol(pool, path, context)
     _check_unsupported_parameters(pool, path, context)
@@ -215,30 +211,30 @@ def _check_pool(pool: PoolConfig, path: ConfigPath, context: ValidationContext) 
         _check_ca(pool.tls, (*path, "tls"), context)
 
 
-def _check_pool_protocol(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
+def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
     if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
-    takes = context.protocols.get_options(name)
+    option_types = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():
         at = (*path, "options", key)
-        if key not in takes:
+        if key not in option_types:
             context.add_issue(
-                at, f"there is no {quote(key)} here; {suggest_name(key, takes)}", key=True
+                at, f"there is no {quote(key)} here; {suggest_name(key, option_types)}", key=True
             )
-        elif is_set(value) and (wrong := describe_type_mismatch(value, takes[key])):
-            context.add_issue(at, wrong)
+        elif is_set(value) and (mismatch := describe_type_mismatch(value, option_types[key])):
+            context.add_issue(at, mismatch)
     for key, parameter in (("chat_template", "renderer"), ("fields", "fields")):
         if getattr(pool, key) is not None and not context.protocols.accepts_param(name, parameter):
             context.add_issue((*path, key), f"{name} does not use it; remove it", key=True)
         elif key == "chat_template":
             _check_template(pool.chat_template, (*path, key), context)
     if is_set(pool.workers):
-        _check_roots(pool, (*path, "workers"), context)
+        _check_worker_paths(pool, (*path, "workers"), context)
 
 
-def _check_roots(pool: PoolConfig, path: ConfigPath, context: ValidationContext) -> None:
-    """A worker's URL is its base: the protocol's own path comes behind it."""
+def _check_worker_paths(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
+    """Report worker URLs that include the protocol's own path."""
     roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
     for n, worker in enumerate(pool.workers):
         if not is_set(worker) or not is_set(worker.url) or worker.url is None:
@@ -254,7 +250,7 @@ def _check_roots(pool: PoolConfig, path: ConfigPath, context: ValidationContext)
 
 
 class _CapabilitiesFile(ConfigSection, frozen=True):
-    """A file that listed these parameters before the pool did."""
+    """A capabilities file: the former place of ``unsupported_parameters``."""
 
     fields: tuple[NonEmptyStr, ...]
 
@@ -263,11 +259,11 @@ _CAPABILITIES_FILE: Final = msgspec.inspect.type_info(_CapabilitiesFile)
 
 
 def _check_unsupported_parameters(
-    pool: PoolConfig, path: ConfigPath, context: ValidationContext
+    pool: PoolSettings, path: ConfigPath, context: ValidationContext
 ) -> None:
     former_at = (*path, "capabilities")
     if context.is_present(former_at):
-        names = _former_parameters(context.file(former_at))
+        names = _read_former_parameters(context.file(former_at))
         hint = f"write unsupported_parameters: [{join_names(names or ('NAME', '…'))}]"
         message = (
             f"there is no 'capabilities' here any more; {hint if names != () else 'remove it'}"
@@ -278,18 +274,20 @@ def _check_unsupported_parameters(
     for n, name in enumerate(pool.unsupported_parameters):
         if is_set(name) and name not in PARAMETERS:
             at = (*path, "unsupported_parameters", n)
-            shown = quote(context.get_raw_text(at))
-            context.add_issue(at, f"{shown} is not a parameter of a request; {_suggestion(name)}")
+            text = quote(context.get_raw_text(at))
+            context.add_issue(
+                at, f"{text} is not a parameter of a request; {_suggest_parameter(name)}"
+            )
 
 
-def _suggestion(name: str) -> str:
-    """The parameter that was perhaps meant: its section may have been left out."""
+def _suggest_parameter(name: str) -> str:
+    """A suggestion for an unknown parameter, whose section may be missing."""
     same_name = [one for one in sorted(PARAMETERS) if one.rpartition(".")[2] == name]
     return suggest_name(same_name[0] if same_name else name, sorted(PARAMETERS))
 
 
-def _former_parameters(file: str | None) -> Sequence[str] | None:
-    """The parameters that a capabilities file lists; None where there is no such file."""
+def _read_former_parameters(file: str | None) -> Sequence[str] | None:
+    """The parameters that a capabilities file lists; None without such a file."""
     if file is None:
         return None
     issues = IssueCollector(file)
@@ -307,13 +305,13 @@ def _former_parameters(file: str | None) -> Sequence[str] | None:
 
 
 def _check_identity(config: Config, context: ValidationContext) -> None:
-    """An issuer's keys must be reachable, and not be anybody's."""
+    """Report missing libraries, and an issuer whose keys can't be fetched securely."""
     identity, path = config.identity, ("identity",)
     if not is_set(identity) or identity is None:
         return
     message = "tokens need a library; install it with: pip install 'interlingua[jwt]'"
     _check_installed(("jwt", "cryptography"), message, path, context)
-    name = "issuer" if identity.jwks is None else "jwks"  # who tells where the keys are
+    name = "issuer" if identity.jwks is None else "jwks"  # the field that leads to the keys
     url = getattr(identity, name)
     if is_set(url):
         _check_issuer_url(url, (*path, name), context)
@@ -333,27 +331,27 @@ def _check_issuer_url(url: str, path: ConfigPath, context: ValidationContext) ->
         )
         return
     address = parse_ip(host)
-    here = host == "localhost" if address is None else address.is_loopback
-    if parts.scheme == "http" and not here:
+    is_local = host == "localhost" if address is None else address.is_loopback
+    if parts.scheme == "http" and not is_local:
         message = "the keys could be replaced on the way; write https://"
         context.add_issue(path, message)
 
 
 def _check_state(config: Config, context: ValidationContext) -> None:
-    """The URL of a Redis is not shown: it is a secret."""
+    """Report an unusable Redis URL, without showing it: it may contain a password."""
     state, path = config.state, ("state", "redis")
     if not is_set(state) or state is None:
         return
     if importlib.util.find_spec("redis") is None:
         message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
         context.add_issue(path, message)
-    if is_set(state.redis) and (why := _redis_url_error(state.redis.reveal())):
-        context.add_issue(path, f"this {why}")
+    if is_set(state.redis) and (problem := _redis_url_error(state.redis.reveal())):
+        context.add_issue(path, f"this {problem}")
     _check_state_tls(state, ("state", "tls"), context)
 
 
 def _redis_url_error(url: str) -> str:
-    """What is wrong with a URL, or ""."""
+    """Why the URL can't be used; "" if it can."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -362,14 +360,14 @@ def _redis_url_error(url: str) -> str:
     if parts.query or parts.fragment:
         return "has options, which are not taken from a URL; remove what follows ? or #"
     if parts.scheme == "unix":
-        bad = bool(parts.hostname) or len(parts.path) <= 1
+        is_wrong = bool(parts.hostname) or len(parts.path) <= 1
     else:
-        bad = parts.scheme not in ("redis", "rediss") or port == 0 or not _has_database(parts)
-    return f"is not the URL of a Redis; {_REDIS_URLS}" if bad else ""
+        is_wrong = parts.scheme not in ("redis", "rediss") or port == 0 or not _has_database(parts)
+    return f"is not the URL of a Redis; {_REDIS_URLS}" if is_wrong else ""
 
 
 def _has_database(parts: SplitResult) -> bool:
-    """Whether it names a host, and a database by its number or none."""
+    """Whether it names a host, and either no database or one by its number."""
     database = parts.path.removeprefix("/")
     return bool(parts.hostname) and (not database or database.isdigit())
 
@@ -386,7 +384,7 @@ def _check_state_tls(
 
 
 def _check_telemetry(config: Config, context: ValidationContext) -> None:
-    """Traces and metrics need a client to be sent by; metrics that are read, a listener."""
+    """Report missing libraries, and vLLM's metrics without an admin listener."""
     observe = config.observe
     if not is_set(observe):
         return
@@ -404,7 +402,7 @@ def _check_telemetry(config: Config, context: ValidationContext) -> None:
 
 
 def _check_usage(config: Config, context: ValidationContext) -> None:
-    """Rows of usage are kept in one place, which can be one. No URL is shown."""
+    """Report zero or two usage stores, or an unusable one. The URL is not shown."""
     usage = config.observe.usage if is_set(config.observe) else None
     if not is_set(usage) or usage is None:
         return
@@ -416,8 +414,10 @@ def _check_usage(config: Config, context: ValidationContext) -> None:
     elif usage.postgres is not None:
         at = (*path, "postgres")
         if importlib.util.find_spec("asyncpg") is None:
-            what = "needs the client of PostgreSQL"
-            context.add_issue(at, f"{what}; install it with: pip install 'interlingua[postgres]'")
+            message = "needs the client of PostgreSQL"
+            context.add_issue(
+                at, f"{message}; install it with: pip install 'interlingua[postgres]'"
+            )
         if not _is_postgres_url(usage.postgres.reveal()):
             context.add_issue(at, f"this is not the URL of a database; {_POSTGRES_URL}")
 

@@ -1,4 +1,4 @@
-"""What all validation needs: locations of values, registered protocols, and a place for issues.
+"""The context of all checks: locations of values, registered protocols, and the issues found.
 
 Values that could not be read are UNSET; validation skips them.
 """
@@ -24,23 +24,23 @@ class ValidationContext:
     def __init__(
         self,
         issues: IssueCollector,
-        places: Mapping[ConfigPath, SourceLocation],
+        locations: Mapping[ConfigPath, SourceLocation],
         protocols: ProtocolRegistry,
         files: Mapping[ConfigPath, str] = MappingProxyType({}),
     ) -> None:
         self._issues = issues
-        self._locations = places
+        self._locations = locations
         self._files = files
         self.protocols = protocols
 
     def add_issue(self, path: ConfigPath, message: str, *, key: bool = False) -> None:
-        """Report the value at a path, or of its key. The nearest known path counts."""
-        place = self._locations.get(path)
-        steps = path
-        while place is None:
-            steps = steps[:-1]
-            place = self._locations.get(steps)
-        self._issues.add((key and place.key_position) or place.value_position, message, path)
+        """Report an issue of the value at a path, or of its key; the nearest known path counts."""
+        location = self._locations.get(path)
+        prefix = path
+        while location is None:
+            prefix = prefix[:-1]
+            location = self._locations.get(prefix)
+        self._issues.add((key and location.key_position) or location.value_position, message, path)
 
     def get_raw_text(self, path: ConfigPath) -> str:
         """The scalar at a path as written, since expanded variables may contain secrets."""
@@ -57,7 +57,7 @@ class ValidationContext:
     def check_protocol(
         self, name: str, profile: str | None, path: ConfigPath, profile_path: ConfigPath = ()
     ) -> bool:
-        """Report an unknown protocol, named at ``path``, or profile. False if there is none."""
+        """Whether the protocol named at ``path`` and its profile are known; reports it if not."""
         names = self.protocols.names
         if name not in names:
             self.add_issue(
@@ -71,8 +71,8 @@ class ValidationContext:
             self.add_issue(path, f"the protocol {name} can't be used here: {error}")
             return False
         if profile is not None and is_set(profile) and profile not in profiles:
-            shown = quote(self.get_raw_text(profile_path))
-            message = f"{shown} is not a profile of {name}; {suggest_name(profile, profiles)}"
+            name_text = quote(self.get_raw_text(profile_path))
+            message = f"{name_text} is not a profile of {name}; {suggest_name(profile, profiles)}"
             self.add_issue(profile_path, message)
             return False
         return is_set(profile)

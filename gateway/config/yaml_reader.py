@@ -1,7 +1,7 @@
-"""A text to its tree of nodes: bounded, without tags and without the text's tricks.
+"""Parses YAML text into a tree of nodes: bounded, and without tags.
 
-The text is first read as events, which costs nothing that grows: nesting, the number of nodes once
-the aliases are written out, and aliases within themselves are refused there, before a tree is made.
+The text is first parsed as a stream of events, in constant memory. Deep nesting, too many nodes
+with aliases expanded, and recursive aliases are rejected there, before the tree is built.
 """
 
 import re
@@ -16,7 +16,7 @@ from gateway.config.errors import DOCUMENT_START, ConfigPath, IssueCollector, So
 MAX_DEPTH = 32
 """How deep values may be nested."""
 MAX_NODES = 10_000
-"""How many values there may be, aliases written out."""
+"""The maximum number of values, with aliases expanded."""
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EMPTY_CONFIG_MESSAGE = (
@@ -40,7 +40,7 @@ _SYNTAX_HINTS = {
 
 
 class _OpenNode(Struct):
-    """A list or mapping that has begun."""
+    """A list or mapping whose end has not been read."""
 
     position: SourcePosition
     anchor: str | None
@@ -49,7 +49,7 @@ class _OpenNode(Struct):
 
 
 def compose_yaml(text: str, issues: IssueCollector) -> yaml.Node:
-    """The root node. Raises ConfigError where the text can't be read at all."""
+    """The root node. Raises ConfigError if the text is not YAML or exceeds a limit."""
     _check_characters(text, issues)
     try:
         _check_bounds(text, issues)
@@ -65,12 +65,12 @@ def compose_yaml(text: str, issues: IssueCollector) -> yaml.Node:
 
 
 def get_position(mark: Any) -> SourcePosition:
-    """Where a node or event starts."""
+    """The start of a node or event."""
     return SourcePosition(mark.line + 1, mark.column + 1)
 
 
 def locate_index(text: str, index: int) -> SourcePosition:
-    """Where a character of the text stands."""
+    """The position of a character of the text."""
     return SourcePosition(text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index))
 
 
@@ -79,29 +79,35 @@ def decode_utf8(data: bytes, filename: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8-sig", "replace")
+        valid_text = data[: error.start].decode("utf-8-sig", "replace")
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise IssueCollector(filename).build_error(
-            locate_index(before, len(before)), message
+            locate_index(valid_text, len(valid_text)), message
         ) from None
 
 
 def _describe_syntax_error(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or "this is not YAML"
-    mark = getattr(error, "context_mark", None)
-    start = f" that starts on line {mark.line + 1}" if mark else ""
-    where = f" {getattr(error, 'context', None) or ''}{start}"
-    said = problem + where if where.startswith(" while") else f"{where}, {problem}".lstrip(" ,")
-    mend = next((mend for sign, mend in _SYNTAX_HINTS.items() if sign in said), None)
-    return f"{said}; {mend}" if mend else said
+    start_mark = getattr(error, "context_mark", None)
+    start = f" that starts on line {start_mark.line + 1}" if start_mark else ""
+    location = f" {getattr(error, 'context', None) or ''}{start}"
+    description = (
+        problem + location
+        if location.startswith(" while")
+        else f"{location}, {problem}".lstrip(" ,")
+    )
+    hint = next(
+        (hint for character, hint in _SYNTAX_HINTS.items() if character in description), None
+    )
+    return f"{description}; {hint}" if hint else description
 
 
 def _check_characters(text: str, issues: IssueCollector) -> None:
-    bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
-    if bad:
+    match = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if match:
         raise issues.build_error(
-            locate_index(text, bad.start()),
-            f"the character U+{ord(bad[0]):04X} is not allowed in a configuration; remove it",
+            locate_index(text, match.start()),
+            f"the character U+{ord(match[0]):04X} is not allowed in a configuration; remove it",
         )
 
 
@@ -114,11 +120,11 @@ def _check_bounds(text: str, issues: IssueCollector) -> None:
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 if event.tag is not None:
                     issues.add(get_position(event.start_mark), _describe_tag(event.tag))
-                opened = _OpenNode(get_position(event.start_mark), event.anchor)
+                open_nodes = _OpenNode(get_position(event.start_mark), event.anchor)
                 if isinstance(event, yaml.ScalarEvent):
-                    _close_node(opened, stack, anchors)
+                    _close_node(open_nodes, stack, anchors)
                 else:
-                    stack.append(opened)
+                    stack.append(open_nodes)
             case yaml.CollectionEndEvent():
                 _close_node(stack.pop(), stack, anchors)
             case yaml.AliasEvent():
@@ -135,14 +141,14 @@ def _check_bounds(text: str, issues: IssueCollector) -> None:
 
 
 def _close_node(
-    done: _OpenNode, stack: list[_OpenNode], anchors: dict[str, tuple[int, int]]
+    closed: _OpenNode, stack: list[_OpenNode], anchors: dict[str, tuple[int, int]]
 ) -> None:
-    """Count a complete value into the one around it."""
-    if done.anchor is not None:
-        anchors[done.anchor] = done.size, done.height
+    """Add the size of a complete value to its parent."""
+    if closed.anchor is not None:
+        anchors[closed.anchor] = closed.size, closed.height
     around = stack[-1]
-    around.size += done.size
-    around.height = max(around.height, done.height + 1)
+    around.size += closed.size
+    around.height = max(around.height, closed.height + 1)
 
 
 def _check_size(stack: list[_OpenNode], issues: IssueCollector) -> None:
@@ -162,10 +168,10 @@ def _describe_tag(tag: str) -> str:
     return f"the tag {quote(short)} is not supported; remove it (strings are written in quotes)"
 
 
-# What a scalar says: the environment put in, and the type that YAML 1.2 gives it.
+# Scalars: environment variables, and types by YAML 1.2.
 #
-# YAML 1.1 reads ``no`` as false, ``017`` as 15 and ``12:30:45`` as 45045. Here they are a text, the
-# number 17 and a text.
+# YAML 1.1 reads ``no`` as false, ``017`` as 15 and ``12:30:45`` as 45045. Here they are a string,
+# the number 17 and a string.
 
 ScalarKind = Literal["null", "bool", "int", "float", "str"]
 
@@ -191,7 +197,7 @@ _ENV_HINT = "write ${NAME}, ${NAME:-default}, ${NAME:?message}, or $$ for a doll
 
 
 class YamlScalar(Struct, frozen=True):
-    """A scalar of the file. ``raw`` is as it is written there, ``text`` what it comes to."""
+    """A scalar: ``raw`` as written, ``text`` with environment variables expanded."""
 
     raw: str
     text: str
@@ -200,22 +206,22 @@ class YamlScalar(Struct, frozen=True):
 
     @property
     def has_env(self) -> bool:
-        """Whether the environment had a part in it, so that its type is the field's choice."""
+        """Whether it contains environment variables, so that the field decides its type."""
         return self.raw != self.text
 
     @property
     def kind(self) -> ScalarKind:
-        """The type by YAML 1.2."""
+        """The type of the text by YAML 1.2."""
         return resolve_kind(self.text) if self.is_plain else "str"
 
     @property
     def is_null(self) -> bool:
-        """Whether nothing is said."""
+        """Whether it is null."""
         return self.is_plain and self.raw in _NULL_WORDS
 
     @property
     def quoted_raw(self) -> str:
-        """As a issue shows it: what the environment holds may be a secret, and is not shown."""
+        """The text for an issue: as written, since environment variables may hold secrets."""
         return quote(self.raw)
 
 
@@ -246,7 +252,7 @@ def parse_scalar(text: str) -> bool | int | float | str | None:
 
 
 def parse_integer(text: str) -> int:
-    """A whole number as YAML 1.2 writes it. Raises ValueError."""
+    """An integer by YAML 1.2. Raises ValueError."""
     if not _INT_PATTERN.fullmatch(text):
         raise ValueError("must be a whole number")
     if len(text) > _MAX_DIGITS:
@@ -257,30 +263,30 @@ def parse_integer(text: str) -> int:
 
 
 def expand_env(text: str, env: Mapping[str, str]) -> str:
-    """``text`` with the environment put in. Raises ValueError for what is not set."""
+    """``text`` with environment variables expanded. Raises ValueError for one that is not set."""
     return _ENV_REFERENCE.sub(lambda match: _expand_reference(match[0], match[1], env), text)
 
 
-def _expand_reference(whole: str, inner: str | None, env: Mapping[str, str]) -> str:
-    if whole == "$$":
+def _expand_reference(reference: str, inner: str | None, env: Mapping[str, str]) -> str:
+    if reference == "$$":
         return "$"
     named = _ENV_NAME.fullmatch(inner or "")
     if named is None:
-        raise ValueError(f"{quote(whole)} is not an environment variable; {_ENV_HINT}")
-    name, sign, rest = named.groups()
-    found = env.get(name)
-    if sign is None and found is not None:
-        return found
-    if found:
-        return found
+        raise ValueError(f"{quote(reference)} is not an environment variable; {_ENV_HINT}")
+    name, sign, default = named.groups()
+    value = env.get(name)
+    if sign is None and value is not None:
+        return value
+    if value:
+        return value
     if sign == "-":
-        return str(rest)
+        return str(default)
     if sign == "?":
-        raise ValueError(f"{name} is not set in the environment: {rest or 'set it'}")
+        raise ValueError(f"{name} is not set in the environment: {default or 'set it'}")
     raise ValueError(f"{name} is not set in the environment; set it, or write ${{{name}:-default}}")
 
 
-# The keys of a mapping node: merged, and never given twice.
+# Mappings: merge keys are applied, and duplicate keys are issues.
 
 KeyNodes = Mapping[str, tuple[yaml.Node, yaml.Node]]
 """The nodes of key and value, by the key's text."""
@@ -289,15 +295,15 @@ _MERGE_KEY = "<<"
 
 
 def read_mapping(
-    node: yaml.Node, wanted: str, issues: IssueCollector, path: ConfigPath
+    node: yaml.Node, expected: str, issues: IssueCollector, path: ConfigPath
 ) -> KeyNodes | None:
-    """The mapping's own keys, then those merged into it. None where it is no mapping."""
+    """The entries of a mapping: its own keys, then merged ones. None if it is no mapping."""
     if not isinstance(node, yaml.MappingNode):
         issues.add(
-            get_position(node.start_mark), f"must be {wanted}, not {describe_node(node)}", path
+            get_position(node.start_mark), f"must be {expected}, not {describe_node(node)}", path
         )
         return None
-    own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    entries: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     merged: list[KeyNodes] = []
     for key, value in node.value:
         mark = get_position(key.start_mark)
@@ -305,29 +311,29 @@ def read_mapping(
             issues.add(mark, "a key must be a plain name", path)
         elif key.value == _MERGE_KEY and not key.style:
             merged += _read_merged_mappings(value, issues, (*path, _MERGE_KEY))
-        elif key.value in own:
-            line = own[key.value][0].start_mark.line + 1
+        elif key.value in entries:
+            line = entries[key.value][0].start_mark.line + 1
             message = f"{quote(key.value)} was already given on line {line}; keep one of the two"
             issues.add(mark, message, (*path, key.value))
         else:
-            own[key.value] = key, value
+            entries[key.value] = key, value
     for more in merged:
-        own |= {key: value for key, value in more.items() if key not in own}
-    return own
+        entries |= {key: value for key, value in more.items() if key not in entries}
+    return entries
 
 
 def _read_merged_mappings(
     node: yaml.Node, issues: IssueCollector, path: ConfigPath
 ) -> Iterator[KeyNodes]:
-    """In the order of their weight: of two that give one key, the first counts."""
+    """The merged mappings by precedence: the first that has a key counts."""
     for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        found = read_mapping(one, "a mapping, or a list of mappings, to merge", issues, path)
-        if found is not None:
-            yield found
+        entries = read_mapping(one, "a mapping, or a list of mappings, to merge", issues, path)
+        if entries is not None:
+            yield entries
 
 
 def describe_node(node: yaml.Node) -> str:
-    """What a node is, for a issue. A value is not shown: it may be a misplaced secret."""
+    """The kind of a node, for an issue. Its value may be a misplaced secret and is not shown."""
     match node:
         case yaml.MappingNode():
             return "a mapping"
@@ -338,5 +344,5 @@ def describe_node(node: yaml.Node) -> str:
 
 
 def is_null_node(node: yaml.Node) -> bool:
-    """Whether it is null."""
+    """Whether the node is null."""
     return isinstance(node, yaml.ScalarNode) and YamlScalar(node.value, "", not node.style).is_null

@@ -1,82 +1,70 @@
 """Runs an emulation plan around a backend's events."""
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from functools import partial
-from typing import Any, Final, cast
+from typing import Final
 
 from msgspec.structs import replace
 
 from backends.interfaces import (
     Backend,
     EventSink,
+    PreparedRequest,
     RequestContext,
-    StreamItem,
     StreamItems,
-    SupportsPush,
 )
-from gateway.emulation import fan_out, stop_strings
-from gateway.emulation.fan_out import FanIn, FanOut, RequestPart
+from gateway.emulation.fan_out import FAN_OUT_FIELDS, FanIn, FanOut, RequestPart
 from gateway.emulation.planner import EmulationPlan
-from gateway.emulation.prompt_echo import EchoAndSuffix, strip_echo_and_suffix
-from gateway.emulation.stop_strings import StopStringEmulator
-from gateway.emulation.usage import UsageCounter, add_usage
+from gateway.emulation.prompt_echo import strip_echo_and_suffix
+from gateway.emulation.stop_strings import (
+    STOP_STRING_FIELDS,
+    StopStringEmulator,
+    remove_stop_strings,
+)
+from gateway.emulation.usage import UsageCounter
 from protocols.core.events import Event, StreamEnd
 from protocols.core.request import GenerationRequest, Request, StopConditions
 
-RequestSender = Callable[[Request, RequestContext], StreamItems]
-_Collector = Callable[[Any, Request, RequestContext], Coroutine[Any, Any, Sequence[StreamItem]]]
+EventProcessor = Callable[[Sequence[Event]], Sequence[Event]]
+PartSender = Callable[[Request, RequestContext], StreamItems]
 _PartMessage = tuple[RequestPart, Sequence[Event]] | Exception | None
 """Events of a part; the error that ended one; or None when no parts are left."""
 
+_STREAM_FIELDS: Final = STOP_STRING_FIELDS | FAN_OUT_FIELDS
+"""The emulated fields for which the backend's stream ends early, or several become one."""
 MAX_CONCURRENT_PARTS: Final = 8
 """How many parts of a request run at a time."""
 
 
-def stream_emulated(
+def send_emulated(
     backend: Backend,
-    request: Request,
+    prepared: PreparedRequest,
     context: RequestContext,
     plan: EmulationPlan,
-    take: EventSink | None = None,
-) -> StreamItems:
-    """The events of the backend with the emulation of ``plan``; they always have usage.
+    sink: EventSink | None = None,
+) -> tuple[StreamItems, EventProcessor]:
+    """Send a request with the emulation of ``plan``; see ``backends.interfaces.Backend.send``.
 
-    ``request`` is as the client sent it. No batch has bytes of its own. Raises the backend's
-    errors. Closing the generator, or cancelling its task, stops all work at once. For ``take`` see
-    ``backends.interfaces.SupportsPush``.
+    Returns the items and the function that each batch of them is to be passed to, in order. The
+    events that it returns always have usage.
     """
-    inner, outside = strip_echo_and_suffix(request)
-    stopping = None
-    if plan.emulated_fields:
-        stopping = _select_stop_conditions(inner, plan)
-        if "stopping.include_stop" in plan.emulated_fields:
-            inner = stop_strings.remove_stop_strings(inner)
-        if not plan.emulated_fields.isdisjoint(fan_out.FAN_OUT_FIELDS):
-            spread = FanOut(inner, plan.emulated_fields)
-            if len(spread) > 1:
-                ask = partial(_stream_part, backend, stopping)
-                return _stream_parts(ask, spread, _build_fan_in(spread, inner), context, outside)
-            inner = next(iter(spread)).request
-    return _stream_one(backend, inner, context, _EmulatedStream(inner, stopping, outside, take))
+    if prepared.passthrough is not None:
+        return backend.send(prepared, context, sink), UsageCounter(prepared.request).apply
+    inner, outside = strip_echo_and_suffix(prepared.request)
+    if plan.emulated_fields.isdisjoint(_STREAM_FIELDS):
+        count_usage = UsageCounter(inner).apply
+        items = backend.send(PreparedRequest(inner), context, sink)
+        if outside is None:
+            return items, count_usage
+        return items, lambda events: outside.apply(count_usage(events))
+    items = _stream_emulated(backend, inner, context, plan, sink)
+    return items, keep_events if outside is None else outside.apply
 
 
-async def collect_emulated(
-    backend: Backend, request: Request, context: RequestContext, plan: EmulationPlan
-) -> Sequence[Event]:
-    """All events of ``stream_emulated``. Cancelling its task stops all work at once."""
-    gather = _find_collector(type(backend))
-    if not plan.emulated_fields and gather is not None:
-        inner, outside = strip_echo_and_suffix(request)
-        _, events = add_usage(inner, await gather(backend, inner, context))
-        return events if outside is None else outside.apply(events)
-    said: list[Event] = []
-    async with aclosing(stream_emulated(backend, request, context, plan)) as pieces:
-        async for _, events in pieces:
-            said += events
-    return said
+def keep_events(events: Sequence[Event]) -> Sequence[Event]:
+    """An ``EventProcessor`` that changes nothing."""
+    return events
 
 
 def count_parts(request: Request, plan: EmulationPlan) -> int:
@@ -84,141 +72,131 @@ def count_parts(request: Request, plan: EmulationPlan) -> int:
     inner, _ = strip_echo_and_suffix(request)
     return (
         1
-        if plan.emulated_fields.isdisjoint(fan_out.FAN_OUT_FIELDS)
+        if plan.emulated_fields.isdisjoint(FAN_OUT_FIELDS)
         else len(FanOut(inner, plan.emulated_fields))
     )
+
+
+def _stream_emulated(
+    backend: Backend,
+    request: Request,
+    context: RequestContext,
+    plan: EmulationPlan,
+    sink: EventSink | None,
+) -> StreamItems:
+    """The events of the backend with stop strings and fan-out."""
+    stopping = _select_stop_conditions(request, plan)
+    if "stopping.include_stop" in plan.emulated_fields:
+        request = remove_stop_strings(request)
+    if not plan.emulated_fields.isdisjoint(FAN_OUT_FIELDS):
+        fan_out = FanOut(request, plan.emulated_fields)
+        if len(fan_out) > 1:
+
+            def send_part(part: Request, context: RequestContext) -> StreamItems:
+                return _EmulatedStream(part, stopping).run(backend, context)
+
+            return _stream_parts(send_part, fan_out, _build_fan_in(fan_out, request), context)
+        request = next(iter(fan_out)).request
+    return _EmulatedStream(request, stopping, sink).run(backend, context)
 
 
 def _select_stop_conditions(request: Request, plan: EmulationPlan) -> StopConditions | None:
     """The stop conditions that the gateway emulates, if any."""
     if not isinstance(request, GenerationRequest) or plan.emulated_fields.isdisjoint(
-        stop_strings.STOP_STRING_FIELDS
+        STOP_STRING_FIELDS
     ):
         return None
     return request.stopping if request.stopping.stop else None
 
 
 class _EmulatedStream:
-    """Applies the emulation to one stream of a backend.
-
-    ``stopping`` ends its choices, ``outside`` adds the echo and the suffix. ``taker`` is the sink
-    of a backend that pushes events.
-    """
+    """One stream of a backend. It has usage, and ``stopping`` ends its choices."""
 
     def __init__(
-        self,
-        request: Request,
-        stopping: StopConditions | None,
-        outside: EchoAndSuffix | None = None,
-        taker: EventSink | None = None,
+        self, request: Request, stopping: StopConditions | None, sink: EventSink | None = None
     ) -> None:
-        self.sink = taker
-        self.is_complete = False
+        self._is_complete = False
         """Whether all choices have ended, so that the rest of the stream is not needed."""
+        self._request = request
+        self._sink = sink
         self._usage_counter = UsageCounter(request)
         self._stop_strings: StopStringEmulator | None = None
         if stopping is not None and isinstance(request, GenerationRequest):
             self._stop_strings = StopStringEmulator(stopping, request.choice_count)
-        self._echo_and_suffix = outside
         self._last_events: Sequence[Event] = ()
 
-    def apply(self, batch: Sequence[Event]) -> Sequence[Event]:
+    async def run(self, backend: Backend, context: RequestContext) -> StreamItems:
+        """Send the request. The response is closed as soon as the rest of it is not needed."""
+        sink = None if self._sink is None else self._push
+        items = backend.send(PreparedRequest(self._request), context, sink)
+        try:
+            async for _, batch in items:
+                events = () if self._is_complete else self._apply(batch)
+                if self._is_complete:
+                    break
+                if events or not batch:
+                    yield None, events
+            else:
+                return
+        finally:
+            await items.aclose()
+        yield None, self._finish()
+
+    def _apply(self, batch: Sequence[Event]) -> Sequence[Event]:
         """The events to send for a batch."""
         events = self._usage_counter.apply(batch)
         if self._stop_strings is not None:
             events = self._stop_strings.apply(events)
             if self._stop_strings.is_complete:
-                self.is_complete, self._last_events = True, events
+                self._is_complete, self._last_events = True, events
                 return ()
-        return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
+        return events
 
-    def push(self, data: bytes | None, batch: Sequence[Event]) -> bool:
+    def _push(self, data: bytes | None, batch: Sequence[Event]) -> bool:
         """Pass a batch to the sink; see ``backends.interfaces.EventSink``."""
-        events = self.apply(batch)
-        if self.is_complete or self.sink is None:
+        events = self._apply(batch)
+        if self._is_complete or self._sink is None:
             return False
-        return self.sink(data, events) if events else True
+        return self._sink(data, events) if events else True
 
-    def finish(self) -> Sequence[Event]:
+    def _finish(self) -> Sequence[Event]:
         """The last events, at the end of the stream."""
-        events = [*self._last_events, *self._usage_counter.build_missing_usage(), StreamEnd()]
-        return events if self._echo_and_suffix is None else self._echo_and_suffix.apply(events)
-
-
-async def _stream_one(
-    backend: Backend, request: Request, context: RequestContext, heard: _EmulatedStream
-) -> StreamItems:
-    """One stream of the backend. It is closed as soon as the rest is not needed."""
-    if heard.sink is not None and _supports_push(type(backend)):
-        batches = cast("SupportsPush", backend).stream_to(request, context, heard.push)
-    else:
-        batches = backend.stream(request, context)
-    try:
-        async for batch in batches:
-            events = () if heard.is_complete else heard.apply(batch)
-            if heard.is_complete:
-                break
-            if events or not batch:
-                yield None, events
-        else:
-            return
-    finally:
-        await batches.aclose()
-    yield None, heard.finish()
-
-
-@functools.cache
-def _supports_push(kind: type) -> bool:
-    """Whether a backend is ``SupportsPush``. Cached, since ``issubclass`` is slow here."""
-    return issubclass(kind, SupportsPush)
-
-
-@functools.cache
-def _find_collector(kind: type) -> _Collector | None:
-    """The ``collect`` method of a backend that is ``SupportsPush``."""
-    return kind.collect if issubclass(kind, SupportsPush) else None
+        return [*self._last_events, *self._usage_counter.build_missing_usage(), StreamEnd()]
 
 
 # --- several requests for one --------------------------------------------------------------------
 
 
-def _stream_part(
-    backend: Backend, stopping: StopConditions | None, request: Request, context: RequestContext
-) -> StreamItems:
-    return _stream_one(backend, request, context, _EmulatedStream(request, stopping))
-
-
-def _build_fan_in(spread: FanOut, request: Request) -> FanIn:
+def _build_fan_in(fan_out: FanOut, request: Request) -> FanIn:
     running = isinstance(request, GenerationRequest) and request.response_options.usage == "each"
-    return FanIn(spread, running=running)
+    return FanIn(fan_out, running=running)
 
 
 async def _stream_parts(
-    ask: RequestSender,
-    spread: FanOut,
-    merge: FanIn,
+    send_part: PartSender,
+    fan_out: FanOut,
+    fan_in: FanIn,
     context: RequestContext,
-    outside: EchoAndSuffix | None,
 ) -> StreamItems:
     """The streams of all parts as one. The first part that fails cancels the others."""
-    news: asyncio.Queue[_PartMessage] = asyncio.Queue(MAX_CONCURRENT_PARTS)
-    left = iter(spread)
+    messages: asyncio.Queue[_PartMessage] = asyncio.Queue(MAX_CONCURRENT_PARTS)
+    parts = iter(fan_out)
     loop = asyncio.get_running_loop()
     tasks = [
-        loop.create_task(_run_parts(ask, left, context, news))
-        for _ in range(min(MAX_CONCURRENT_PARTS, len(spread)))
+        loop.create_task(_run_parts(send_part, parts, context, messages))
+        for _ in range(min(MAX_CONCURRENT_PARTS, len(fan_out)))
     ]
     try:
-        busy = len(tasks)
-        while busy:
-            one = await news.get()
-            if one is None:
-                busy -= 1
-            elif isinstance(one, Exception):
-                raise one
-            elif events := merge.apply(*one):
-                yield None, events if outside is None else outside.apply(events)
-        yield None, merge.finish()
+        running = len(tasks)
+        while running:
+            message = await messages.get()
+            if message is None:
+                running -= 1
+            elif isinstance(message, Exception):
+                raise message
+            elif events := fan_in.apply(*message):
+                yield None, events
+        yield None, fan_in.finish()
     finally:
         for task in tasks:
             task.cancel()
@@ -226,19 +204,19 @@ async def _stream_parts(
 
 
 async def _run_parts(
-    ask: RequestSender,
-    left: Iterator[RequestPart],
+    send_part: PartSender,
+    parts: Iterator[RequestPart],
     context: RequestContext,
-    news: asyncio.Queue[_PartMessage],
+    messages: asyncio.Queue[_PartMessage],
 ) -> None:
     """Run one part after the other until none is left."""
-    ended: Exception | None = None
+    failure: Exception | None = None
     try:
-        for part in left:
-            own = replace(context, id=f"{context.id}-{part.number}")
-            async with aclosing(ask(part.request, own)) as batches:
-                async for _, batch in batches:
-                    await news.put((part, batch))
+        for part in parts:
+            part_context = replace(context, id=f"{context.id}-{part.number}")
+            async with aclosing(send_part(part.request, part_context)) as items:
+                async for _, batch in items:
+                    await messages.put((part, batch))
     except Exception as error:  # noqa: BLE001 - raised where the events are read
-        ended = error
-    await news.put(ended)
+        failure = error
+    await messages.put(failure)

@@ -38,15 +38,14 @@ class FanOut:
     differ, and the same request has the same response again.
     """
 
-    def __init__(self, request: Request, does: Collection[str]) -> None:
-        """``does`` are the emulated fields."""
+    def __init__(self, request: Request, emulated_fields: Collection[str]) -> None:
         self._request = request
-        name, said = _read_prompts(request)
-        self._prompt_groups: list[tuple[Prompt, ...]] = [said]
-        if said and name in does:
-            self._prompt_groups = [(one,) for one in said]
+        name, prompts = _read_prompts(request)
+        self._prompt_groups: list[tuple[Prompt, ...]] = [prompts]
+        if prompts and name in emulated_fields:
+            self._prompt_groups = [(prompt,) for prompt in prompts]
         self._choice_count = request.n or 1 if isinstance(request, GenerationRequest) else 1
-        self._splits_choices = "n" in does
+        self._splits_choices = "n" in emulated_fields
         self._copies = self._choice_count if self._splits_choices else 1
 
     @property
@@ -59,28 +58,30 @@ class FanOut:
         return len(self._prompt_groups) * self._copies
 
     def __iter__(self) -> Iterator[RequestPart]:
-        before, each = 0, self._choice_count // self._copies
-        for group, row in enumerate(self._prompt_groups):
-            prompts = range(before, before + max(len(row), 1))
+        first_prompt, choices_per_copy = 0, self._choice_count // self._copies
+        for group, group_prompts in enumerate(self._prompt_groups):
+            prompts = range(first_prompt, first_prompt + max(len(group_prompts), 1))
             for copy in range(self._copies):
-                places = tuple(
-                    p * self._choice_count + copy + i for p in prompts for i in range(each)
+                indexes = tuple(
+                    p * self._choice_count + copy + i
+                    for p in prompts
+                    for i in range(choices_per_copy)
                 )
                 number = group * self._copies + copy
-                yield RequestPart(self._build_request(row, copy), number, group, places)
-            before += len(row)
+                yield RequestPart(self._build_request(group_prompts, copy), number, group, indexes)
+            first_prompt += len(group_prompts)
 
-    def _build_request(self, row: tuple[Prompt, ...], copy: int) -> Request:
+    def _build_request(self, prompts: tuple[Prompt, ...], copy: int) -> Request:
         request = self._request
         if isinstance(request, EmbeddingRequest):
-            return replace(request, inputs=row)
+            return replace(request, inputs=prompts)
         if not self._splits_choices:
-            return replace(request, prompts=row)
+            return replace(request, prompts=prompts)
         sampling = request.sampling
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + copy) % _SEED_COUNT)
-        best = request.best_of if (request.best_of or 0) > self._choice_count else None
-        return replace(request, prompts=row, n=None, best_of=best, sampling=sampling)
+        best_of = request.best_of if (request.best_of or 0) > self._choice_count else None
+        return replace(request, prompts=prompts, n=None, best_of=best_of, sampling=sampling)
 
 
 def _read_prompts(request: Request) -> tuple[str, tuple[Prompt, ...]]:
@@ -92,10 +93,10 @@ def _read_prompts(request: Request) -> tuple[str, tuple[Prompt, ...]]:
 class FanIn:
     """Merges the parts' events: one StreamStart, one Usage, one StreamEnd."""
 
-    def __init__(self, spread: FanOut, *, running: bool) -> None:
+    def __init__(self, fan_out: FanOut, *, running: bool) -> None:
         """``running``: report the total whenever a part reports usage."""
-        self._group_count = spread.group_count
-        self._parts_left = len(spread)
+        self._group_count = fan_out.group_count
+        self._parts_left = len(fan_out)
         self._reports_running_usage = running
         self._total = _UsageTotal()
         self._started = False
@@ -154,28 +155,28 @@ class _UsageTotal:
         self._prompt_parts: dict[int, int] = {}
         """The part whose prompt tokens count for each group: the first that reported usage."""
 
-    def add(self, part: RequestPart, told: Usage) -> None:
+    def add(self, part: RequestPart, usage: Usage) -> None:
         """Add a part's usage; it replaces the part's earlier one."""
         old = self._by_part.get(part.number, _ZERO_USAGE)
-        self._by_part[part.number] = told
+        self._by_part[part.number] = usage
         total = self.usage
         changed: dict[str, Any] = {
             "completion_tokens": total.completion_tokens
-            + told.completion_tokens
+            + usage.completion_tokens
             - old.completion_tokens,
             "reasoning_tokens": _replace_in_sum(
-                total.reasoning_tokens, told.reasoning_tokens, old.reasoning_tokens
+                total.reasoning_tokens, usage.reasoning_tokens, old.reasoning_tokens
             ),
-            "source": max(total.source, told.source, key=_SOURCE_RANKS.__getitem__),
+            "source": max(total.source, usage.source, key=_SOURCE_RANKS.__getitem__),
         }
         if self._prompt_parts.setdefault(part.group, part.number) == part.number:
-            changed["prompt_tokens"] = total.prompt_tokens + told.prompt_tokens - old.prompt_tokens
+            changed["prompt_tokens"] = total.prompt_tokens + usage.prompt_tokens - old.prompt_tokens
             changed["cached_tokens"] = _replace_in_sum(
-                total.cached_tokens, told.cached_tokens, old.cached_tokens
+                total.cached_tokens, usage.cached_tokens, old.cached_tokens
             )
         self.usage = replace(total, **changed)
 
 
-def _replace_in_sum(total: int | None, told: int | None, old: int | None) -> int | None:
-    """``total`` with ``told`` in place of ``old``; None is a number that nobody reported."""
-    return total if told is None else (total or 0) + told - (old or 0)
+def _replace_in_sum(total: int | None, new: int | None, old: int | None) -> int | None:
+    """``total`` with ``new`` in place of ``old``; None is a number that nobody reported."""
+    return total if new is None else (total or 0) + new - (old or 0)

@@ -27,19 +27,23 @@ class EmulationPlan(Struct, frozen=True):
         return tuple(one for one in self.unsupported_parameters if one.reason != "emulated")
 
 
-_NO_EMULATION: Final = EmulationPlan()
+NO_EMULATION: Final = EmulationPlan()
 
 
-def plan_emulation(request: Request, found: Sequence[UnsupportedParameter]) -> EmulationPlan:
-    """The plan for a client's request whose unsupported parameters are ``found``."""
-    if not found:
-        return _NO_EMULATION
-    taken = _list_gateway_fields(request)
-    does = frozenset(
-        one.path for one in found if one.path in taken or _can_emulate(one.path, request)
+def plan_emulation(request: Request, unsupported: Sequence[UnsupportedParameter]) -> EmulationPlan:
+    """The plan for a client's request with these unsupported parameters."""
+    if not unsupported:
+        return NO_EMULATION
+    gateway_fields = _list_gateway_fields(request)
+    emulated = frozenset(
+        one.path
+        for one in unsupported
+        if one.path in gateway_fields or _can_emulate(one.path, request)
     )
-    losses = (replace(one, reason="emulated") if one.path in does else one for one in found)
-    return EmulationPlan(tuple(losses), does)
+    losses = (
+        replace(one, reason="emulated") if one.path in emulated else one for one in unsupported
+    )
+    return EmulationPlan(tuple(losses), emulated)
 
 
 def _list_gateway_fields(request: Request) -> frozenset[str]:
@@ -50,8 +54,8 @@ def _list_gateway_fields(request: Request) -> frozenset[str]:
 
 
 def _can_emulate(path: str, request: Request) -> bool:
-    able = _EMULATION_CHECKS.get(path)
-    return able is not None and able(request)
+    check = _EMULATION_CHECKS.get(path)
+    return check is not None and check(request)
 
 
 def _is_always_possible(_: Any) -> bool:

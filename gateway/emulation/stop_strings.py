@@ -36,8 +36,8 @@ def remove_stop_strings(request: Request) -> Request:
 
 def select_effective_stops(stops: Sequence[str]) -> tuple[str, ...]:
     """The stop strings that can match: without those that contain another one before their end."""
-    said = tuple(filter(None, stops))
-    return tuple(stop for stop in said if not any(other in stop[:-1] for other in said))
+    candidates = tuple(filter(None, stops))
+    return tuple(stop for stop in candidates if not any(other in stop[:-1] for other in candidates))
 
 
 class StopStringEmulator:
@@ -128,9 +128,9 @@ class _ChoiceBuffer:
                 return [event]
             self._pending_events.append(event)
             return []
-        sent, self.matched_stop = self._filter.feed(event.text)
+        text, self.matched_stop = self._filter.feed(event.text)
         self._pending_events.append(event)
-        self._sendable_characters += len(sent)
+        self._sendable_characters += len(text)
         return self._pop_sendable()
 
     def flush(self) -> list[Event]:
@@ -157,11 +157,15 @@ def shorten_delta(event: TextDelta, length: int) -> TextDelta:
     Token ids and logprobs that can't be assigned to characters are left out.
     """
     text = event.text[:length]
-    kept = _count_tokens_within(event, length)
-    if kept is not None:
+    token_count = _count_tokens_within(event, length)
+    if token_count is not None:
         ids = event.token_ids if len(event.token_ids) == len(event.logprobs) else ()
         return replace(
-            event, text=text, tokens=kept, token_ids=ids[:kept], logprobs=event.logprobs[:kept]
+            event,
+            text=text,
+            tokens=token_count,
+            token_ids=ids[:token_count],
+            logprobs=event.logprobs[:token_count],
         )
     if event.tokens <= 1 and len(event.token_ids) <= 1 and len(event.logprobs) <= 1:
         return replace(event, text=text)
@@ -171,12 +175,12 @@ def shorten_delta(event: TextDelta, length: int) -> TextDelta:
 
 def _count_tokens_within(event: TextDelta, length: int) -> int | None:
     """How many tokens begin before ``length``; None where the logprobs do not spell the text."""
-    if "".join(one.token for one in event.logprobs) != event.text:
+    if "".join(logprob.token for logprob in event.logprobs) != event.text:
         return None
-    begins, kept = 0, 0
-    for one in event.logprobs:
-        if begins >= length:
+    position, token_count = 0, 0
+    for logprob in event.logprobs:
+        if position >= length:
             break
-        begins += len(one.token)
-        kept += 1
-    return kept
+        position += len(logprob.token)
+        token_count += 1
+    return token_count

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from backends.interfaces import StreamItem
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -44,8 +43,8 @@ class UsageCounter:
         """The events, with Usage before StreamEnd if the backend sent none."""
         if self._has_usage:
             return events
-        over = events and type(events[-1]) is StreamEnd
-        if over and _ends_with_usage(events):
+        is_last = events and type(events[-1]) is StreamEnd
+        if is_last and _ends_with_usage(events):
             self._has_usage = True
             return events
         for event in events:
@@ -65,7 +64,7 @@ class UsageCounter:
                 or type(event) is ToolCallDelta
             ):
                 self._untokenized_characters += len(event.text)
-        return [*events[:-1], self._count_usage(), events[-1]] if over else events
+        return [*events[:-1], self._count_usage(), events[-1]] if is_last else events
 
     def build_missing_usage(self) -> tuple[Usage, ...]:
         """The usage so far, unless the backend has reported it."""
@@ -77,30 +76,17 @@ class UsageCounter:
         Its source is ``estimated`` if a part of it is: a prompt whose tokens the backend did not
         report, and events without a number of tokens, each by its length.
         """
-        crammed = self._characters > self._tokens * _MAX_CHARACTERS_PER_TOKEN
-        tokens = estimate_tokens(self._characters) if crammed else self._tokens
-        estimated = crammed
+        is_undercounted = self._characters > self._tokens * _MAX_CHARACTERS_PER_TOKEN
+        tokens = estimate_tokens(self._characters) if is_undercounted else self._tokens
+        estimated = is_undercounted
         if self._untokenized_characters:
             tokens += estimate_tokens(self._untokenized_characters)
             estimated = True
         prompt = self._prompt_tokens
         if prompt is None:
-            prompt, guessed = _count_prompt_tokens(self._request)
-            estimated = estimated or guessed
+            prompt, is_guessed = _count_prompt_tokens(self._request)
+            estimated = estimated or is_guessed
         return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
-
-
-def add_usage(request: Request, pieces: Sequence[StreamItem]) -> StreamItem:
-    """All batches as one, with Usage before StreamEnd if the backend sent none."""
-    if len(pieces) == 1:
-        data, said = pieces[0]
-        return data or None, said if _ends_with_usage(said) else UsageCounter(request).apply(said)
-    count, body = UsageCounter(request), None
-    events: list[Event] = []
-    for data, said in pieces:
-        body = data or body
-        events += count.apply(said)
-    return body, events
 
 
 def _ends_with_usage(events: Sequence[Event]) -> bool:
@@ -115,23 +101,23 @@ def estimate_tokens(characters: int) -> int:
 
 def _count_prompt_tokens(request: Request) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are estimated; token ids are counted exactly."""
-    tokens, guessed, before = 0, False, 0
-    given: Sequence[Prompt] = ()
+    tokens, is_estimated, prefix_length = 0, False, 0
+    prompts: Sequence[Prompt] = ()
     if type(request) is GenerationRequest:
-        given = request.prompts
+        prompts = request.prompts
         for message in request.messages:
             length = 0
             for part in message.parts:
                 if type(part) is TextPart:
                     length += len(part.text)
             tokens += estimate_tokens(length)
-            guessed = True
+            is_estimated = True
     elif isinstance(request, EmbeddingRequest):
-        before, given = len(request.instruction or ""), request.inputs
-    for one in given:
-        if isinstance(one, str):
-            tokens += estimate_tokens(len(one) + before)
-            guessed = True
+        prefix_length, prompts = len(request.instruction or ""), request.inputs
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            tokens += estimate_tokens(len(prompt) + prefix_length)
+            is_estimated = True
         else:
-            tokens += len(one)
-    return tokens, guessed
+            tokens += len(prompt)
+    return tokens, is_estimated

@@ -58,7 +58,7 @@ class _DryRequest(Struct):
         return self.content
 
 
-class _DryRunSink:
+class _DryRunWriter:
     """A ``gateway.pipeline.http.ResponseWriter`` that keeps the response."""
 
     needs_drain = False
@@ -100,7 +100,7 @@ class _DryRunRecorder:
         self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
     ) -> ExplainRecorder:
         del principal, open_to_all
-        self.recorder = ExplanationRecorder(record, self._clock, lambda: self._draw, dry=True)
+        self.recorder = ExplanationRecorder(record, self._clock, lambda: self._draw, dry_run=True)
         return self.recorder
 
     def record_request(self, record: RequestRecord) -> None:
@@ -113,95 +113,97 @@ ServersByListener = Mapping[str, RequestHandler]
 
 
 async def run_dry(
-    question: ExplainRequest, servers: ServersByListener, clock: Clock
+    request: ExplainRequest, handlers: ServersByListener, clock: Clock
 ) -> Explanation:
     """Explain how a request would be handled.
 
     Raises LookupError, with a message, for an unknown listener or API key.
     """
-    address, server, found = find_endpoint(question, servers)
-    path, _, query = question.path.partition("?")
-    told = Explanation(
+    address, handler, match = find_endpoint(request, handlers)
+    path, _, query = request.path.partition("?")
+    explanation = Explanation(
         id="",
         dry_run=True,
         listener=address,
-        method=question.method,
+        method=request.method,
         path=path,
-        key=question.key or "",
+        key=request.key or "",
     )
-    if found is not None and found.endpoint.task in _UNEXPLAINED_TASKS:
-        told.protocol = found.mount.adapter.name
-        told.endpoint, told.task = found.endpoint.path, found.endpoint.task
-        return told
-    headers = {name.lower(): text for name, text in question.headers.items()}
-    content = question.body_bytes
+    if match is not None and match.endpoint.task in _UNEXPLAINED_TASKS:
+        explanation.protocol = match.mount.adapter.name
+        explanation.endpoint, explanation.task = match.endpoint.path, match.endpoint.task
+        return explanation
+    headers = {name.lower(): text for name, text in request.headers.items()}
+    content = request.body_bytes
     if content:
         headers.setdefault("content-type", "application/json")
-    http = _DryRequest(
-        question.method, path, query, headers | {EXPLAIN_HEADER: "1"}, question.peer, content
+    http_request = _DryRequest(
+        request.method, path, query, headers | {EXPLAIN_HEADER: "1"}, request.peer, content
     )
-    sink, dry = _DryRunSink(), _DryRunRecorder(clock, question.random)
+    writer, policy = _DryRunWriter(), _DryRunRecorder(clock, request.random)
     try:
-        server = server.build_dry_run_handler(question.key, dry, dry.record_request)
+        handler = handler.build_dry_run_handler(request.key, policy, policy.record_request)
     except KeyError:
-        raise LookupError(f"there is no key {question.key!r}") from None
-    await server.handle(http, sink)
-    if dry.recorder is not None:
-        told = replace(dry.recorder.build_explanation(), listener=address)
-    told.protocol = dry.record.protocol
-    told.answer = (
-        None if dry.record.error == DryRunComplete.__name__ else _explain_answer(dry.record, sink)
+        raise LookupError(f"there is no key {request.key!r}") from None
+    await handler.handle(http_request, writer)
+    if policy.recorder is not None:
+        explanation = replace(policy.recorder.build_explanation(), listener=address)
+    explanation.protocol = policy.record.protocol
+    explanation.answer = (
+        None
+        if policy.record.error == DryRunComplete.__name__
+        else _explain_answer(policy.record, writer)
     )
-    return told
+    return explanation
 
 
 def find_endpoint(
-    question: ExplainRequest, servers: ServersByListener
+    request: ExplainRequest, all_handlers: ServersByListener
 ) -> tuple[str, RequestHandler, EndpointMatch | None]:
     """The listener of a request, its handler and the endpoint, if any. Raises LookupError."""
-    asked = select_servers(question, servers)
-    path = question.path.partition("?")[0]
-    for name, server in asked.items():
+    handlers = select_servers(request, all_handlers)
+    path = request.path.partition("?")[0]
+    for name, handler in handlers.items():
         try:
-            return name, server, server.path_router.find_endpoint(question.method, path)
+            return name, handler, handler.path_router.find_endpoint(request.method, path)
         except (PathNotFound, MethodNotAllowed):
             continue
-    name, server = next(iter(asked.items()))
-    return name, server, None
+    name, handler = next(iter(handlers.items()))
+    return name, handler, None
 
 
-def select_servers(question: ExplainRequest, servers: ServersByListener) -> ServersByListener:
+def select_servers(request: ExplainRequest, handlers: ServersByListener) -> ServersByListener:
     """The handler of the named listener; all if none is named. Raises LookupError."""
-    if (address := question.listener) is None:
-        return servers
-    if address not in servers:
-        known = ", ".join(servers)
-        raise LookupError(f"there is no listener {address!r}; known: {known}")
-    return {address: servers[address]}
+    if (address := request.listener) is None:
+        return handlers
+    if address not in handlers:
+        names = ", ".join(handlers)
+        raise LookupError(f"there is no listener {address!r}; known: {names}")
+    return {address: handlers[address]}
 
 
-def _explain_answer(record: RequestRecord, sink: _DryRunSink) -> ExplainedResponse:
-    headers = [(name, text) for name, text in sink.headers if name not in _OMITTED_HEADERS]
-    body = sink.body.decode(errors="replace")
+def _explain_answer(record: RequestRecord, writer: _DryRunWriter) -> ExplainedResponse:
+    headers = [(name, text) for name, text in writer.headers if name not in _OMITTED_HEADERS]
+    body = writer.body.decode(errors="replace")
     return ExplainedResponse(record.status, record.outcome, record.error, body, headers)
 
 
 class ExplainService:
     """Returns the recorded explanations, and explains any request by a dry run.
 
-    ``servers`` returns the handlers of the active configuration.
+    ``get_handlers`` returns the handlers of the active configuration.
     """
 
     def __init__(
-        self, kept: ExplanationStore, servers: Callable[[], ServersByListener], clock: Clock
+        self, store: ExplanationStore, get_handlers: Callable[[], ServersByListener], clock: Clock
     ) -> None:
-        self.find_explanation = kept.find_explanation
-        self._get_servers = servers
+        self.find_explanation = store.find_explanation
+        self._get_handlers = get_handlers
         self._clock = clock
 
-    async def explain_request(self, question: ExplainRequest) -> Explanation:
+    async def explain_request(self, request: ExplainRequest) -> Explanation:
         """Explain how a request would be handled now. Raises LookupError."""
-        return await run_dry(question, self._get_servers(), self._clock)
+        return await run_dry(request, self._get_handlers(), self._clock)
 
 
 # Sample requests in any protocol.
@@ -210,25 +212,25 @@ _SAMPLE_TEXT: Final = "Hello"
 
 
 def build_sample_request(
-    mount: AdapterMount, model: str, variant: str | None, *, stream: bool
+    mount: AdapterMount, model: str, operation: str | None, *, stream: bool
 ) -> UpstreamRequest | None:
     """A small request for ``model`` to an endpoint of this variant, or to the first that fits.
 
     None if the protocol has no adapter for workers, or no endpoint fits.
     """
-    dialect = mount.adapter
-    if not isinstance(dialect, UpstreamAdapter):
+    adapter = mount.adapter
+    if not isinstance(adapter, UpstreamAdapter):
         return None
     paths = PathRouter([mount])
     for request in _list_sample_requests(model, stream=stream):
         try:
-            wire = dialect.encode_request(request)
-            wire = replace(wire, path=mount.prefix + wire.path)
-            found = paths.find_endpoint(wire.method, wire.path)
+            upstream_request = adapter.encode_request(request)
+            upstream_request = replace(upstream_request, path=mount.prefix + upstream_request.path)
+            match = paths.find_endpoint(upstream_request.method, upstream_request.path)
         except ClientError:
             continue
-        if found.endpoint.operation == variant or variant is None:
-            return wire
+        if match.endpoint.operation == operation or operation is None:
+            return upstream_request
     return None
 
 
@@ -256,69 +258,75 @@ class PartialRequest(Struct, frozen=True):
 
 
 def complete_request(
-    question: ExplainRequest, wish: PartialRequest, servers: ServersByListener
+    request: ExplainRequest, partial: PartialRequest, handlers: ServersByListener
 ) -> ExplainRequest:
     """The question with a path and a body. Raises LookupError, which names the missing option."""
-    if wish.path is None:
-        return _build_from_sample(question, wish, servers)
-    question = replace(question, path=wish.path)
-    _, _, found = find_endpoint(question, servers)
-    if found is None or found.endpoint.task != "generate":
-        return replace(question, base64=wish.body or b"")
-    found = found.select_protocol([wish.protocol or ""])
-    model = wish.model or next(iter(found.params.values()), None) or _read_model_name(wish.body)
-    made = build_sample_request(
-        found.mount, model or "", found.endpoint.operation, stream=wish.stream
+    if partial.path is None:
+        return _build_from_sample(request, partial, handlers)
+    request = replace(request, path=partial.path)
+    _, _, match = find_endpoint(request, handlers)
+    if match is None or match.endpoint.task != "generate":
+        return replace(request, base64=partial.body or b"")
+    match = match.select_protocol([partial.protocol or ""])
+    model = (
+        partial.model or next(iter(match.params.values()), None) or _read_model_name(partial.body)
     )
-    if wish.body is None and (made is None or model is None):
+    sample = build_sample_request(
+        match.mount, model or "", match.endpoint.operation, stream=partial.stream
+    )
+    if partial.body is None and (sample is None or model is None):
         raise LookupError("no sample body exists for this path: give --model, or a --body")
-    return replace(question, base64=_build_body(wish, made))
+    return replace(request, base64=_build_body(partial, sample))
 
 
 def _build_from_sample(
-    question: ExplainRequest, wish: PartialRequest, servers: ServersByListener
+    request: ExplainRequest, partial: PartialRequest, handlers: ServersByListener
 ) -> ExplainRequest:
     """The question with the path of a sample request."""
-    model = wish.model or _read_model_name(wish.body)
+    model = partial.model or _read_model_name(partial.body)
     if model is None:
         raise LookupError("give the --model of the request")
-    for address, mount in _list_mounts(question, servers):
-        made = build_sample_request(mount, model, None, stream=wish.stream)
-        if made is not None and wish.protocol in (None, mount.adapter.name):
+    for address, mount in _list_mounts(request, handlers):
+        sample = build_sample_request(mount, model, None, stream=partial.stream)
+        if sample is not None and partial.protocol in (None, mount.adapter.name):
             return replace(
-                question, listener=address, path=made.path, base64=_build_body(wish, made)
+                request, listener=address, path=sample.path, base64=_build_body(partial, sample)
             )
-    raise LookupError(f"no sample path of {wish.protocol or 'any protocol'} exists: give --path")
+    raise LookupError(f"no sample path of {partial.protocol or 'any protocol'} exists: give --path")
 
 
 def _list_mounts(
-    question: ExplainRequest, servers: ServersByListener
+    request: ExplainRequest, handlers: ServersByListener
 ) -> Iterator[tuple[str, AdapterMount]]:
-    for address, server in select_servers(question, servers).items():
-        yield from ((address, mount) for mount in server.path_router.mounts)
+    for address, handler in select_servers(request, handlers).items():
+        yield from ((address, mount) for mount in handler.path_router.mounts)
 
 
-def _build_body(wish: PartialRequest, made: UpstreamRequest | None) -> bytes:
+def _build_body(partial: PartialRequest, sample: UpstreamRequest | None) -> bytes:
     """The given body with the given model and stream flag; or the body of the sample request.
 
     If the protocol has these two outside the body, the given body is unchanged.
     """
-    if wish.body is None:
-        return made.body if made is not None else b""
+    if partial.body is None:
+        return sample.body if sample is not None else b""
     try:
-        fields = read_object(wish.body)
+        fields = read_object(partial.body)
     except MalformedRequest:
-        return wish.body
-    have = read_object(made.body) if made is not None else {}
-    said = {"model": wish.model is not None, "stream": wish.stream}
-    changed = {name: have[name] for name, one in said.items() if one and name in have}
-    return msgspec.json.encode(fields | changed) if changed else wish.body
+        return partial.body
+    sample_fields = read_object(sample.body) if sample is not None else {}
+    overridden = {"model": partial.model is not None, "stream": partial.stream}
+    changed = {
+        name: sample_fields[name]
+        for name, is_set in overridden.items()
+        if is_set and name in sample_fields
+    }
+    return msgspec.json.encode(fields | changed) if changed else partial.body
 
 
 def _read_model_name(body: bytes | None) -> str | None:
     """The model named in a body."""
     try:
-        named = read_object(body or b"").get("model")
-        return None if named is None else msgspec.json.decode(named, type=str)
+        name = read_object(body or b"").get("model")
+        return None if name is None else msgspec.json.decode(name, type=str)
     except (MalformedRequest, msgspec.DecodeError):
         return None

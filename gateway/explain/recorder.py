@@ -29,11 +29,10 @@ from gateway.explain.report import (
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
-from gateway.pipeline.responder import ResponseStrategy
-from gateway.pipeline.strategies import TranslationStrategy, select_unset_defaults
-from gateway.routing.request_attributes import RequestAttributes, Scalar
+from gateway.pipeline.strategies import ResponseStrategy, select_unset_defaults
+from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver, Router
-from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch
+from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
 from protocols.core.errors import GatewayError, InternalError
@@ -56,83 +55,79 @@ _SECRET_HEADERS: Final = frozenset(
 
 def explain_rule(rule: RouteRule, unmet: str, match: RuleMatch | None) -> ExplainedRule:
     """A rule that was tried; ``match`` is None if the condition ``unmet`` is not met."""
-    when = rule.conditions
     if match is None:
         return ExplainedRule(
-            name=rule.name, followed=False, mismatch=unmet, wanted=_get_expected_value(when, unmet)
+            name=rule.name, followed=False, mismatch=unmet, wanted=rule.get_expected_value(unmet)
         )
     return ExplainedRule(
         name=rule.name,
         followed=match.is_selected,
         mismatch="" if match.is_selected else "share",
-        share=when.share,
+        share=rule.share,
         sticky=match.sticky,
         bucket=match.bucket,
         position=match.position,
-        model=rule.to,
-        version=rule.version,
+        model=rule.config.to.model,
+        version=rule.config.to.version,
     )
 
 
-def _get_expected_value(when: RouteConditions, unmet: str) -> Scalar | None:
-    kind, _, name = unmet.partition(":")
-    match kind:
-        case "header":
-            return when.headers[name]
-        case "body":
-            return when.body[name]
-        case "protocol":
-            return when.protocol
-        case "key":
-            return when.key
-        case _:
-            return when.tag
-
-
 def explain_sticky_sources(
-    sources: Sequence[str], traits: RequestAttributes, *, said: bool
+    sources: Sequence[str], attributes: RequestAttributes, *, include_values: bool
 ) -> list[ExplainedStickySource]:
     """The sticky sources up to the first that is present; with ``said`` also its value."""
-    found = []
+    explained = []
     for source in sources:
-        text = traits.read_source(source)
-        found.append(ExplainedStickySource(source, bool(text), text if said and text else None))
+        text = attributes.read_source(source)
+        explained.append(
+            ExplainedStickySource(source, bool(text), text if include_values and text else None)
+        )
         if text:
             break
-    return found
+    return explained
 
 
-def explain_split(route: Route, traits: RequestAttributes, drawn: float) -> ExplainedSplit | None:
+def explain_split(
+    route: Route, attributes: RequestAttributes, random_number: float
+) -> ExplainedSplit | None:
     """How the traffic split chose the version; None if none did."""
     if not route.split:
         return None
-    source, held = route.reason.sticky, route.model.split
-    numbers: Mapping[str, int] = held.compute_buckets(traits.read_source(source)) if source else {}
-    whole = sum(held.weights.values())
-    arms = [
+    source, split = route.reason.sticky, route.model.split
+    buckets: Mapping[str, int] = (
+        split.compute_buckets(attributes.read_source(source)) if source else {}
+    )
+    total_weight = sum(split.weights.values())
+    versions = [
         ExplainedVersion(
             version,
             weight,
-            weight / whole,
-            numbers.get(version),
-            compute_score(numbers[version], weight) if numbers else None,
+            weight / total_weight,
+            buckets.get(version),
+            compute_score(buckets[version], weight) if buckets else None,
             version == route.target.version,
         )
-        for version, weight in held.weights.items()
+        for version, weight in split.weights.items()
     ]
-    return ExplainedSplit(route.split, source or "chance", arms, None if source else drawn)
+    return ExplainedSplit(
+        route.split, source or "chance", versions, None if source else random_number
+    )
 
 
 def explain_target(route: Route) -> ExplainedTarget:
     """The target of a route."""
-    to = route.target
-    return ExplainedTarget(route.model.info.name, to.version, to.backend_name, to.backend_model)
+    target = route.target
+    return ExplainedTarget(
+        route.model.info.name, target.version, target.backend_name, target.backend_model
+    )
 
 
 def explain_shadow(route: Route) -> ExplainedShadow | None:
     """Where shadows of such requests go; None for a pinned version."""
-    found = route.model.shadow
-    return None if found is None or route.pinned else ExplainedShadow(found.to, found.share)
+    rule = route.model.shadow
+    if rule is None or route.pinned:
+        return None
+    return ExplainedShadow(rule.config.to, rule.config.share)
 
 
 def explain_defaults(
@@ -147,8 +142,8 @@ def explain_defaults(
     if isinstance(request, GenerationRequest):
         applied |= select_unset_defaults(request.sampling, defaults.sampling)
         applied |= select_unset_defaults(request.stopping, defaults.stopping)
-    both = {**defaults.sampling, **defaults.stopping}
-    return tuple(ExplainedDefault(name, value, name in applied) for name, value in both.items())
+    values = {**defaults.sampling, **defaults.stopping}
+    return tuple(ExplainedDefault(name, value, name in applied) for name, value in values.items())
 
 
 def explain_limits(model: Model, context: RequestContext, max_body_size: int) -> ExplainedLimits:
@@ -166,18 +161,18 @@ def explain_limits(model: Model, context: RequestContext, max_body_size: int) ->
 
 
 def explain_upstream_request(
-    url: str, wire: UpstreamRequest, most: int | None
+    url: str, upstream_request: UpstreamRequest, max_body_size: int | None
 ) -> ExplainedUpstreamRequest:
     """A request to a worker, with at most ``most`` bytes of its body."""
-    body = wire.body[:most]
+    body = upstream_request.body[:max_body_size]
     text, is_text = _decode_body_text(body)
     return ExplainedUpstreamRequest(
         url=url,
-        method=wire.method,
-        path=wire.path,
-        headers=mask_headers(wire.headers),
+        method=upstream_request.method,
+        path=upstream_request.path,
+        headers=mask_headers(upstream_request.headers),
         body=text,
-        size=len(wire.body),
+        size=len(upstream_request.body),
         base64=not is_text,
     )
 
@@ -207,20 +202,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DryRunComplete(InternalError):
-    """Ends a dry run where the request would be sent or answered."""
+    """Ends a dry run where the request would be sent to a worker or served by the backend."""
 
 
 class ExplanationRecorder:
     """Records one request: an ``ExplainRecorder`` and the observer of its routing and backends.
 
-    ``draw`` gives its random numbers. With ``dry``, ``DryRunComplete`` ends it where it would be
-    sent or answered; such a request is nobody's, so that its sticky sources are shown, too.
+    ``draw`` gives its random numbers. With ``dry_run``, ``DryRunComplete`` ends it where it would
+    be sent or served; such a request belongs to no user, so that its sticky sources are shown, too.
     """
 
     def __init__(
-        self, record: RequestRecord, clock: Clock, draw: Callable[[], float], *, dry: bool = False
+        self,
+        record: RequestRecord,
+        clock: Clock,
+        draw: Callable[[], float],
+        *,
+        dry_run: bool = False,
     ) -> None:
-        self.dry_run = dry
+        self.dry_run = dry_run
         self._record = record
         self._clock = clock
         self._random = draw
@@ -228,7 +228,7 @@ class ExplanationRecorder:
         self._bucket: int | None = None
         self._stage_started_at = clock()
         self._stage_seconds: dict[str, float] = {}
-        self._explanation = Explanation(id=record.id, dry_run=dry)
+        self._explanation = Explanation(id=record.id, dry_run=dry_run)
         self._explained_rules: list[ExplainedRule] = []
         self._attempts: list[ExplainedAttempt] = []
         self._attempt_count = 0
@@ -251,16 +251,23 @@ class ExplanationRecorder:
         return _ExplainWriter(writer, self)
 
     def record_request(
-        self, dialect: ClientAdapter, call: ClientRequest, principal: Principal | None, peer: str
+        self,
+        adapter: ClientAdapter,
+        client_request: ClientRequest,
+        principal: Principal | None,
+        peer: str,
     ) -> None:
         """See ``gateway.pipeline.recorder.ExplainRecorder``."""
         self._end_stage("read")
-        told = self._explanation
-        told.protocol, told.peer = dialect.name, peer
-        told.method, told.path = call.endpoint.method, call.path
-        told.endpoint, told.task = call.endpoint.path, call.endpoint.task
+        explanation = self._explanation
+        explanation.protocol, explanation.peer = adapter.name, peer
+        explanation.method, explanation.path = client_request.endpoint.method, client_request.path
+        explanation.endpoint, explanation.task = (
+            client_request.endpoint.path,
+            client_request.endpoint.task,
+        )
         if principal is not None:
-            told.key, told.tags = principal.name, sorted(principal.tags)
+            explanation.key, explanation.tags = principal.name, sorted(principal.tags)
 
     def draw(self) -> float:
         """See ``gateway.routing.router.RouteObserver``."""
@@ -279,95 +286,91 @@ class ExplanationRecorder:
         get_attributes: Callable[[], RequestAttributes],
     ) -> None:
         """See ``gateway.pipeline.recorder.ExplainRecorder``."""
-        envelope, traits = routing_info, get_attributes()
+        attributes = get_attributes()
         self._end_stage("route")
-        told = self._explanation
-        told.requested_model, told.stream = envelope.model, envelope.stream
-        known = {info.name for info in router.list_models()}
-        told.model = route.requested_model if route.requested_model in known else CATCH_ALL_MODEL
+        explanation = self._explanation
+        explanation.requested_model, explanation.stream = routing_info.model, routing_info.stream
+        names = {info.name for info in router.list_models()}
+        explanation.model = (
+            route.requested_model if route.requested_model in names else CATCH_ALL_MODEL
+        )
         if route.pinned:
-            told.pinned_version = "name" if envelope.version is None else "path"
-        told.split = explain_split(route, traits, self._drawn_number)
-        if told.split is not None:
-            told.sticky = explain_sticky_sources(route.model.sticky, traits, said=self.dry_run)
-        told.target = explain_target(route)
-        told.shadow = explain_shadow(route)
+            explanation.pinned_version = "name" if routing_info.version is None else "path"
+        explanation.split = explain_split(route, attributes, self._drawn_number)
+        if explanation.split is not None:
+            explanation.sticky = explain_sticky_sources(
+                route.model.sticky, attributes, include_values=self.dry_run
+            )
+        explanation.target = explain_target(route)
+        explanation.shadow = explain_shadow(route)
         self._bucket = route.reason.bucket
 
     def record_fallbacks(self, candidates: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
         """See ``gateway.pipeline.recorder.ExplainRecorder``."""
         self._explanation.fallbacks = tuple(
-            ExplainedFallback(route.target_name, found if isinstance(found, str) else "")
-            for route, found in candidates
+            ExplainedFallback(route.target_name, strategy if isinstance(strategy, str) else "")
+            for route, strategy in candidates
         )
 
-    def record_attempt(
-        self,
-        adapter: ClientAdapter,
-        client_request: ClientRequest,
-        route: Route,
-        strategy: ResponseStrategy,
-        context: RequestContext,
-        *,
-        max_body_size: int,
-    ) -> None:
+    def record_attempt(self, strategy: ResponseStrategy, max_body_size: int) -> None:
         """See ``gateway.pipeline.recorder.ExplainRecorder``. Raises DryRunComplete."""
-        self._end_stage("instead" if self._attempts else "translate")
-        plan = strategy.plan if isinstance(strategy, TranslationStrategy) else None
+        self._end_stage("fallback" if self._attempts else "translate")
+        route, plan = strategy.route, strategy.plan
+        model = route.model
         self._attempts.append(
             ExplainedAttempt(
                 target=explain_target(route),
-                passed_through=plan is None,
-                on_loss=route.model.on_loss,
-                defaults=explain_defaults(adapter, client_request, route.model),
-                unsupported_parameters=() if plan is None else plan.unsupported_parameters,
-                limits=explain_limits(route.model, context, max_body_size),
-                parts=1 if plan is None else count_parts(strategy.request, plan),
+                passed_through=strategy.prepared.passthrough is not None,
+                on_loss=model.on_loss,
+                defaults=explain_defaults(strategy.adapter, strategy.client_request, model),
+                unsupported_parameters=plan.unsupported_parameters,
+                limits=explain_limits(model, strategy.context, max_body_size),
+                parts=count_parts(strategy.prepared.request, plan),
             )
         )
         if self.dry_run and not isinstance(route.target.backend, ExplainsSelection):
-            raise DryRunComplete("the request would be answered")
+            raise DryRunComplete("the request would be served")
 
-    # --- what its backend does --------------------------------------------------------------------
+    # --- the backend ------------------------------------------------------------------------------
 
-    def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
+    def on_selection(self, selection: WorkerSelection, wire: UpstreamRequest) -> None:
         """See ``backends.interfaces.RequestObserver``."""
-        now = self._attempts[-1]
-        if len(now.choices) < _MAX_RECORDED_REQUESTS and choice not in now.choices:
-            now.choices.append(choice if self.dry_run else _shorten_selection(choice))
+        attempt = self._attempts[-1]
+        if len(attempt.choices) < _MAX_RECORDED_REQUESTS and selection not in attempt.choices:
+            attempt.choices.append(selection if self.dry_run else _shorten_selection(selection))
         if self.dry_run:
-            now.sent.append(explain_upstream_request(choice.expected_url, wire, None))
+            attempt.sent.append(explain_upstream_request(selection.expected_url, wire, None))
             raise DryRunComplete("the request would be sent")
 
     def on_send(self, url: str, wire: UpstreamRequest) -> None:
         """See ``backends.interfaces.RequestObserver``."""
-        now = self._attempts[-1]
+        attempt = self._attempts[-1]
         self._attempt_count += 1
         self._worker_url = url
-        if len(now.sent) < _MAX_RECORDED_REQUESTS:
-            now.sent.append(explain_upstream_request(url, wire, _MAX_BODY_BYTES))
+        if len(attempt.sent) < _MAX_RECORDED_REQUESTS:
+            attempt.sent.append(explain_upstream_request(url, wire, _MAX_BODY_BYTES))
 
     def on_failure(self, url: str, error: GatewayError) -> None:
         """See ``backends.interfaces.RequestObserver``."""
-        for one in self._attempts[-1].sent:
-            if one.url == url and not one.error:
-                one.error = type(error).__name__
+        for sent in self._attempts[-1].sent:
+            if sent.url == url and not sent.error:
+                sent.error = type(error).__name__
                 return
 
-    # --- what is told -----------------------------------------------------------------------------
+    # --- the explanation --------------------------------------------------------------------------
 
     def format_header(self) -> str:
         """The value of the response header: JSON in ASCII, shorter than 4 KiB."""
         self._end_stage("first_byte")
-        told, record = self._explanation, self._record
-        found: dict[str, Any] = {
-            "protocol": told.protocol,
+        explanation, record = self._explanation, self._record
+        fields: dict[str, Any] = {
+            "protocol": explanation.protocol,
             "model": _sanitize_text(record.model),
             "version": _sanitize_text(record.version),
             "rule": record.rule,
             "sticky": record.sticky,
             "bucket": self._bucket,
-            "pinned": bool(told.pinned_version),
+            "pinned": bool(explanation.pinned_version),
             "failed_attempts": [
                 _sanitize_text(one) for one in record.failed_attempts[:_MAX_RECORDED_REQUESTS]
             ],
@@ -378,7 +381,7 @@ class ExplanationRecorder:
             "attempts": self._attempt_count,
             "seconds": {name: round(long, 6) for name, long in self._stage_seconds.items()},
         }
-        return _encode(found).decode()
+        return _encode(fields).decode()
 
     def build_explanation(self) -> Explanation:
         """The explanation so far."""
@@ -391,8 +394,6 @@ class ExplanationRecorder:
             seconds={} if self.dry_run else self._stage_seconds,
             answer=None if self.dry_run or not record.duration else _explain_response(record),
         )
-
-    # --- its own ----------------------------------------------------------------------------------
 
     def _end_stage(self, name: str) -> None:
         now = self._clock()
@@ -435,10 +436,10 @@ class _ExplainWriter:
         await self._writer.drain()
 
 
-def _shorten_selection(choice: WorkerSelection) -> WorkerSelection:
+def _shorten_selection(selection: WorkerSelection) -> WorkerSelection:
     """A worker selection to keep: of many candidates the expected one and some more."""
-    likely_first = sorted(choice.candidates, key=lambda one: one.url != choice.expected_url)
-    return replace(choice, candidates=likely_first[:_MAX_CANDIDATES])
+    expected_first = sorted(selection.candidates, key=lambda one: one.url != selection.expected_url)
+    return replace(selection, candidates=expected_first[:_MAX_CANDIDATES])
 
 
 def _explain_response(record: RequestRecord) -> ExplainedResponse:
@@ -453,9 +454,9 @@ def _explain_response(record: RequestRecord) -> ExplainedResponse:
     )
 
 
-def _sanitize_text(text: str, most: int = _MAX_HEADER_TEXT) -> str:
+def _sanitize_text(text: str, limit: int = _MAX_HEADER_TEXT) -> str:
     """A text that is safe in a header."""
-    return _UNPRINTABLE.sub("?", text[:most])
+    return _UNPRINTABLE.sub("?", text[:limit])
 
 
 # The last explanations.

@@ -196,7 +196,7 @@ class Explanation(Struct, kw_only=True, omit_defaults=True):
     answer: ExplainedResponse | None = None
     """None while it runs, and if a dry run would send the request to a worker."""
     seconds: Mapping[str, float] = {}
-    """Spent in ``read``, ``route``, ``translate``, ``instead`` (with failed targets, if any), and
+    """Spent in ``read``, ``route``, ``translate``, ``fallback`` (with failed targets, if any), and
     from there to the ``first_byte``."""
 
 
@@ -236,116 +236,120 @@ class ExplainRequest(
 
 _LABEL_WIDTH: Final = 11
 _AVAILABILITY_TEXTS: Final = {
-    "yes": "may be asked",
-    "no": "is passed over",
-    "full": "has no place free",
-    "tried": "failed at it",
+    "yes": "available",
+    "no": "unavailable",
+    "full": "at its limit",
+    "tried": "already tried",
 }
 LabelledLine = tuple[str, str]
 
 
-def format_explanation(told: Explanation) -> str:
+def format_explanation(explanation: Explanation) -> str:
     """The explanation as text, which ends in a newline."""
     return "".join(
-        f"{name:<{_LABEL_WIDTH}}{said}".rstrip() + "\n" for name, said in _format_lines(told)
+        f"{name:<{_LABEL_WIDTH}}{value}".rstrip() + "\n"
+        for name, value in _format_lines(explanation)
     )
 
 
-def _format_lines(told: Explanation) -> Iterator[LabelledLine]:
-    yield from _format_request(told)
-    for rule in told.rules:
+def _format_lines(explanation: Explanation) -> Iterator[LabelledLine]:
+    yield from _format_request(explanation)
+    for rule in explanation.rules:
         yield "rule", f"{rule.name}: {_format_rule(rule)}"
-    for source in told.sticky:
+    for source in explanation.sticky:
         yield "sticky", f"{source.source}: {_format_sticky_source(source)}"
-    if told.split is not None:
-        yield from _format_split(told.split)
-    if told.target is not None:
-        yield "target", _format_target(told.target)
-    for after in told.fallbacks:
-        over = f", passed over: {after.skipped_reason}" if after.skipped_reason else ""
-        yield "fallback", f"{after.target}{over}"
-    if told.shadow is not None:
-        yield "shadow", f"{told.shadow.share:.2%} of such requests are copied to {told.shadow.to}"
-    for one in told.failed_attempts:
-        yield "fell back", one
-    for attempt in told.attempts:
-        yield from _format_attempt(attempt, told)
-    if told.answer is not None:
-        yield from _format_response(told.answer)
-    if told.seconds:
-        yield "seconds", _format_seconds(told.seconds)
+    if explanation.split is not None:
+        yield from _format_split(explanation.split)
+    if explanation.target is not None:
+        yield "target", _format_target(explanation.target)
+    for fallback in explanation.fallbacks:
+        skipped = f", skipped: {fallback.skipped_reason}" if fallback.skipped_reason else ""
+        yield "fallback", f"{fallback.target}{skipped}"
+    if (shadow := explanation.shadow) is not None:
+        yield "shadow", f"{shadow.share:.2%} of such requests are copied to {shadow.to}"
+    for failure in explanation.failed_attempts:
+        yield "failed", failure
+    for attempt in explanation.attempts:
+        yield from _format_attempt(attempt, explanation)
+    if explanation.answer is not None:
+        yield from _format_response(explanation.answer)
+    if explanation.seconds:
+        yield "seconds", _format_seconds(explanation.seconds)
 
 
-def _format_request(told: Explanation) -> Iterator[LabelledLine]:
-    on = f" on {told.listener}" if told.listener else ""
-    yield "request", f"{told.method} {told.path}{on}"
-    if told.endpoint:
-        shape = f", {'streamed' if told.stream else 'whole'}" if told.requested_model else ""
-        yield "protocol", f"{told.protocol}, {told.endpoint} ({told.task}){shape}"
-    if told.key:
-        yield "key", told.key + (f" (tags: {', '.join(told.tags)})" if told.tags else "")
-    if told.model:
-        named = (
-            "" if told.model == told.requested_model else f", asked for as {told.requested_model}"
-        )
-        pin = f", version pinned by its {told.pinned_version}" if told.pinned_version else ""
-        yield "model", f"{told.model}{named}{pin}"
+def _format_request(explanation: Explanation) -> Iterator[LabelledLine]:
+    on = f" on {explanation.listener}" if explanation.listener else ""
+    yield "request", f"{explanation.method} {explanation.path}{on}"
+    if explanation.endpoint:
+        protocol = f"{explanation.protocol}, {explanation.endpoint} ({explanation.task})"
+        if explanation.requested_model:
+            protocol += ", streaming" if explanation.stream else ", non-streaming"
+        yield "protocol", protocol
+    if explanation.key:
+        tags = f" (tags: {', '.join(explanation.tags)})" if explanation.tags else ""
+        yield "key", explanation.key + tags
+    if model := explanation.model:
+        if model != explanation.requested_model:
+            model += f", requested as {explanation.requested_model}"
+        if explanation.pinned_version:
+            model += f", version pinned by its {explanation.pinned_version}"
+        yield "model", model
 
 
 def _format_rule(rule: ExplainedRule) -> str:
     if rule.mismatch and rule.mismatch != "share":
-        return f"not followed, {rule.mismatch} is not {rule.wanted!r}"
+        return f"not applied, {rule.mismatch} is not {rule.wanted!r}"
     share = ""
     if rule.share < 1:
-        by = f"by {rule.sticky} (n {rule.bucket})" if rule.sticky else "by chance"
-        share = f"; it is for {rule.share:.4%} of them, and this lies at {rule.position:.4%} {by}"
+        source = f"by {rule.sticky} (hash {rule.bucket})" if rule.sticky else "by chance"
+        share = f"; share {rule.share:.4%}, this request at {rule.position:.4%} {source}"
     if not rule.followed:
-        return f"not followed{share}"
-    leads = [rule.model or "", f"version {rule.version}" if rule.version else ""]
-    return f"followed to {', '.join(filter(None, leads))}{share}"
+        return f"not applied{share}"
+    targets = [rule.model or "", f"version {rule.version}" if rule.version else ""]
+    return f"applied, routes to {', '.join(filter(None, targets))}{share}"
 
 
 def _format_sticky_source(source: ExplainedStickySource) -> str:
     if source.value is not None:
         return repr(source.value)
-    return "present" if source.present else "nothing"
+    return "present" if source.present else "absent"
 
 
 def _format_split(split: ExplainedSplit) -> Iterator[LabelledLine]:
-    drawn = "" if split.random is None else f", {split.random:.4f} drawn"
-    yield "split", f"{split.name}, by {split.assigned_by}{drawn}"
-    for arm in split.versions:
-        score = "" if arm.score is None else f", n {arm.n}, score {arm.score:.6f}"
-        mark = "taken" if arm.chosen else "not taken"
-        yield "", f"{arm.version}: weight {arm.weight} ({arm.share:.2%}){score}: {mark}"
+    random_text = "" if split.random is None else f", {split.random:.4f} drawn"
+    yield "split", f"{split.name}, by {split.assigned_by}{random_text}"
+    for version in split.versions:
+        score = "" if version.score is None else f", hash {version.n}, score {version.score:.6f}"
+        mark = "selected" if version.chosen else "not selected"
+        yield "", f"{version.version}: weight {version.weight} ({version.share:.2%}){score}: {mark}"
 
 
 def _format_target(target: ExplainedTarget) -> str:
     return f"{target.model}@{target.version}: {target.backend}, as {target.backend_model}"
 
 
-def _format_attempt(attempt: ExplainedAttempt, told: Explanation) -> Iterator[LabelledLine]:
-    if attempt.target != told.target:
-        yield "instead", _format_target(attempt.target)
-    yield "way", "passed on as it is" if attempt.passed_through else "translated"
+def _format_attempt(attempt: ExplainedAttempt, explanation: Explanation) -> Iterator[LabelledLine]:
+    if attempt.target != explanation.target:
+        yield "fallback", _format_target(attempt.target)
+    yield "mode", "passed through" if attempt.passed_through else "translated"
     if attempt.parts > 1:
-        yield "parts", f"{attempt.parts} requests are made of the one"
+        yield "parts", f"sent as {attempt.parts} requests"
     yield from (
         ("loss", _format_loss(one, attempt.on_loss)) for one in attempt.unsupported_parameters
     )
     yield from (("default", _format_default(one)) for one in attempt.defaults)
     yield "limits", _format_limits(attempt.limits)
-    for choice in attempt.choices:
-        yield from _format_choice(choice)
+    for selection in attempt.choices:
+        yield from _format_selection(selection)
     for sent in attempt.sent:
         yield from _format_upstream_request(sent)
-    if told.dry_run and not attempt.choices:
-        yield "upstream", "none, since the backend has no workers"
+    if explanation.dry_run and not attempt.choices:
+        yield "upstream", "none: the backend has no workers"
 
 
 def _format_loss(one: UnsupportedParameter, on_loss: str) -> str:
-    untold = " (not told)" if on_loss == "ignore" else ""
-    return f"{one.field} {one.reason}{f': {one.detail}' if one.detail else ''}{untold}"
+    suffix = " (not reported)" if on_loss == "ignore" else ""
+    return f"{one.field} {one.reason}{f': {one.detail}' if one.detail else ''}{suffix}"
 
 
 def _format_default(one: ExplainedDefault) -> str:
@@ -354,59 +358,56 @@ def _format_default(one: ExplainedDefault) -> str:
 
 def _format_limits(limits: ExplainedLimits) -> str:
     tokens = [("context", limits.context), ("max_tokens", limits.max_tokens)]
-    told = [f"{name} {most}" for name, most in tokens if most is not None]
-    return ", ".join([f"body {limits.body} bytes", *told, f"total {limits.total:.6g} s"])
+    token_limits = [f"{name} {limit}" for name, limit in tokens if limit is not None]
+    return ", ".join([f"body {limits.body} bytes", *token_limits, f"total {limits.total:.6g} s"])
 
 
-def _format_choice(choice: WorkerSelection) -> Iterator[LabelledLine]:
-    yield "timeouts", _format_seconds(choice.timeouts)
-    budget, failures = f"{choice.retry_budget:.0%}", _join_names(choice.retryable_failures)
-    yield "retries", f"{choice.max_retries}, within {budget} of requests, on {failures}"
-    yield (
-        "queue",
-        f"{choice.queue_length} of {choice.queue_limit} wait, {choice.queue_timeout:.6g} s at most",
-    )
-    least = {"least": "the least score", "most": "the highest score"}
-    by = least.get(choice.score_rule, "the least score of two drawn")
-    yield "policy", f"{choice.policy}: {by}"
-    for one in choice.candidates:
-        yield "worker", _format_candidate(one, choice.expected_url)
-    if not choice.candidates:
-        yield "worker", "none is known yet"
+def _format_selection(selection: WorkerSelection) -> Iterator[LabelledLine]:
+    yield "timeouts", _format_seconds(selection.timeouts)
+    budget, failures = f"{selection.retry_budget:.0%}", _join_names(selection.retryable_failures)
+    yield "retries", f"{selection.max_retries}, within {budget} of requests, on {failures}"
+    queue = f"{selection.queue_length} of {selection.queue_limit} waiting"
+    yield "queue", f"{queue}, at most {selection.queue_timeout:.6g} s"
+    winners = {"least": "the lowest score", "most": "the highest score"}
+    winner = winners.get(selection.score_rule, "the lower score of two workers drawn at random")
+    yield "policy", f"{selection.policy}: {winner}"
+    for one in selection.candidates:
+        yield "worker", _format_candidate(one, selection.expected_url)
+    if not selection.candidates:
+        yield "worker", "none known yet"
 
 
-def _format_candidate(one: WorkerCandidate, likely: str) -> str:
+def _format_candidate(one: WorkerCandidate, expected_url: str) -> str:
     load = f"{one.in_flight} in flight" + ("" if one.limit is None else f" of {one.limit}")
-    known = "" if one.latency is None else f", {one.latency:.6g} s to a token"
+    latency = "" if one.latency is None else f", first token after {one.latency:.6g} s"
     score = "" if one.score is None else f", score {one.score:.6g}"
-    mark = ": is taken" if one.url == likely else f": {_AVAILABILITY_TEXTS[one.availability]}"
-    return f"{one.url} {one.state}, weight {one.weight:.6g}, {load}{known}{score}{mark}"
+    mark = "selected" if one.url == expected_url else _AVAILABILITY_TEXTS[one.availability]
+    return f"{one.url} {one.state}, weight {one.weight:.6g}, {load}{latency}{score}: {mark}"
 
 
 def _format_upstream_request(sent: ExplainedUpstreamRequest) -> Iterator[LabelledLine]:
     yield "upstream", f"{sent.method} {sent.url}{sent.path}"
     yield from (("", f"{name}: {value}") for name, value in sent.headers)
-    kept = " in base64" if sent.base64 else ""
-    yield "", f"{sent.size} bytes{kept}:"
+    encoding = " in base64" if sent.base64 else ""
+    yield "", f"{sent.size} bytes{encoding}:"
     yield from (("", line) for line in sent.body.splitlines())
     if sent.error:
-        yield "failed", sent.error
+        yield "error", sent.error
 
 
-def _format_response(answer: ExplainedResponse) -> Iterator[LabelledLine]:
-    error = f", {answer.error}" if answer.error else ""
-    took = f", {answer.duration:.6g} s" if answer.duration else ""
-    yield "answer", f"{answer.status} {answer.outcome}{error}{took}"
-    if answer.usage is not None:
-        spent = answer.usage
-        both = f"{spent.prompt_tokens} of the prompt, {spent.completion_tokens} of the answer"
-        yield "tokens", f"{both} ({spent.source})"
-    yield from (("", f"{name}: {value}") for name, value in answer.headers)
-    yield from (("", line) for line in answer.body.splitlines())
+def _format_response(response: ExplainedResponse) -> Iterator[LabelledLine]:
+    error = f", {response.error}" if response.error else ""
+    duration = f", {response.duration:.6g} s" if response.duration else ""
+    yield "response", f"{response.status} {response.outcome}{error}{duration}"
+    if (usage := response.usage) is not None:
+        counts = f"{usage.prompt_tokens} prompt, {usage.completion_tokens} completion"
+        yield "tokens", f"{counts} ({usage.source})"
+    yield from (("", f"{name}: {value}") for name, value in response.headers)
+    yield from (("", line) for line in response.body.splitlines())
 
 
-def _format_seconds(told: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {seconds:.6g} s" for name, seconds in told.items())
+def _format_seconds(durations: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.6g} s" for name, seconds in durations.items())
 
 
 def _join_names(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.routing.paths import AdapterMount
-from protocols.core.interfaces import Endpoint, OpenApiProvider
+from protocols.core.interfaces import OpenApiProvider
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
 _SCHEMA_REF = "#/components/schemas/"
@@ -37,20 +37,17 @@ def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool)
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for number, mount in enumerate(mounts):
-        if not isinstance(mount.adapter, OpenApiProvider):
+        adapter = mount.adapter
+        if not isinstance(adapter, OpenApiProvider):
             continue
-        fragment = mount.adapter.openapi_fragment()
-        space = f"{mount.adapter.name}.{number}."
-        for endpoint in mount.adapter.endpoints:
+        fragment = adapter.openapi_fragment()
+        space = f"{adapter.name}.{number}."
+        for endpoint in adapter.endpoints:
             if (operation := fragment.operations.get(endpoint.operation)) is not None:
-                whole = {
-                    "tags": [mount.adapter.name],
-                    **_build_security(endpoint, keyed=keyed),
-                    **operation,
-                }
-                _add_operation(
-                    paths, mount.prefix + endpoint.path, endpoint.method, _prefix_refs(whole, space)
-                )
+                operation = {"tags": [adapter.name], **_prefix_refs(operation, space)}
+                if keyed and not endpoint.public:
+                    operation["security"] = [{"key": []}]
+                _add_operation(paths, mount.prefix + endpoint.path, endpoint.method, operation)
         schemas |= {
             space + name: _prefix_refs(schema, space) for name, schema in fragment.schemas.items()
         }
@@ -68,26 +65,23 @@ def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool)
     )
 
 
-def _build_security(endpoint: Endpoint, *, keyed: bool) -> dict[str, Any]:
-    return {"security": [{"key": []}]} if keyed and not endpoint.public else {}
-
-
 def _add_operation(
     paths: dict[str, dict[str, Any]], path: str, method: str, operation: Any
 ) -> None:
     """Add an operation. Paths that differ only in parameter names are merged."""
     shape = _PATH_PARAM.sub("{}", path)
-    known = next((one for one in paths if _PATH_PARAM.sub("{}", one) == shape), path)
-    item = paths.setdefault(known, _build_parameters(_PATH_PARAM.findall(known)))
+    described_path = next((other for other in paths if _PATH_PARAM.sub("{}", other) == shape), path)
+    names = _PATH_PARAM.findall(described_path)
+    item = paths.setdefault(described_path, _build_parameters(names))
     item.setdefault(method.lower(), operation)
 
 
 def _build_parameters(names: Iterable[str]) -> dict[str, Any]:
-    found = [
+    parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in names
     ]
-    return {"parameters": found} if found else {}
+    return {"parameters": parameters} if parameters else {}
 
 
 def _prefix_refs(node: Any, space: str) -> Any:

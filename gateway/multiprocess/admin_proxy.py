@@ -1,10 +1,9 @@
-"""The admin listener of several processes: asks theirs, and makes one answer of what they say.
+"""The admin listener of several processes: queries each process and merges the responses.
 
-The processes ask for the key themselves, and refuse what they would refuse alone.
+The processes check the key and validate requests themselves.
 """
 
 import asyncio
-import logging
 import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -18,17 +17,17 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.admin import status as admin_status
-from gateway.config.types import split_address
-from gateway.http_server.sockets import ListenSockets
+from gateway.admin.api import CONNECTION_LIMITS
+from gateway.http_server.aiohttp_listener import ApplicationListener
 from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
+from protocols.core.units import split_address
 
-# Many processes' figures as one's.
+# Merging of metrics and status.
 
 _SUMMED_FIELDS: Final = frozenset({"in_flight", "limit"})
-"""Of what is told of a worker; the rest is what the first process tells."""
-
+"""Fields of a worker report that are added up; others are those of the first process."""
 
 _MERGE_FUNCTIONS: Final[Mapping[str, Callable[[float, float], float]]] = {
     "sum": operator.add,
@@ -38,73 +37,79 @@ _MERGE_FUNCTIONS: Final[Mapping[str, Callable[[float, float], float]]] = {
 
 
 class MetricsPage:
-    """Metrics in Prometheus's text format, to which others' are added."""
+    """Metrics in the Prometheus text format, which can be merged."""
 
     def __init__(self, text: str = "") -> None:
         self.families = parse_families(text)
 
     def merge(self, other: "MetricsPage") -> None:
-        """Count another process's figures into these."""
-        for name, theirs in other.families.items():
-            merged = METRICS_BY_NAME[name].merge_mode if name in METRICS_BY_NAME else "sum"
-            if merged == "supervisor":
+        """Add the metrics of another process."""
+        for name, family in other.families.items():
+            mode = METRICS_BY_NAME[name].merge_mode if name in METRICS_BY_NAME else "sum"
+            if mode == "supervisor":
                 continue
-            join = _MERGE_FUNCTIONS[merged]
-            family = self.families.setdefault(name, MetricFamily(theirs.comments, theirs.type))
-            ours = family.samples
-            for sample, value in theirs.samples.items():
-                ours[sample] = join(ours[sample], value) if sample in ours else value
+            combine = _MERGE_FUNCTIONS[mode]
+            merged = self.families.setdefault(name, MetricFamily(family.comments, family.type))
+            samples = merged.samples
+            for sample, value in family.samples.items():
+                samples[sample] = combine(samples[sample], value) if sample in samples else value
 
     def select_counters(self) -> "MetricsPage":
-        """What of it only grows: counters and histograms."""
+        """The counters and histograms, without gauges."""
         page = MetricsPage()
         page.families = {name: one for name, one in self.families.items() if one.type != "gauge"}
         return page
 
     def render(self) -> str:
-        """As Prometheus reads it."""
+        """The page in the Prometheus text format."""
         return format_families(self.families.values())
 
 
-def merge_workers(told: Iterable[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-    """What all processes tell of each backend's workers: what they have of it is added up."""
+def merge_workers(
+    reports_by_process: Iterable[Mapping[str, Sequence[Mapping[str, Any]]]],
+) -> dict[str, Any]:
+    """Merge the worker reports of all processes, by backend."""
     merged: dict[str, dict[str, dict[str, Any]]] = {}
-    for backends in told:
+    for backends in reports_by_process:
         for name, reports in backends.items():
-            known = merged.setdefault(name, {})
+            workers = merged.setdefault(name, {})
             for report in reports:
                 url = report["url"]
-                known[url] = _merge_worker(known[url], report) if url in known else dict(report)
-    return {name: [*known.values()] for name, known in merged.items()}
+                workers[url] = (
+                    _merge_worker(workers[url], report) if url in workers else dict(report)
+                )
+    return {name: [*workers.values()] for name, workers in merged.items()}
 
 
 def merge_responses(path: str, bodies: Sequence[bytes]) -> object:
-    """What several processes answer at this path of their admin listeners, as one's answer."""
-    told = [msgspec.json.decode(one) for one in bodies]
+    """Merge the responses of several processes to a GET of this path."""
+    responses = [msgspec.json.decode(body) for body in bodies]
     match path:
         case "/-/workers":
-            return {"backends": merge_workers(one["backends"] for one in told)}
+            return {"backends": merge_workers(response["backends"] for response in responses)}
         case "/-/requests":
-            every = [running for one in told for running in one["requests"]]
-            return {"requests": sorted(every, key=lambda one: -one["age"])}
+            requests = [request for response in responses for request in response["requests"]]
+            return {"requests": sorted(requests, key=lambda request: -request["age"])}
         case _:
-            statuses = msgspec.convert(told, list[admin_status.GatewayStatus])
+            statuses = msgspec.convert(responses, list[admin_status.GatewayStatus])
             return admin_status.merge_statuses(
-                statuses, merge_workers(one.workers for one in statuses)
+                statuses, merge_workers(status.workers for status in statuses)
             )
 
 
 def merge_cancelled(bodies: Sequence[bytes]) -> object:
-    """How many requests several processes ended."""
+    """Add up how many requests the processes cancelled."""
     return {"cancelled": sum(msgspec.json.decode(one)["cancelled"] for one in bodies)}
 
 
-def _merge_worker(known: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
-    both = (name for name in _SUMMED_FIELDS if known[name] is not None and report[name] is not None)
-    return known | {name: known[name] + report[name] for name in both}
+def _merge_worker(merged: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    summable = (
+        name for name in _SUMMED_FIELDS if merged[name] is not None and report[name] is not None
+    )
+    return merged | {name: merged[name] + report[name] for name in summable}
 
 
-# A request to one process's admin listener, and its answer, a piece at a time.
+# Streaming a request and its response through a process's admin listener.
 
 _HOP_BY_HOP_HEADERS: Final = (
     hdrs.CONNECTION,
@@ -113,17 +118,17 @@ _HOP_BY_HOP_HEADERS: Final = (
     hdrs.KEEP_ALIVE,
     hdrs.EXPECT,
 )
-"""What belongs to one connection."""
+"""Headers that belong to one connection."""
 _CLIENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=10.0)
 
 
 async def proxy_request(request: web.Request, path: str) -> web.StreamResponse | None:
-    """Ask the listener at this Unix socket; None where it does not answer.
+    """Forward a request to the listener at a Unix socket; None if it does not respond.
 
-    The answer ends as that one does: whole, or cut.
+    If the response is cut off, so is the one to the client.
     """
     url = request.url.with_scheme("http").with_host("localhost").with_port(None)
-    answer = web.StreamResponse()
+    response = web.StreamResponse()
     try:
         async with (
             aiohttp.ClientSession(
@@ -137,37 +142,37 @@ async def proxy_request(request: web.Request, path: str) -> web.StreamResponse |
                 headers=_filter_headers(request.headers),
                 data=request.content if request.body_exists else None,
                 allow_redirects=False,
-            ) as said,
+            ) as upstream,
         ):
-            answer.set_status(said.status)
-            answer.headers.update(_filter_headers(said.headers))
-            await answer.prepare(request)
-            async for piece in said.content.iter_any():
-                await answer.write(piece)
-            await answer.write_eof()
+            response.set_status(upstream.status)
+            response.headers.update(_filter_headers(upstream.headers))
+            await response.prepare(request)
+            async for chunk in upstream.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
     except (aiohttp.ClientError, TimeoutError):
-        if not answer.prepared:
+        if not response.prepared:
             return None
         if request.transport is not None:
             request.transport.abort()
-    return answer
+    return response
 
 
 def _filter_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    kept = CIMultiDict(headers)
+    filtered = CIMultiDict(headers)
     for name in _HOP_BY_HOP_HEADERS:
-        kept.popall(name, None)
-    return kept
+        filtered.popall(name, None)
+    return filtered
 
 
 _MAX_BODY_SIZE: Final = 64 << 10
 _BODY_TIMEOUT: Final = 10.0
-"""How many seconds a body may take."""
+"""Seconds to receive a body."""
 _RELOAD_TIMEOUT: Final = 600.0
-"""How many seconds an answer may take: a reload waits for what is new."""
-_NO_PROCESS_MESSAGE: Final = "no process serves now"
+"""Seconds for a reload, which waits for the warmup of backends."""
+_NO_PROCESS_MESSAGE: Final = "no process is ready"
 _PLAYGROUND_PREFIX: Final = "/-/playground/"
-"""Below it the listeners answer, a piece at a time."""
+"""Requests below this path go to a listener; responses are streamed."""
 _REQUEST_HEADERS: Final = (
     hdrs.HOST,
     hdrs.AUTHORIZATION,
@@ -202,63 +207,52 @@ class _ProxyResponse(Struct, frozen=True):
 
 
 class AdminProxy:
-    """Listens at ``address``. ``members`` gives the processes; ``own``, what the supervisor counts.
+    """Listens at ``address``.
 
-    ``config`` tells the whole configuration, of which each process has a part. What a process
-    counted stays counted when it is gone, as far as it was asked for before.
+    ``render_own_metrics`` gives the supervisor's metrics. ``describe_config`` gives the whole
+    configuration, of which each process has a part. Counters of a process that has ended stay
+    included, with their last scraped value.
     """
 
     def __init__(
         self,
         address: str,
-        members: Callable[[], Sequence[ServingProcess]],
-        own: Callable[[], bytes],
-        config: Callable[[], Awaitable[object]],
+        list_processes: Callable[[], Sequence[ServingProcess]],
+        render_own_metrics: Callable[[], bytes],
+        describe_config: Callable[[], Awaitable[object]],
     ) -> None:
         self.draining = False
-        """Whether all were told to."""
+        """Whether the processes drain, also those that start later."""
         self._address = address
-        self._list_processes = members
-        self._render_own_metrics = own
-        self._describe_config = config
+        self._list_processes = list_processes
+        self._render_own_metrics = render_own_metrics
+        self._describe_config = describe_config
         self._retired_metrics = MetricsPage()
         self._last_metrics: dict[ServingProcess, MetricsPage] = {}
-        self._sockets: ListenSockets | None = None
-        made = web.Application(client_max_size=_MAX_BODY_SIZE)
-        made.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(
-            made,
-            handle_signals=False,
-            handler_cancellation=True,
-            access_log=None,
-            logger=logging.getLogger("interlingua.http"),
-            auto_decompress=False,
-            shutdown_timeout=1.0,
-        )
+        application = web.Application(client_max_size=_MAX_BODY_SIZE)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._listener = ApplicationListener(application, CONNECTION_LIMITS)
 
     async def listen(self) -> str:
-        """Bind; gives the URL. Raises OSError."""
+        """Bind; returns the URL. Raises OSError."""
         host, port = split_address(self._address)
-        await self._runner.setup()
-        assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._sockets = ListenSockets(self._runner.server)
-        bound = await self._sockets.listen(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{bound}"
+        bound_port = await self._listener.listen(host, port)
+        display_host = f"[{host}]" if ":" in host else host
+        return f"http://{display_host}:{bound_port}"
 
     async def close(self) -> None:
-        """Take no more requests."""
-        if self._sockets is not None:
-            await self._sockets.wait_closed()
-        await self._runner.cleanup()
+        """Stop listening and close connections."""
+        await self._listener.close()
 
-    def forget_process(self, member: ServingProcess) -> None:
-        """This one is gone."""
-        self._retired_metrics.merge(self._last_metrics.pop(member, MetricsPage()).select_counters())
+    def forget_process(self, process: ServingProcess) -> None:
+        """Keep the counters of a process that has ended."""
+        self._retired_metrics.merge(
+            self._last_metrics.pop(process, MetricsPage()).select_counters()
+        )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path.startswith(_PLAYGROUND_PREFIX):
-            return await self._proxy_playground(request)  # its body is its listener's to bound
+            return await self._proxy_playground(request)  # the listener limits the body
         try:
             async with asyncio.timeout(_BODY_TIMEOUT):
                 body = await request.read()
@@ -271,127 +265,133 @@ class AdminProxy:
             str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers
         }
         url = URL(f"http://localhost{request.rel_url.raw_path_qs}", encoded=True)
-        said = await self._dispatch(_ProxyRequest(request.method, url, headers, body), request.path)
-        if said is None:
+        response = await self._dispatch(
+            _ProxyRequest(request.method, url, headers, body), request.path
+        )
+        if response is None:
             return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
-        told = {name: said.headers[name] for name in _RESPONSE_HEADERS if name in said.headers}
-        return web.Response(status=said.status, body=said.body, headers=told)
+        response_headers = {
+            name: response.headers[name] for name in _RESPONSE_HEADERS if name in response.headers
+        }
+        return web.Response(status=response.status, body=response.body, headers=response_headers)
 
-    async def _dispatch(self, question: _ProxyRequest, path: str) -> _ProxyResponse | None:
-        match question.method, path:
+    async def _dispatch(self, query: _ProxyRequest, path: str) -> _ProxyResponse | None:
+        match query.method, path:
             case "GET", "/metrics":
-                return await self._merge_metrics(question)
+                return await self._merge_metrics(query)
             case "GET", ("/-/workers" | "/-/status" | "/-/requests"):
-                return await self._merge_json(question, path)
+                return await self._merge_json(query, path)
             case (("POST" | "DELETE"), "/-/workers"):
-                answers = await self._query_all(question)
-                return max(answers.values(), key=lambda one: one.status, default=None)
+                responses = await self._query_all(query)
+                return max(responses.values(), key=lambda one: one.status, default=None)
             case "GET", "/-/config":
-                return await self._get_config(question)
+                return await self._get_config(query)
             case "POST", _ if path.startswith("/-/requests/"):
-                return await self._cancel_request(question)
+                return await self._cancel_request(query)
             case (("POST" | "DELETE"), "/-/drain"):
-                return await self._set_draining(question)
+                return await self._set_draining(query)
             case "GET", "/-/ready":
-                return await self._query_first(question, HTTPStatus.SERVICE_UNAVAILABLE)
+                return await self._query_first(query, HTTPStatus.SERVICE_UNAVAILABLE)
             case "GET", _ if path.startswith("/-/explain/"):
-                return await self._query_first(question, HTTPStatus.NOT_FOUND)
+                return await self._query_first(query, HTTPStatus.NOT_FOUND)
             case _:
-                return await self._query_first(question, None)
+                return await self._query_first(query, None)
 
-    async def _merge_metrics(self, question: _ProxyRequest) -> _ProxyResponse | None:
-        answers = await self._query_all(question)
-        if not answers or (odd := _find_error(answers)):
-            return odd if answers else None
+    async def _merge_metrics(self, query: _ProxyRequest) -> _ProxyResponse | None:
+        responses = await self._query_all(query)
+        if not responses or (error_response := _find_error(responses)):
+            return error_response if responses else None
         self._last_metrics |= {
-            member: MetricsPage(said.body.decode()) for member, said in answers.items()
+            process: MetricsPage(response.body.decode()) for process, response in responses.items()
         }
         page = MetricsPage(self._render_own_metrics().decode())
         page.merge(self._retired_metrics)
         for one in self._last_metrics.values():
             page.merge(one)
-        return msgspec.structs.replace(next(iter(answers.values())), body=page.render().encode())
+        return msgspec.structs.replace(next(iter(responses.values())), body=page.render().encode())
 
-    async def _merge_json(self, question: _ProxyRequest, path: str) -> _ProxyResponse | None:
-        """One answer of all."""
-        answers = await self._query_all(question)
-        if not answers or (odd := _find_error(answers)):
-            return odd if answers else None
-        body = msgspec.json.encode(merge_responses(path, [one.body for one in answers.values()]))
-        return msgspec.structs.replace(next(iter(answers.values())), body=body)
+    async def _merge_json(self, query: _ProxyRequest, path: str) -> _ProxyResponse | None:
+        """Query all processes and merge their JSON responses."""
+        responses = await self._query_all(query)
+        if not responses or (error_response := _find_error(responses)):
+            return error_response if responses else None
+        body = msgspec.json.encode(merge_responses(path, [one.body for one in responses.values()]))
+        return msgspec.structs.replace(next(iter(responses.values())), body=body)
 
-    async def _get_config(self, question: _ProxyRequest) -> _ProxyResponse | None:
-        """The configuration that each has a part of, if one of them would tell its own."""
-        said = await self._query_first(question, None)
-        if said is None or said.status != HTTPStatus.OK:
-            return said
+    async def _get_config(self, query: _ProxyRequest) -> _ProxyResponse | None:
+        """The whole configuration, if a process permits the request."""
+        response = await self._query_first(query, None)
+        if response is None or response.status != HTTPStatus.OK:
+            return response
         return msgspec.structs.replace(
-            said, body=msgspec.json.encode(await self._describe_config())
+            response, body=msgspec.json.encode(await self._describe_config())
         )
 
-    async def _cancel_request(self, question: _ProxyRequest) -> _ProxyResponse | None:
-        """Any may have some that are meant."""
-        answers = (await self._query_all(question)).values()
-        found = [one for one in answers if one.status == HTTPStatus.OK]
-        if not found:
-            return next(iter(answers), None)
-        body = msgspec.json.encode(merge_cancelled([one.body for one in found]))
-        return msgspec.structs.replace(found[0], body=body)
+    async def _cancel_request(self, query: _ProxyRequest) -> _ProxyResponse | None:
+        """Cancel in all processes."""
+        responses = (await self._query_all(query)).values()
+        succeeded = [one for one in responses if one.status == HTTPStatus.OK]
+        if not succeeded:
+            return next(iter(responses), None)
+        body = msgspec.json.encode(merge_cancelled([one.body for one in succeeded]))
+        return msgspec.structs.replace(succeeded[0], body=body)
 
-    async def _set_draining(self, question: _ProxyRequest) -> _ProxyResponse | None:
-        """Also those that are started from now on."""
-        answers = await self._query_all(question)
-        if answers and _find_error(answers) is None:
-            self.draining = question.method == hdrs.METH_POST
-        return max(answers.values(), key=lambda one: one.status, default=None)
+    async def _set_draining(self, query: _ProxyRequest) -> _ProxyResponse | None:
+        """Drain all processes, also those that start later."""
+        responses = await self._query_all(query)
+        if responses and _find_error(responses) is None:
+            self.draining = query.method == hdrs.METH_POST
+        return max(responses.values(), key=lambda one: one.status, default=None)
 
     async def _proxy_playground(self, request: web.Request) -> web.StreamResponse:
-        """As the first process answers that serves."""
-        first = next((one for one in self._list_processes() if one.ready_message), None)
-        answer = None if first is None else await proxy_request(request, first.admin_socket)
-        return answer or _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
+        """Forward to the first process that is ready."""
+        process = next((one for one in self._list_processes() if one.ready_message), None)
+        response = None if process is None else await proxy_request(request, process.admin_socket)
+        return response or _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
 
-    async def _query_all(self, question: _ProxyRequest) -> Mapping[ServingProcess, _ProxyResponse]:
-        """What each that serves says."""
+    async def _query_all(self, query: _ProxyRequest) -> Mapping[ServingProcess, _ProxyResponse]:
+        """The responses of all processes that are ready."""
         serving = [one for one in self._list_processes() if one.ready_message]
-        answers = await asyncio.gather(*(_query_process(one, question) for one in serving))
-        return {one: said for one, said in zip(serving, answers, strict=True) if said is not None}
+        responses = await asyncio.gather(*(_query_process(one, query) for one in serving))
+        return {
+            one: response
+            for one, response in zip(serving, responses, strict=True)
+            if response is not None
+        }
 
     async def _query_first(
-        self, question: _ProxyRequest, unlike: int | None
+        self, query: _ProxyRequest, retry_status: int | None
     ) -> _ProxyResponse | None:
-        """What the first says whose answer is no such status; or else what the last says."""
-        said: _ProxyResponse | None = None
-        for member in [one for one in self._list_processes() if one.ready_message]:
-            said = await _query_process(member, question) or said
-            if said is not None and said.status != unlike:
+        """The first response with another status than ``retry_status``, or the last response."""
+        response: _ProxyResponse | None = None
+        for process in [one for one in self._list_processes() if one.ready_message]:
+            response = await _query_process(process, query) or response
+            if response is not None and response.status != retry_status:
                 break
-        return said
+        return response
 
 
-def _find_error(answers: Mapping[ServingProcess, _ProxyResponse]) -> _ProxyResponse | None:
-    """One that is no answer to what was asked."""
-    return next((one for one in answers.values() if one.status != HTTPStatus.OK), None)
+def _find_error(responses: Mapping[ServingProcess, _ProxyResponse]) -> _ProxyResponse | None:
+    """The first response that is not 200."""
+    return next((one for one in responses.values() if one.status != HTTPStatus.OK), None)
 
 
-async def _query_process(member: ServingProcess, question: _ProxyRequest) -> _ProxyResponse | None:
-    """What it says; None when it is gone, or hangs."""
-    limits = aiohttp.ClientTimeout(
-        total=_RELOAD_TIMEOUT if question.url.path == "/-/reload" else 10.0
-    )
-    connector = aiohttp.UnixConnector(member.admin_socket)
+async def _query_process(process: ServingProcess, query: _ProxyRequest) -> _ProxyResponse | None:
+    """The response of a process; None if it has ended or does not respond in time."""
+    limits = aiohttp.ClientTimeout(total=_RELOAD_TIMEOUT if query.url.path == "/-/reload" else 10.0)
+    connector = aiohttp.UnixConnector(process.admin_socket)
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=limits) as session,
             session.request(
-                question.method,
-                question.url,
-                headers=question.headers,
-                data=question.body,
+                query.method,
+                query.url,
+                headers=query.headers,
+                data=query.body,
                 allow_redirects=False,
-            ) as answer,
+            ) as response,
         ):
-            return _ProxyResponse(answer.status, answer.headers, await answer.read())
+            return _ProxyResponse(response.status, response.headers, await response.read())
     except (aiohttp.ClientError, TimeoutError):
         return None
 

@@ -148,40 +148,40 @@ class IpcChannel:
 class ServingProcess:
     """A serving process. ``ready_message`` is set while it serves."""
 
-    def __init__(self, process: Process, line: IpcChannel, admin: str) -> None:
+    def __init__(self, process: Process, channel: IpcChannel, admin_socket: str) -> None:
         self.process = process
-        self.admin_socket = admin
+        self.admin_socket = admin_socket
         self.ready_message: ProcessReady | None = None
-        self._channel = line
+        self._channel = channel
         self._replies = asyncio.Queue[IpcMessage | None]()
         self._is_gone = False
 
     @classmethod
-    async def spawn(cls, admin: str) -> Self:
+    async def spawn(cls, admin_socket: str) -> Self:
         """Start a process, in its own process group so that Ctrl-C only reaches the supervisor."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)  # noqa: FBT003 - it has no other form
-        with theirs:
+        own_end, other_end = socket.socketpair()
+        own_end.setblocking(False)  # noqa: FBT003 - it has no other form
+        with other_end:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "gateway.multiprocess.process",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                str(other_end.fileno()),
+                pass_fds=[other_end.fileno()],
                 process_group=0,
             )
-        return cls(process, await IpcChannel.connect(ours), admin)
+        return cls(process, await IpcChannel.connect(own_end), admin_socket)
 
-    async def start_serving(self, begin: StartCommand) -> str:
+    async def start_serving(self, command: StartCommand) -> str:
         """Start serving; returns the error, or ""."""
-        match await self.send_request(begin):
+        match await self.send_request(command):
             case ProcessReady() as ready:
                 self.ready_message = ready
                 return ""
-            case ProcessFailed(why):
-                return why
+            case ProcessFailed(reason):
+                return reason
             case _:
-                return f"it ended at once, with {await self.wait_exit()}"
+                return f"the process ended at start with {await self.wait_exit()}"
 
     async def send_request(
         self, message: IpcMessage, within: float | None = None
@@ -203,11 +203,11 @@ class ServingProcess:
     async def read_messages(self, reload: Callable[[], Awaitable[ReloadResult]]) -> None:
         """Read its messages until it ends; reload requests call ``reload``."""
         async with asyncio.TaskGroup() as tasks:
-            while (told := await self._channel.receive()) is not None:
-                if isinstance(told, ReloadRequest):
-                    tasks.create_task(self._handle_reload(told.number, reload))
+            while (message := await self._channel.receive()) is not None:
+                if isinstance(message, ReloadRequest):
+                    tasks.create_task(self._handle_reload(message.number, reload))
                 else:
-                    self._replies.put_nowait(told)
+                    self._replies.put_nowait(message)
             self.ready_message = None
             self._is_gone = True
             self._replies.put_nowait(None)
@@ -218,11 +218,11 @@ class ServingProcess:
         code = await self.process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def send_signal(self, which: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
-                self.process.send_signal(which)
+                self.process.send_signal(number)
 
     async def _handle_reload(
         self, number: int, reload: Callable[[], Awaitable[ReloadResult]]

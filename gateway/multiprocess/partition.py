@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.config.errors import ConfigPath
@@ -25,6 +27,7 @@ def partition_config(config: schema.Config, processes: int, ports: ListenerPorts
     ]
     limits = replace(
         config.limits,
+        buffered_bodies=_divide(config.limits.buffered_bodies, processes),
         connections=_divide(config.limits.connections, processes),
         connections_per_address=_divide_optional(config.limits.connections_per_address, processes),
     )
@@ -45,7 +48,7 @@ def partition_config(config: schema.Config, processes: int, ports: ListenerPorts
 def find_unpartitionable(config: schema.Config) -> Iterator[tuple[ConfigPath, str]]:
     """Find what several processes cannot share; yields paths and messages."""
     for name, backend in config.backends.items():
-        if isinstance(backend, schema.TorchConfig):
+        if isinstance(backend, TorchSettings):
             message = (
                 "each process would load this model; serve it with `interlingua worker` and name "
                 "that in a pool, or leave out --processes"
@@ -53,12 +56,12 @@ def find_unpartitionable(config: schema.Config) -> Iterator[tuple[ConfigPath, st
             yield ("backends", name), message
 
 
-def _divide(whole: int, processes: int) -> int:
-    return -(-whole // processes)
+def _divide(limit: int, processes: int) -> int:
+    return -(-limit // processes)
 
 
-def _divide_optional(whole: int | None, processes: int) -> int | None:
-    return None if whole is None else _divide(whole, processes)
+def _divide_optional(limit: int | None, processes: int) -> int | None:
+    return None if limit is None else _divide(limit, processes)
 
 
 def _partition_state(
@@ -68,7 +71,7 @@ def _partition_state(
 
 
 def _partition_backend(backend: schema.BackendConfig, processes: int) -> schema.BackendConfig:
-    if not isinstance(backend, schema.PoolConfig):
+    if not isinstance(backend, PoolSettings):
         return backend
     workers = (
         replace(one, max_concurrency=_divide_optional(one.max_concurrency, processes))
@@ -105,22 +108,22 @@ def _partition_key_limits(
     return replace(_partition_rate_limit(limits, processes), models=models or None)
 
 
-def _partition_rate_limit(told: RateLimitT, processes: int) -> RateLimitT:
+def _partition_rate_limit(limits: RateLimitT, processes: int) -> RateLimitT:
     return replace(
-        told,
-        requests=_divide_rate(told.requests, processes),
-        tokens=_divide_rate(told.tokens, processes),
-        concurrent=_divide_optional(told.concurrent, processes),
-        budget=_divide_optional(told.budget, processes),
+        limits,
+        requests=_divide_rate(limits.requests, processes),
+        tokens=_divide_rate(limits.tokens, processes),
+        concurrent=_divide_optional(limits.concurrent, processes),
+        budget=_divide_optional(limits.budget, processes),
     )
 
 
-def _divide_rate(told: tuple[int, int] | None, processes: int) -> tuple[int, int] | None:
-    return None if told is None else (_divide(told[0], processes), told[1])
+def _divide_rate(limits: tuple[int, int] | None, processes: int) -> tuple[int, int] | None:
+    return None if limits is None else (_divide(limits[0], processes), limits[1])
 
 
 def _partition_model(model: schema.ModelConfig, processes: int) -> schema.ModelConfig:
     if model.shadow is None:
         return model
-    most = _divide(model.shadow.max_concurrency, processes)
-    return replace(model, shadow=replace(model.shadow, max_concurrency=most))
+    max_concurrency = _divide(model.shadow.max_concurrency, processes)
+    return replace(model, shadow=replace(model.shadow, max_concurrency=max_concurrency))

@@ -1,9 +1,9 @@
-"""One of several processes: serves its part, and does what the supervisor says.
+"""One of several serving processes, controlled by the supervisor.
 
     python -m gateway.multiprocess.process DESCRIPTOR
 
-The descriptor is its end of the line. When the other end is gone it stops, as it does for SIGTERM:
-what runs comes to its end.
+The descriptor is its end of the socket pair. If the other end closes, the process shuts down
+gracefully, as it does on SIGTERM.
 """
 
 import asyncio
@@ -37,33 +37,36 @@ from gateway.multiprocess.ipc import (
 from gateway.multiprocess.partition import partition_config
 from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.gateway import Gateway, build_services
-from gateway.runtime.process import ShutdownSignal, get_loop_factory, raise_fd_limit, tune_gc
+from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
 from gateway.runtime.reload import ConfigSource, ReloadResult
+from gateway.runtime.shutdown import ShutdownSignal
 from protocols.core.errors import WorkerError
 
 log = logging.getLogger("interlingua")
 
 
 class _ReloadAborted(Exception):
-    """Another process can't serve what this one could."""
+    """Another process could not prepare the reload."""
 
 
 class SupervisorLink:
-    """The other processes: a ``gateway.runtime.gateway.ProcessGroup`` over the supervisor."""
+    """The channel to the supervisor; a ``gateway.runtime.gateway.ProcessGroup``."""
 
-    def __init__(self, line: IpcChannel, begin: StartCommand) -> None:
-        self.channel = line
-        self._process_count = begin.process_count
-        self.admin_socket = begin.admin_socket
+    def __init__(self, channel: IpcChannel, command: StartCommand) -> None:
+        self.channel = channel
+        self._process_count = command.process_count
+        self.admin_socket = command.admin_socket
         self._commit = asyncio.get_running_loop().create_future()
         self._pending_reloads: dict[int, asyncio.Future[ReloadResult]] = {}
         self._request_numbers = itertools.count()
 
     def load_partition(self, text: ConfigText, ports: Sequence[ListenerPort]) -> LoadedConfig:
-        """What this process serves of a text. Raises ConfigError."""
-        whole = text.load()
-        taken = {(one.address, one.number): one.port for one in ports}
-        return replace(whole, config=partition_config(whole.config, self._process_count, taken))
+        """Load a configuration and take this process's part. Raises ConfigError."""
+        loaded = text.load()
+        port_map = {(one.address, one.number): one.port for one in ports}
+        return replace(
+            loaded, config=partition_config(loaded.config, self._process_count, port_map)
+        )
 
     async def confirm_reload(self) -> None:
         self._commit = asyncio.get_running_loop().create_future()
@@ -80,20 +83,20 @@ class SupervisorLink:
         finally:
             del self._pending_reloads[number]
 
-    async def follow_supervisor(self, app: Gateway, gone: asyncio.Event) -> None:
-        """Do what the supervisor says until it is ``gone``."""
+    async def follow_supervisor(self, app: Gateway, stopped: asyncio.Event) -> None:
+        """Handle the supervisor's messages; set ``stopped`` when it has ended."""
         async with asyncio.TaskGroup() as tasks:
-            while (told := await self.channel.receive()) is not None:
-                match told:
+            while (message := await self.channel.receive()) is not None:
+                match message:
                     case PrepareReload(text, ports):
                         tasks.create_task(self._apply_config(app, text, ports))
-                    case CommitReload(go):
-                        self._commit.set_result(go)
-                    case ReloadReply(number, outcome) if number in self._pending_reloads:
-                        self._pending_reloads[number].set_result(outcome)
+                    case CommitReload(commit):
+                        self._commit.set_result(commit)
+                    case ReloadReply(number, result) if number in self._pending_reloads:
+                        self._pending_reloads[number].set_result(result)
                     case _:
-                        """Who asked has left."""
-            gone.set()
+                        """The client that requested the reload has disconnected."""
+            stopped.set()
 
     async def _apply_config(
         self, app: Gateway, text: ConfigText, ports: Sequence[ListenerPort]
@@ -108,63 +111,63 @@ class SupervisorLink:
             self.channel.send(ReloadPrepared(error.issues))
         except Exception:
             log.exception("a reload failed")
-            bug = ConfigIssue(
+            issue = ConfigIssue(
                 DOCUMENT_START.line,
                 DOCUMENT_START.column,
                 "the gateway failed; its log has the cause",
             )
-            self.channel.send(ReloadPrepared([bug]))
+            self.channel.send(ReloadPrepared([issue]))
         else:
             self.channel.send(ReloadDone())
 
 
 async def serve_process(end: socket.socket) -> int:
-    """Serve until told to stop; gives the process's exit code."""
-    line = await IpcChannel.connect(end)
-    begin = await line.receive()
-    if not isinstance(begin, StartCommand):
+    """Serve until stopped; returns the exit code."""
+    channel = await IpcChannel.connect(end)
+    command = await channel.receive()
+    if not isinstance(command, StartCommand):
         return 1
-    logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
-    among = SupervisorLink(line, begin)
+    logging.basicConfig(level=command.log_level, format="%(levelname)s %(name)s: %(message)s")
+    link = SupervisorLink(channel, command)
     try:
-        loaded = among.load_partition(begin.config_text, begin.ports)
+        loaded = link.load_partition(command.config_text, command.ports)
     except ConfigError as error:
-        line.send(ProcessFailed(str(error)))
+        channel.send(ProcessFailed(str(error)))
         return 1
-    told = loaded.config.observe.access_log
-    with open_access_log(told.buffer, log_requests=told.format != "off") as lines:
-        return await _run_gateway(loaded, among, lines, draining=begin.draining)
+    access_log = loaded.config.observe.access_log
+    with open_access_log(access_log.buffer, log_requests=access_log.format != "off") as lines:
+        return await _run_gateway(loaded, link, lines, draining=command.draining)
 
 
 async def _run_gateway(
-    loaded: LoadedConfig, among: SupervisorLink, lines: AccessLogWriter, *, draining: bool
+    loaded: LoadedConfig, link: SupervisorLink, access_log: AccessLogWriter, *, draining: bool
 ) -> int:
     loop, stopping = asyncio.get_running_loop(), ShutdownSignal()
     origin = ConfigSource(loaded, lambda: loaded)
-    app = Gateway(loaded.config, build_services(lines), origin=origin, process_group=among)
+    app = Gateway(loaded.config, build_services(access_log), origin=origin, process_group=link)
     app.set_draining(on=draining)
     try:
         urls = await app.start()
     except (OSError, WorkerError) as error:
-        among.channel.send(ProcessFailed(str(error)))
+        link.channel.send(ProcessFailed(str(error)))
         await app.stop()
         return 1
     tune_gc()
-    among.channel.send(
+    link.channel.send(
         ProcessReady([*filter(None, urls)], [info.name for info in app.router.list_models()])
     )
-    following = loop.create_task(among.follow_supervisor(app, stopping.event))
+    follow_task = loop.create_task(link.follow_supervisor(app, stopping.event))
     await stopping.wait()
-    following.cancel()
+    follow_task.cancel()
     with suppress(asyncio.CancelledError):
-        await following
-    await app.stop(lame_duck=stopping.use_shutdown_delay)
+        await follow_task
+    await app.stop(use_shutdown_delay=stopping.use_shutdown_delay)
     return 0
 
 
 def main() -> int:
-    """Serve, with the descriptor that the command line names."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's to hear
+    """Serve, with the descriptor on the command line."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
     raise_fd_limit()
     with asyncio.Runner(loop_factory=get_loop_factory()) as runner:
         return runner.run(serve_process(socket.socket(fileno=int(sys.argv[1]))))

@@ -9,10 +9,10 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct
@@ -21,11 +21,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.admin.status import describe_config
 from gateway.config import listeners
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import ConfigReader, ConfigText, LoadedConfig
-from gateway.multiprocess.admin_proxy import AdminProxy
 from gateway.multiprocess.ipc import (
     CommitReload,
     ListenerPort,
@@ -41,6 +39,10 @@ from gateway.observability.metrics.system import (
     ReloadCollector,
 )
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadTrigger
+from gateway.runtime.shutdown import SHUTDOWN_MESSAGE
+
+if TYPE_CHECKING:
+    from gateway.multiprocess.admin_proxy import AdminProxy
 
 # Reservation of the ports that all processes bind.
 
@@ -69,23 +71,25 @@ class PortReservations:
 
 def _reserve_port(host: str, port: int) -> socket.socket:
     """Bind a socket. Raises OSError, also if another gateway's processes share the port."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, address = socket.AddressFamily(found[0][0]), found[0][4]
-    with _create_socket(family) as alone:
-        alone.bind(address)
-        address = alone.getsockname()
-    held = _create_socket(family)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(address)
-    return held
+    candidates = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, address = socket.AddressFamily(candidates[0][0]), candidates[0][4]
+    with _create_socket(family) as exclusive:
+        exclusive.bind(address)
+        address = exclusive.getsockname()
+    shared = _create_socket(family)
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    shared.bind(address)
+    return shared
 
 
 def _create_socket(family: socket.AddressFamily) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
-        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    return made
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return sock
 
 
 log = logging.getLogger("interlingua")
@@ -137,23 +141,30 @@ class Supervisor(Collector):
         registry = CollectorRegistry(auto_describe=False)
         registry.register(reloads)
         registry.register(self)
-        admin, own = plan.initial_config.config.admin, partial(generate_latest, registry)
-        self._admin_proxy: AdminProxy | None = None
-        if admin is not None:
-            self._admin_proxy = AdminProxy(
-                admin.address, self._list_serving, own, self._describe_config
-            )
+        admin = plan.initial_config.config.admin
+        self._admin_proxy = (
+            None
+            if admin is None
+            else self._create_admin_proxy(admin.address, partial(generate_latest, registry))
+        )
+
+    def _create_admin_proxy(
+        self, address: str, render_metrics: Callable[[], bytes]
+    ) -> "AdminProxy":
+        from gateway.multiprocess.admin_proxy import AdminProxy  # noqa: PLC0415 - aiohttp takes 10 MB
+
+        return AdminProxy(address, self._list_serving, render_metrics, self._describe_config)
 
     async def run(self) -> int:
         """Serve until stopped; returns the exit code."""
-        following = ReloadTrigger(self._reloader, self._plan.watched_file)
+        trigger = ReloadTrigger(self._reloader, self._plan.watched_file)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._handle_signal, name)
-        loop.add_signal_handler(signal.SIGHUP, following.reload_requested.set)
+        loop.add_signal_handler(signal.SIGHUP, trigger.reload_requested.set)
         async with self._tasks:
             await self._start_all()
-            tasks = [self._tasks.create_task(following.run())]
+            tasks = [self._tasks.create_task(trigger.run())]
             tasks += [self._tasks.create_task(self._keep_running(one)) for one in self._processes]
             await self._stop_event.wait()
             for task in tasks:
@@ -172,6 +183,8 @@ class Supervisor(Collector):
         )
 
     async def _describe_config(self) -> object:
+        from gateway.admin.status import describe_config  # noqa: PLC0415 - as above
+
         return await describe_config(
             self._loaded_config.config, self._loaded_config.hash, self._loaded_config.filename
         )
@@ -186,11 +199,11 @@ class Supervisor(Collector):
         try:
             for listener_id in listeners.listeners_by_id(self._loaded_config.config):
                 self._ports.reserve(listener_id)
-            whys = await asyncio.gather(
+            errors = await asyncio.gather(
                 *(self._spawn_process() for _ in range(self._plan.process_count))
             )
-            if why := next(filter(None, whys), ""):
-                self._fail(why)
+            if reason := next(filter(None, errors), ""):
+                self._fail(reason)
                 return
             urls = [*self._get_urls()]
             if self._admin_proxy is not None:
@@ -198,10 +211,12 @@ class Supervisor(Collector):
         except OSError as error:
             self._fail(str(error))
             return
-        told = next((one.ready_message.models for one in self._processes if one.ready_message), ())
-        names, places = ", ".join(told) or "any", " and ".join(urls)
+        models = next(
+            (one.ready_message.models for one in self._processes if one.ready_message), ()
+        )
+        names, addresses = ", ".join(models) or "any", " and ".join(urls)
         count = self._plan.process_count
-        click.echo(f"interlingua serves {names} on {places} ({count} processes)", err=True)
+        click.echo(f"interlingua serves {names} on {addresses} ({count} processes)", err=True)
 
     async def _wait_closed(self) -> None:
         """Wait until all processes have exited."""
@@ -211,16 +226,15 @@ class Supervisor(Collector):
             await self._admin_proxy.close()
         self._ports.release_others(frozenset())
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         if not self._stop_event.is_set():
-            self._failure_reason = why
+            self._failure_reason = reason
             self._signal_all(signal.SIGINT)
 
     def _handle_signal(self, name: signal.Signals) -> None:
         """Stop gracefully; a second signal stops at once."""
         if not self._stop_event.is_set():
-            said = "interlingua stops when what runs has ended; signal again to stop at once"
-            click.echo(said, err=True)
+            click.echo(SHUTDOWN_MESSAGE, err=True)
             self._signal_all(name)
             return
         for one in self._processes:
@@ -248,46 +262,46 @@ class Supervisor(Collector):
         self._processes.append(process)
         self._tasks.create_task(process.read_messages(self._reloader.reload))
         count, level = self._plan.process_count, self._plan.log_level
-        begin = StartCommand(self._config_text, count, self._list_ports(), admin, level, draining)
+        command = StartCommand(self._config_text, count, self._list_ports(), admin, level, draining)
         if self._stop_event.is_set():
             process.send_signal(signal.SIGTERM)
-        return await process.start_serving(begin)
+        return await process.start_serving(command)
 
     async def _keep_running(self, process: ServingProcess) -> None:
         """Restart a process whenever it ends."""
         loop = asyncio.get_running_loop()
-        pause = _MIN_RESTART_DELAY
+        delay = _MIN_RESTART_DELAY
         while True:
-            began = loop.time()
+            started_at = loop.time()
             end = await process.wait_exit()
             self._processes.remove(process)
             if self._admin_proxy is not None:
                 self._admin_proxy.forget_process(process)
-            pause = (
+            delay = (
                 _MIN_RESTART_DELAY
-                if loop.time() - began > _STABLE_AFTER
-                else min(2 * pause, _MAX_RESTART_DELAY)
+                if loop.time() - started_at > _STABLE_AFTER
+                else min(2 * delay, _MAX_RESTART_DELAY)
             )
-            log.error("a process ended with %s; another takes its place in %g s", end, pause)
-            await asyncio.sleep(pause)
+            log.error("a process ended with %s; restarting it in %g s", end, delay)
+            await asyncio.sleep(delay)
             async with self._lock:
-                why = await self._spawn_process()
+                error = await self._spawn_process()
             process = self._processes[-1]
-            self._start_failures = self._start_failures + 1 if why else 0
-            if why:
-                log.error("a process can't serve: %s", why)
+            self._start_failures = self._start_failures + 1 if error else 0
+            if error:
+                log.error("a process cannot start: %s", error)
             if self._start_failures >= _MAX_START_FAILURES and not self._list_serving():
-                self._fail(f"no process does any more, and the last one said: {why}")
+                self._fail(f"no process is left; the last error: {error}")
 
     # --- another configuration --------------------------------------------------------------------
 
     async def _apply_config(self, loaded: LoadedConfig) -> None:
         """Apply a configuration in all processes. Raises ConfigError and changes nothing."""
-        if wrong := [
+        if conflicts := [
             *listeners.restart_required(self._loaded_config.config, loaded.config),
             *find_unpartitionable(loaded.config),
         ]:
-            raise loaded.build_error(*wrong)
+            raise loaded.build_error(*conflicts)
         async with self._lock:
             self._reserve_ports(loaded)
             text = self._plan.config_reader.last_text
@@ -313,23 +327,23 @@ class Supervisor(Collector):
                 self._ports.release_others(
                     frozenset(listeners.listeners_by_id(self._loaded_config.config))
                 )
-                why = f"the gateway can't listen there: {error.strerror or error}"
-                raise loaded.build_error((("listeners", number, "address"), why)) from None
+                message = f"the gateway can't listen there: {error.strerror or error}"
+                raise loaded.build_error((("listeners", number, "address"), message)) from None
 
     async def _commit_reload(self, text: ConfigText, within: float) -> Sequence[ConfigIssue]:
         """Prepare in all processes and commit if all can; returns the issues otherwise."""
         serving = self._list_serving()
         prepare = PrepareReload(text, self._list_ports())
         replies = await asyncio.gather(*(one.send_request(prepare, within) for one in serving))
-        said = {
-            one: it
-            for one, it in zip(serving, replies, strict=True)
-            if isinstance(it, ReloadPrepared)
+        prepared_processes = {
+            one: reply
+            for one, reply in zip(serving, replies, strict=True)
+            if isinstance(reply, ReloadPrepared)
         }
-        issues = next((it.issues for it in said.values() if it.issues), ())
-        ready = [one for one, it in said.items() if not it.issues]
-        verdict = CommitReload(not issues)
-        await asyncio.gather(*(one.send_request(verdict, _RELOAD_GRACE) for one in ready))
+        issues = next((reply.issues for reply in prepared_processes.values() if reply.issues), ())
+        ready = [one for one, reply in prepared_processes.items() if not reply.issues]
+        decision = CommitReload(not issues)
+        await asyncio.gather(*(one.send_request(decision, _RELOAD_GRACE) for one in ready))
         return issues
 
     def _list_ports(self) -> Sequence[ListenerPort]:
@@ -338,8 +352,8 @@ class Supervisor(Collector):
 
 def run_supervisor(plan: ServePlan) -> int:
     """Run the plan until stopped; returns the exit code."""
-    if wrong := [*find_unpartitionable(plan.initial_config.config)]:
-        click.echo(str(plan.initial_config.build_error(*wrong)), err=True)
+    if issues := [*find_unpartitionable(plan.initial_config.config)]:
+        click.echo(str(plan.initial_config.build_error(*issues)), err=True)
         return 1
     with tempfile.TemporaryDirectory(prefix="interlingua") as folder:
         return asyncio.run(Supervisor(plan, folder).run())

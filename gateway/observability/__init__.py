@@ -6,8 +6,9 @@ access_log         one JSON line per request; repeated messages are rate limited
 background_writer  a thread with a bounded queue: no response waits for a write
 usage              usage rows in SQLite, and their totals
 usage_postgres     the same in PostgreSQL
-tracing            OpenTelemetry spans: sampling, attributes, export
+tracing            OpenTelemetry spans: sampling, attributes
 otel_metrics       the gen_ai.* metrics for OpenTelemetry
+otlp               export of both with the OpenTelemetry SDK
 semconv            names of the semantic conventions, per version
 prometheus_text    the Prometheus text format, read
 metrics/           the collectors behind /metrics

@@ -116,15 +116,15 @@ class AccessLogWriter:
     @contextmanager
     def capture_logger(self, logger: logging.Logger) -> Iterator[None]:
         """Write the messages of this logger here, in their format and rate limited."""
-        before = logger.handlers
+        handlers = logger.handlers
         rate_filter = LogRateFilter(time.monotonic)
         logger.handlers = [
-            _TextLogHandler(self.write_text, one.formatter, rate_filter) for one in before
+            _TextLogHandler(self.write_text, one.formatter, rate_filter) for one in handlers
         ]
         try:
             yield
         finally:
-            logger.handlers = before
+            logger.handlers = handlers
 
     def _write_batch(self, batch: Sequence[Struct | bytes]) -> int:
         """Write a batch; returns how many lines were dropped."""
@@ -149,12 +149,12 @@ class AccessLogWriter:
 
 def _encode_batch(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
     """Encode a batch in chunks; encoding records together halves the time."""
-    for kind, some in itertools.groupby(batch, type):
-        together = [*some]
+    for kind, group in itertools.groupby(batch, type):
+        entries = [*group]
         if kind is bytes:
-            yield from _group_lines(cast("Sequence[bytes]", together))
+            yield from _group_lines(cast("Sequence[bytes]", entries))
         else:
-            yield from _split_lines(_encode_lines(together))
+            yield from _split_lines(_encode_lines(entries))
 
 
 def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:

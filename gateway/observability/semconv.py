@@ -127,5 +127,5 @@ EXPERIMENTAL_CONVENTIONS: Final = replace(
 
 def select_conventions(environment: Mapping[str, str]) -> SemanticConventions:
     """The version that the environment selects."""
-    opted_in = {word.strip() for word in environment.get(STABILITY_VARIABLE, "").split(",")}
+    opted_in = {opt_in.strip() for opt_in in environment.get(STABILITY_VARIABLE, "").split(",")}
     return EXPERIMENTAL_CONVENTIONS if _EXPERIMENTAL_OPT_IN in opted_in else STABLE_CONVENTIONS

@@ -147,12 +147,12 @@ class RequestStats(Generic[DistributionT]):
         self.prompt_tokens.extend(prompts)
         if records[0].finish_reasons:
             self.completion_tokens.extend(completions)
-            means = [
+            mean_times = [
                 (record.duration - record.first_token) / (tokens - 1)
                 for record, tokens in zip(records, completions, strict=True)
                 if record.first_token is not None and tokens > 1
             ]
-            self.per_token.extend(means)
+            self.per_token.extend(mean_times)
 
     def _add_failures(self, records: Sequence[RequestRecord]) -> None:
         for record in records:

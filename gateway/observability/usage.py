@@ -107,7 +107,7 @@ class UsageRecorder:
     def _write_batch(self, batch: Sequence[RequestRecord]) -> int:
         """Write a batch, retrying while the store is down; returns how many rows were dropped."""
         while True:
-            last = self._writer.closing.is_set()
+            is_last_attempt = self._writer.closing.is_set()
             try:
                 dropped = self._store.insert_records(batch)
             except self._store.transient_errors as error:
@@ -115,7 +115,7 @@ class UsageRecorder:
                     reason = str(error) or type(error).__name__
                     log.warning("usage is not written to %s for now: %s", self._store.name, reason)
                 self._failing = True
-                if last:
+                if is_last_attempt:
                     return len(batch)
                 self._writer.closing.wait(_RETRY_DELAY)
             else:

@@ -1,10 +1,9 @@
 """Sends a routed request to its target, or to a fallback if the target fails.
 
-pass-through  the client's bytes, if the workers speak its protocol (``pipeline.strategies``)
-translation   the internal request otherwise (``pipeline.strategies``)
-response      the events, written to the client (``pipeline.responder``)
-fallback      the next target that meets the request's requirements (``routing.fallback``)
-shadow        a copy of the request for another target (``pipeline.shadow``)
+strategy  pass-through or translation, as the target's backend can (``pipeline.strategies``)
+response  the events, written to the client (``pipeline.responder``)
+fallback  the next target that meets the request's requirements (``routing.fallback``)
+shadow    a copy of the request for another target (``pipeline.shadow``)
 """
 
 import asyncio
@@ -20,15 +19,9 @@ from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import ExplainRecorder
-from gateway.pipeline.responder import Responder, ResponseStrategy
-from gateway.pipeline.shadow import (
-    ObservedStrategy,
-    PrimaryRequest,
-    ResponseSummary,
-    ShadowManager,
-    ShadowPair,
-)
-from gateway.pipeline.strategies import PassthroughStrategy, TranslationStrategy, try_passthrough
+from gateway.pipeline.responder import Responder
+from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
+from gateway.pipeline.strategies import ResponseStrategy
 from gateway.routing.fallback import (
     CONTEXT_TOO_SHORT,
     FallbackHistory,
@@ -49,7 +42,7 @@ from protocols.core.interfaces import (
 
 
 class RoutedRequest(Struct, frozen=True):
-    """A request and its principal, whichever target answers it."""
+    """A request and its principal, whichever target serves it."""
 
     adapter: ClientAdapter
     client_request: ClientRequest
@@ -63,196 +56,188 @@ class RoutedRequest(Struct, frozen=True):
     summary: ResponseSummary | None = None
     """Summarizes the response for the comparison with its shadow, if it has one."""
     headers: Headers = ()
-    """Headers of the response, whichever target answers: the rate-limit headers."""
+    """Headers of the response, whichever target serves it: the rate-limit headers."""
 
     def get_attributes(self) -> RequestAttributes:
         """The attributes that route conditions and sticky sources read."""
-        call, who = self.client_request, self.principal
-        key, tags = ("", frozenset[str]()) if who is None else (who.name, who.tags)
-        return RequestAttributes(self.adapter.name, call.headers, call.body, key, tags, self.peer)
+        request, principal = self.client_request, self.principal
+        key, tags = (
+            ("", frozenset[str]()) if principal is None else (principal.name, principal.tags)
+        )
+        return RequestAttributes(
+            self.adapter.name, request.headers, request.body, key, tags, self.peer
+        )
 
 
 class Dispatcher:
-    """Has requests answered, each by one target after the other until one succeeds."""
+    """Sends each request to one target after the other until one succeeds."""
 
     def __init__(
-        self, router: Router, body: int, shadows: ShadowManager, lookout: DeadlineTimer
+        self,
+        router: Router,
+        max_body_size: int,
+        shadow_manager: ShadowManager,
+        deadline_timer: DeadlineTimer,
     ) -> None:
-        """``body`` is the maximum size of a request's body, in bytes, for explanations."""
+        """``max_body_size`` is the limit of a request's body, in bytes, for explanations."""
         self.named_requests: dict[tuple[str, str, str], Responder] = {}
         """By protocol, API key and the client's own id for the request."""
         self.running_requests: set[Responder] = set()
         """All running requests, with or without such an id."""
         self._router = router
-        self._max_body_size = body
-        self._shadow_manager = shadows
-        self._deadline_timer = lookout
+        self._max_body_size = max_body_size
+        self._shadow_manager = shadow_manager
+        self._deadline_timer = deadline_timer
 
-    def dispatch(self, asked: RoutedRequest, route: Route) -> Coroutine[Any, Any, None]:
-        """Ask the route's target, then its fallbacks; start a shadow if one is drawn."""
-        shadow = route.model.shadow
-        if shadow is None or (pair := self._start_shadow(asked, route, shadow)) is None:
-            return self._dispatch_with_fallback(asked, route)
-        return self._dispatch_with_shadow(pair, replace(asked, summary=pair.primary_summary), route)
+    def dispatch(self, request: RoutedRequest, route: Route) -> Coroutine[Any, Any, None]:
+        """Send the request to its target, or to its fallbacks; start a shadow if one is drawn."""
+        rule = route.model.shadow
+        if rule is None or (pair := self._start_shadow(request, route, rule)) is None:
+            return self._dispatch_with_fallback(request, route)
+        return self._dispatch_with_shadow(
+            pair, replace(request, summary=pair.primary_summary), route
+        )
 
     async def _dispatch_with_shadow(
-        self, pair: ShadowPair, asked: RoutedRequest, route: Route
+        self, pair: ShadowPair, request: RoutedRequest, route: Route
     ) -> None:
         with pair.observe_primary():
-            await self._dispatch_with_fallback(asked, route)
+            await self._dispatch_with_fallback(request, route)
 
     def _start_shadow(
-        self, asked: RoutedRequest, route: Route, shadow: ShadowRule
+        self, request: RoutedRequest, route: Route, rule: ShadowRule
     ) -> ShadowPair | None:
         """Start the request's shadow, if it is drawn for one."""
-        if asked.explain_recorder.dry_run:
+        if request.explain_recorder.dry_run:
             return None
-        copied = self._router.route_shadow(route, shadow, asked.get_attributes)
-        if copied is None:
+        shadow_route = self._router.route_shadow(route, rule, request.get_attributes)
+        if shadow_route is None:
             return None
-        original = PrimaryRequest(
-            asked.adapter, asked.client_request, route, asked.context, asked.record
+        primary = PrimaryRequest(
+            request.adapter, request.client_request, route, request.context, request.record
         )
-        return self._shadow_manager.start(original, copied, shadow)
+        return self._shadow_manager.start(primary, shadow_route, rule)
 
-    async def _dispatch_with_fallback(self, asked: RoutedRequest, route: Route) -> None:
-        if asked.explain_recorder.dry_run:
-            rest = self._router.list_fallbacks(route, asked.get_attributes)
-            asked.explain_recorder.record_fallbacks(
-                (one, self._prepare_fallback(asked, one)) for one in rest
+    async def _dispatch_with_fallback(self, request: RoutedRequest, route: Route) -> None:
+        if request.explain_recorder.dry_run:
+            fallbacks = self._router.list_fallbacks(route, request.get_attributes)
+            request.explain_recorder.record_fallbacks(
+                (fallback, self._prepare_fallback(request, fallback)) for fallback in fallbacks
             )
         try:
-            if asked.context.offload_to_thread:  # it would block the event loop
-                answering = await asyncio.to_thread(self._choose_strategy, asked, route)
+            if request.context.offload_to_thread:  # it would block the event loop
+                strategy = await asyncio.to_thread(_make_strategy, request, route)
             else:
-                answering = self._choose_strategy(asked, route)
-            await self._run_attempt(asked, route, answering)
+                strategy = _make_strategy(request, route)
+            await self._run_attempt(request, strategy)
         except GatewayError as error:
-            if asked.writer.started or not is_fallback_error(error):
+            if request.writer.started or not is_fallback_error(error):
                 raise
-            rest = self._router.list_fallbacks(route, asked.get_attributes)
-            await self._try_fallbacks(asked, FallbackHistory(route, error), rest)
+            fallbacks = self._router.list_fallbacks(route, request.get_attributes)
+            await self._try_fallbacks(request, FallbackHistory(route, error), fallbacks)
 
     async def _try_fallbacks(
-        self, asked: RoutedRequest, trail: FallbackHistory, rest: Iterator[Route]
+        self, request: RoutedRequest, history: FallbackHistory, fallbacks: Iterator[Route]
     ) -> None:
-        """Ask the fallbacks in their order, except those that lack a requirement.
+        """Send the request to the fallbacks in order, except those that lack a requirement.
 
         Raises the error of the last target that failed.
         """
-        record, stream = asked.record, asked.routing_info.stream
-        for route in rest:
-            if not trail.fits_context(route):
-                answering: ResponseStrategy | str = CONTEXT_TOO_SHORT
-            elif asked.context.offload_to_thread:  # as above
-                answering = await asyncio.to_thread(self._prepare_fallback, asked, route)
+        record, stream = request.record, request.routing_info.stream
+        for route in fallbacks:
+            if not history.fits_context(route):
+                strategy: ResponseStrategy | str = CONTEXT_TOO_SHORT
+            elif request.context.offload_to_thread:  # as above
+                strategy = await asyncio.to_thread(self._prepare_fallback, request, route)
             else:
-                answering = self._prepare_fallback(asked, route)
-            if isinstance(answering, str):
-                trail.record_skipped(route, answering)
+                strategy = self._prepare_fallback(request, route)
+            if isinstance(strategy, str):
+                history.record_skipped(route, strategy)
                 continue
-            _record_fallback(record, trail, route)
+            _record_fallback(record, history, route)
             set_target_labels(record, route, stream)
             try:
-                await self._run_attempt(asked, route, answering)
+                await self._run_attempt(request, strategy)
             except GatewayError as error:
-                if asked.writer.started or not trail.record_failure(route, error):
+                if request.writer.started or not history.record_failure(route, error):
                     raise
             else:
                 return
-        _record_fallback(record, trail, trail.route)
-        set_target_labels(record, trail.route, stream)
-        raise trail.error
-
-    def _choose_strategy(self, asked: RoutedRequest, route: Route) -> ResponseStrategy:
-        """Pass-through or translation for this target. Raises ClientError."""
-        about = self._make_response_context(asked, route)
-        relayed = try_passthrough(asked.adapter, asked.client_request, route, about, asked.context)
-        if relayed is not None:
-            return relayed
-        return TranslationStrategy(asked.adapter, asked.client_request, route, about, asked.context)
-
-    def _prepare_fallback(self, asked: RoutedRequest, route: Route) -> ResponseStrategy | str:
-        """The strategy for a fallback; or why it is skipped."""
-        about = self._make_response_context(asked, route)
-        try:
-            translation = TranslationStrategy(
-                asked.adapter, asked.client_request, route, about, asked.context
-            )
-        except ClientError as error:
-            return type(error).__name__
-        losses = translation.plan.unsupported_parameters
-        if missing := find_missing_requirements(
-            translation.request, losses, route.model.info.context_length
-        ):
-            return describe_missing(*missing)
-        relayed = try_passthrough(
-            asked.adapter,
-            asked.client_request,
-            route,
-            about,
-            asked.context,
-            translation=translation,
-        )
-        return translation if relayed is None else relayed
+        _record_fallback(record, history, history.route)
+        set_target_labels(record, history.route, stream)
+        raise history.error
 
     @staticmethod
-    def _make_response_context(asked: RoutedRequest, route: Route) -> ResponseContext:
-        target = route.target
-        began, model = int(asked.client_request.started_at), asked.routing_info.model
-        return ResponseContext(
-            asked.record.id, began, model, target.version, target.backend_model, asked.context.clock
-        )
+    def _prepare_fallback(request: RoutedRequest, route: Route) -> ResponseStrategy | str:
+        """The strategy for a fallback; or why it is skipped."""
+        try:
+            strategy = _make_strategy(request, route)
+            translated, losses = strategy.translate()
+        except ClientError as error:
+            return type(error).__name__
+        context_length = route.model.info.context_length
+        if missing := find_missing_requirements(translated, losses, context_length):
+            return describe_missing(*missing)
+        return strategy
 
     def _run_attempt(
-        self, asked: RoutedRequest, route: Route, answering: ResponseStrategy
+        self, request: RoutedRequest, strategy: ResponseStrategy
     ) -> Coroutine[Any, Any, None]:
         """Make one attempt at a target with this strategy."""
-        record, context = asked.record, asked.context
-        request = answering.request
-        if type(answering) is PassthroughStrategy:
-            record.stream = request.stream
-        record.unsupported_parameters = answering.unsupported_parameters
-        record.operation = request.kind
+        record, context, prepared = request.record, request.context, strategy.prepared
+        if prepared.passthrough is not None:
+            record.stream = prepared.request.stream
+        record.unsupported_parameters = strategy.unsupported_parameters
+        record.operation = prepared.request.kind
         if context.attempt_trace is not None:
-            context.attempt_trace.set_request(request)
-        if request.timeout is not None:
-            context.deadline.shorten(request.timeout)
-        asked.explain_recorder.record_attempt(
-            asked.adapter,
-            asked.client_request,
-            route,
-            answering,
-            context,
-            max_body_size=self._max_body_size,
+            context.attempt_trace.set_request(prepared.request)
+        if prepared.request.timeout is not None:
+            context.deadline.shorten(prepared.request.timeout)
+        request.explain_recorder.record_attempt(strategy, self._max_body_size)
+        if request.summary is not None:
+            request.summary.start()
+            strategy.observe_events = request.summary.add_events
+        responder = Responder(
+            strategy, context, request.writer, record, self._deadline_timer, request.headers
         )
-        if asked.summary is not None:
-            answering = ObservedStrategy(answering, asked.summary)
-        exchange = Responder(
-            answering, context, asked.writer, record, self._deadline_timer, asked.headers
-        )
-        if client_id := asked.routing_info.client_id or request.client_id:
-            return self._run_named((asked.adapter.name, record.key, client_id), exchange)
-        return exchange.run(self.running_requests, stream=record.stream)
+        if client_id := request.routing_info.client_id or prepared.request.client_id:
+            return self._run_named((request.adapter.name, record.key, client_id), responder)
+        return responder.run(self.running_requests, stream=record.stream)
 
-    async def _run_named(self, name: tuple[str, str, str], exchange: Responder) -> None:
+    async def _run_named(self, name: tuple[str, str, str], responder: Responder) -> None:
         """Run a request that its client may cancel by its id."""
-        self.named_requests[name] = exchange
+        self.named_requests[name] = responder
         try:
-            await exchange.run(self.running_requests, stream=exchange.record.stream)
+            await responder.run(self.running_requests, stream=responder.record.stream)
         finally:
-            if self.named_requests.get(name) is exchange:
+            if self.named_requests.get(name) is responder:
                 del self.named_requests[name]
 
 
+def _make_strategy(request: RoutedRequest, route: Route) -> ResponseStrategy:
+    """The strategy for this target. Raises ClientError."""
+    client_request, target = request.client_request, route.target
+    response_context = ResponseContext(
+        request.record.id,
+        int(client_request.started_at),
+        request.routing_info.model,
+        target.version,
+        target.backend_model,
+        request.context.clock,
+    )
+    return ResponseStrategy(
+        request.adapter, client_request, route, response_context, request.context
+    )
+
+
 def _record_fallback(record: RequestRecord, history: FallbackHistory, route: Route) -> None:
-    """Note that ``route`` answers, or is the last that fails, after the others failed."""
+    """Note that ``route`` serves the request, or is the last that fails, after the others."""
     record.fallback_from = history.get_first_target(route)
     record.failed_attempts = history.list_failures(route)
 
 
 def set_target_labels(record: RequestRecord, route: Route, stream: bool) -> None:  # noqa: FBT001 - a label's value
-    """Note the target that is about to be asked."""
+    """Note the target that is about to get the request."""
     record.model = route.model.info.name
     record.version = route.target.version
     record.backend = route.target.backend_name

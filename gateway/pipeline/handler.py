@@ -54,6 +54,7 @@ from protocols.core.interfaces import (
     Clock,
     Headers,
     HttpResponse,
+    RoutingInfo,
     SupportsTokenize,
 )
 
@@ -75,7 +76,7 @@ class HandlerSettings(Struct, frozen=True):
     allow_protocol_header: bool = False
     """Whether a request header may select the protocol of a path that several have."""
     explain_without_key: bool = False
-    """Whether requests without a key may ask to be explained."""
+    """Whether requests without a key may request an explanation."""
     config_hash: str = ""
     """The configuration's hash, for the access log."""
 
@@ -104,7 +105,7 @@ class GatewayServices(Struct, frozen=True):
     counter_registry: CounterRegistry
     """The usage of the keys' limits."""
     explain_policy: ExplainPolicy = explain_nothing
-    """Gives the recorder of a request that asks to be explained."""
+    """Returns the recorder of a request whose explanation is requested."""
     dropped_counts: Mapping[str, Callable[[], int]] = {}
     """Counts dropped log lines, usage rows and traces; see ``observability.metrics.system``."""
     tracer: Tracer | None = None
@@ -131,11 +132,11 @@ class RequestHandler:
 
     def __init__(
         self,
-        paths: PathRouter,
+        path_router: PathRouter,
         router: Router,
-        keyring: Authenticator,
+        authenticator: Authenticator,
         settings: HandlerSettings,
-        surroundings: GatewayServices,
+        services: GatewayServices,
         *,
         pages: Mapping[str, Callable[[], HttpResponse]],
         limiter: RateLimiter | None = None,
@@ -144,24 +145,24 @@ class RequestHandler:
 
         ``limiter`` is None without rate limits.
         """
-        self.path_router = paths
+        self.path_router = path_router
         self._static_pages = {
-            path: page for path, page in pages.items() if not paths.has_path(path)
+            path: page for path, page in pages.items() if not path_router.has_path(path)
         }
         self._router = router
-        self._authenticator = keyring
+        self._authenticator = authenticator
         self._limiter = limiter
         self._settings = settings
-        self._services = surroundings
-        self._clock = surroundings.clock
-        self._wall_clock = surroundings.wall_clock
-        self._new_id = surroundings.new_id
-        self._observe_request = surroundings.observe_request
-        self._explain_policy = surroundings.explain_policy
-        self._tracer = surroundings.tracer
-        lookout = DeadlineTimer(surroundings.clock, asyncio.get_running_loop)
+        self._services = services
+        self._clock = services.clock
+        self._wall_clock = services.wall_clock
+        self._new_id = services.new_id
+        self._observe_request = services.observe_request
+        self._explain_policy = services.explain_policy
+        self._tracer = services.tracer
+        deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
         self.dispatcher = Dispatcher(
-            router, settings.max_body_size, surroundings.shadow_manager, lookout
+            router, settings.max_body_size, services.shadow_manager, deadline_timer
         )
         self.running_count = 0
         """How many requests are running."""
@@ -195,17 +196,19 @@ class RequestHandler:
             self._idle_event.clear()
             await self._idle_event.wait()
 
-    async def handle(self, http: HttpRequest, sink: ResponseWriter) -> None:
+    async def handle(self, http: HttpRequest, writer: ResponseWriter) -> None:
         """Answer one request. Raises CancelledError only."""
         clock, config = self._clock, self._settings.config_hash
-        began = clock()
-        id_ = get_client_request_id(http.headers) or self._new_id()
-        record = RequestRecord(id_, self._wall_clock(), "", http.path[:200], config_hash=config)
-        request = ActiveRequest(http, sink, record)
+        started_at = clock()
+        request_id = get_client_request_id(http.headers) or self._new_id()
+        record = RequestRecord(
+            request_id, self._wall_clock(), "", http.path[:200], config_hash=config
+        )
+        request = ActiveRequest(http, writer, record)
         self.running_count += 1
         try:
             if http.path in self._static_pages:
-                send_reply(sink, self._static_pages[http.path](), record)
+                send_reply(writer, self._static_pages[http.path](), record)
             else:
                 await self._process_request(request)
         except asyncio.CancelledError:
@@ -215,7 +218,7 @@ class RequestHandler:
             self.running_count -= 1
             if self._idle_event is not None and not self.running_count:
                 self._idle_event.set()
-            record.duration = clock() - began
+            record.duration = clock() - started_at
             if request.reservation is not None:
                 request.reservation.settle(record)
             self._observe_request(record)
@@ -223,34 +226,39 @@ class RequestHandler:
     async def _process_request(self, request: ActiveRequest) -> None:
         http, record = request.http, request.record
         try:
-            found = self._match_endpoint(http, record)
+            match = self._match_endpoint(http, record)
         except GatewayError as error:
-            dialect = self.path_router.find_owner(http.path).adapter
-            record.protocol = dialect.name
-            _send_error(dialect, error, None, request)
+            adapter = self.path_router.find_owner(http.path).adapter
+            record.protocol = adapter.name
+            _send_error(adapter, error, None, request)
             return
         if self._tracer is not None:
             self._tracer.start_trace(record, http)
-        dialect, headers, body = found.mount.adapter, http.headers, b""
+        adapter, headers, body = match.mount.adapter, http.headers, b""
         try:
-            principal = await self._authenticate(found, http, record)
+            principal = await self._authenticate(match, http, record)
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._explain_policy(
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
-            body = await http.body(self._settings.max_body_size)
-            if "content-encoding" in headers:
-                body = self._decompress_body(http, body)
-            call = _make_client_request(found, http, record, body)
-            recorder.record_request(dialect, call, principal, http.peer)
-            if found.endpoint.task in _MODEL_TASKS:
+            if match.endpoint.method != "GET":  # the body of a GET request is not read
+                body = await http.body(self._settings.max_body_size)
+                if "content-encoding" in headers:
+                    body = await self._decompress_body(http, body)
+            client_request = _make_client_request(match, http, record, body)
+            recorder.record_request(adapter, client_request, principal, http.peer)
+            if match.endpoint.task in _MODEL_TASKS:
+                if len(body) < _LARGE_BODY:
+                    info = adapter.read_routing_info(client_request)
+                else:
+                    info = await asyncio.to_thread(adapter.read_routing_info, client_request)
                 routed = RoutedRequest(
-                    dialect,
-                    call,
-                    dialect.read_routing_info(call),
-                    self._make_context(call, recorder, record),
+                    adapter,
+                    client_request,
+                    info,
+                    self._make_context(client_request, recorder, record),
                     request.writer,
                     record,
                     principal,
@@ -259,61 +267,67 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                self._send_info(dialect, call, request)
+                await self._send_info(adapter, client_request, request)
         except GatewayError as error:
-            _send_error(dialect, error, _make_client_request(found, http, record, body), request)
+            _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
-            _send_error(dialect, bug, _make_client_request(found, http, record, body), request)
+            _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
 
     def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
         """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
-        found = self.path_router.find_endpoint(http.method, http.path)
-        if found.alternatives:
-            found = found.select_protocol(self._list_preferred_protocols(http, found))
-        record.protocol = found.mount.adapter.name
-        return found
+        match = self.path_router.find_endpoint(http.method, http.path)
+        if match.alternatives:
+            match = match.select_protocol(self._list_preferred_protocols(http, match))
+        record.protocol = match.mount.adapter.name
+        return match
 
-    def _list_preferred_protocols(self, http: HttpRequest, found: EndpointMatch) -> Iterator[str]:
+    def _list_preferred_protocols(self, http: HttpRequest, match: EndpointMatch) -> Iterator[str]:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-protocol", "")
         principal = self._authenticator.find_known_principal(http.headers)
         yield (principal and principal.protocol) or ""
-        yield self._router.find_protocol(found.params.get("model", "")) or ""
+        yield self._router.find_protocol(match.params.get("model", "")) or ""
 
     async def _authenticate(
-        self, found: EndpointMatch, http: HttpRequest, record: RequestRecord
+        self, match: EndpointMatch, http: HttpRequest, record: RequestRecord
     ) -> Principal | None:
         """The principal of a request. Raises Unauthorized."""
-        if found.endpoint.public:
+        if match.endpoint.public:
             return None
-        keyring, headers = self._authenticator, http.headers
+        authenticator, headers = self._authenticator, http.headers
         try:
-            principal = keyring.authenticate(headers)
+            principal = authenticator.authenticate(headers)
         except KeysPending:
-            await keyring.wait_keys()
-            principal = keyring.authenticate(headers)
+            await authenticator.wait_keys()
+            principal = authenticator.authenticate(headers)
         if principal is not None:
             record.key = principal.name
         return principal
 
-    def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+    async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+        """Decode the body in a thread: a small one may become a large one."""
         encoding = http.headers["content-encoding"]
-        return decompress_body(body, encoding, self._settings.max_body_size) if encoding else body
+        if not encoding:
+            return body
+        return await asyncio.to_thread(
+            decompress_body, body, encoding, self._settings.max_body_size
+        )
 
-    def _send_info(
-        self, dialect: ClientAdapter, call: ClientRequest, request: ActiveRequest
+    async def _send_info(
+        self, adapter: ClientAdapter, client_request: ClientRequest, request: ActiveRequest
     ) -> None:
-        """Answer what needs no model."""
-        if call.endpoint.task == "stop":
-            self._cancel_request(dialect, call, request.record)
-        response = dialect.handle_info_request(call, self._router)
+        """Answer a request that needs no model."""
+        if client_request.endpoint.task == "stop":
+            info = await asyncio.to_thread(adapter.read_routing_info, client_request)
+            self._cancel_request(adapter, info, request.record)
+        response = adapter.handle_info_request(client_request, self._router)
         send_reply(request.writer, response, request.record)
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
-        """Route the request, take its part of the limits, and have a model answer."""
+        """Route the request, reserve its part of the limits, and send it to its target."""
         route = self._route_request(routed)
         generates = routed.client_request.endpoint.task == "generate"
         if self._limiter is not None:
@@ -329,45 +343,46 @@ class RequestHandler:
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model."""
-        recorder, info, record = routed.explain_recorder, routed.routing_info, routed.record
+        recorder, routing_info, record = routed.explain_recorder, routed.routing_info, routed.record
         route = self._router.route(
-            info.model, info.version, routed.get_attributes, recorder.route_observer
+            routing_info.model, routing_info.version, routed.get_attributes, recorder.route_observer
         )
-        recorder.record_route(self._router, info, route, routed.get_attributes)
+        recorder.record_route(self._router, routing_info, route, routed.get_attributes)
         authorize_model(routed.principal, route.requested_model)
-        set_target_labels(record, route, info.stream)
+        set_target_labels(record, route, routing_info.stream)
         record.split = route.split
         return route
 
     def _cancel_request(
-        self, dialect: ClientAdapter, call: ClientRequest, record: RequestRecord
+        self, adapter: ClientAdapter, info: RoutingInfo, record: RequestRecord
     ) -> None:
         """Cancel a running request of the same API key, by the client's id for it.
 
         Raises ModelNotFound or RequestNotFound.
         """
-        envelope = dialect.read_routing_info(call)
-        self._router.find_model(envelope.model, envelope.version)
-        asked = envelope.client_id or ""
-        running = (
-            self.dispatcher.named_requests.get((dialect.name, record.key, asked)) if asked else None
+        self._router.find_model(info.model, info.version)
+        client_id = info.client_id or ""
+        responder = (
+            self.dispatcher.named_requests.get((adapter.name, record.key, client_id))
+            if client_id
+            else None
         )
-        if running is None:
-            raise RequestNotFound("no running request has this id", id=asked)
-        running.stop()
+        if responder is None:
+            raise RequestNotFound("no running request has this id", id=client_id)
+        responder.stop()
 
     def _make_context(
-        self, call: ClientRequest, recorder: ExplainRecorder, record: RequestRecord
+        self, client_request: ClientRequest, recorder: ExplainRecorder, record: RequestRecord
     ) -> RequestContext:
         """The context of a request whose body was read."""
-        clock, timeouts, headers = self._clock, self._settings.timeouts, call.headers
-        received = clock()
-        deadline = Deadline(clock, timeouts.total, received)
+        clock, timeouts, headers = self._clock, self._settings.timeouts, client_request.headers
+        received_at = clock()
+        deadline = Deadline(clock, timeouts.total, received_at)
         if (
             _TIMEOUT_HEADER in headers
-            and (asked := parse_seconds(headers[_TIMEOUT_HEADER])) is not None
+            and (seconds := parse_seconds(headers[_TIMEOUT_HEADER])) is not None
         ):
-            deadline.shorten(asked)
+            deadline.shorten(seconds)
         traceparent = headers.get("traceparent")
         return RequestContext(
             record.id,
@@ -376,12 +391,12 @@ class RequestHandler:
             timeouts,
             record.key or None,
             traceparent,
-            received,
+            received_at,
             recorder.request_observer,
-            received,
+            received_at,
             traceparent and headers.get("tracestate"),
             None if self._tracer is None else self._tracer.get_trace(record),
-            len(call.body) >= _LARGE_BODY,
+            len(client_request.body) >= _LARGE_BODY,
         )
 
 
@@ -399,33 +414,42 @@ def _send_error(
     send_reply(request.writer, response, request.record, request.headers)
 
 
-async def _tokenize(asked: RoutedRequest, route: Route) -> None:
+async def _tokenize(request: RoutedRequest, route: Route) -> None:
     """Answer with the tokens of a text. Raises UnsupportedFeature."""
-    dialect, call, context, backend = (
-        asked.adapter,
-        asked.client_request,
-        asked.context,
+    adapter, client_request, context, backend = (
+        request.adapter,
+        request.client_request,
+        request.context,
         route.target.backend,
     )
-    if not isinstance(dialect, SupportsTokenize) or not isinstance(backend, Tokenizer):
+    if not isinstance(adapter, SupportsTokenize) or not isinstance(backend, Tokenizer):
         raise UnsupportedFeature(
             f"the model {route.model.info.name!r} does not support tokenization"
         )
-    text = dialect.read_text(call)
+    text = (
+        await asyncio.to_thread(adapter.read_text, client_request)
+        if context.offload_to_thread
+        else adapter.read_text(client_request)
+    )
     try:
         async with asyncio.timeout(context.deadline.remaining()):
             tokens = await backend.tokenize(text, context)
     except TimeoutError:
         raise DeadlineExceeded("the request's time is up") from None
-    send_reply(asked.writer, dialect.encode_tokens(call, tokens), asked.record, asked.headers)
+    send_reply(
+        request.writer,
+        adapter.encode_tokens(client_request, tokens),
+        request.record,
+        request.headers,
+    )
 
 
 def _make_client_request(
-    found: EndpointMatch, http: HttpRequest, record: RequestRecord, body: bytes
+    match: EndpointMatch, http: HttpRequest, record: RequestRecord, body: bytes
 ) -> ClientRequest:
     return ClientRequest(
-        found.endpoint,
-        found.params,
+        match.endpoint,
+        match.params,
         http.headers,
         http.query,
         body,

@@ -63,18 +63,18 @@ def get_client_request_id(headers: Mapping[str, str]) -> str | None:
     """The client's id for the request, if it can be sent back in a header."""
     if "x-request-id" not in headers and "x-client-request-id" not in headers:
         return None
-    given = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
-    fit = 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given  # noqa: PLR2004
-    return given if fit else None
+    request_id = headers.get("x-request-id") or headers.get("x-client-request-id") or ""
+    is_word = request_id.isascii() and request_id.isprintable() and " " not in request_id
+    return request_id if is_word and 0 < len(request_id) <= 128 else None  # noqa: PLR2004
 
 
 def parse_seconds(text: str | None) -> float | None:
     """A positive, finite number of seconds; None for any other text."""
     try:
-        found = float(text) if text else 0.0
+        seconds = float(text) if text else 0.0
     except ValueError:
         return None
-    return found if 0 < found < float("inf") else None
+    return seconds if 0 < seconds < float("inf") else None
 
 
 def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
@@ -89,9 +89,11 @@ def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
         case _:
             raise ClientError("unsupported content encoding: use gzip, deflate or identity")
     try:
-        out = stream.decompress(body, limit + 1)
+        data = stream.decompress(body, limit + 1)
     except zlib.error:
         raise MalformedRequest(f"the body is not {encoding}", problem="encoding") from None
-    if len(out) > limit:
+    if len(data) > limit:
         raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
-    return out
+    if body and not stream.eof:
+        raise MalformedRequest(f"the {encoding} body ends early", problem="encoding")
+    return data

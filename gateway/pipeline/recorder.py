@@ -8,17 +8,17 @@ runtime passes it in as an ``ExplainPolicy``.
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from backends.interfaces import RequestContext, RequestObserver
+from backends.interfaces import RequestObserver
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
-from gateway.pipeline.responder import ResponseStrategy
+from gateway.pipeline.strategies import ResponseStrategy
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import Route, RouteObserver, Router
 from protocols.core.interfaces import ClientAdapter, ClientRequest, RoutingInfo
 
 EXPLAIN_HEADER: Final = "x-interlingua-explain"
-"""The request header that asks for an explanation, and the response header that has it."""
+"""The request header that requests an explanation, and the response header that contains it."""
 
 
 class ExplainRecorder(Protocol):
@@ -60,17 +60,8 @@ class ExplainRecorder(Protocol):
     def record_fallbacks(self, candidates: Iterable[tuple[Route, ResponseStrategy | str]]) -> None:
         """The fallbacks of a dry run: each with its strategy, or why it would be skipped."""
 
-    def record_attempt(
-        self,
-        adapter: ClientAdapter,
-        client_request: ClientRequest,
-        route: Route,
-        strategy: ResponseStrategy,
-        context: RequestContext,
-        *,
-        max_body_size: int,
-    ) -> None:
-        """A target is about to be asked. Raises an error that ends a dry run."""
+    def record_attempt(self, strategy: ResponseStrategy, max_body_size: int) -> None:
+        """A request is about to be sent to a target. Raises an error that ends a dry run."""
 
 
 class NullRecorder:
@@ -93,7 +84,7 @@ class NullRecorder:
     def record_fallbacks(self, *_: object) -> None:
         """See ``ExplainRecorder``."""
 
-    def record_attempt(self, *_: object, max_body_size: int) -> None:
+    def record_attempt(self, *_: object) -> None:
         """See ``ExplainRecorder``."""
 
 
@@ -101,12 +92,12 @@ NULL_RECORDER: Final = NullRecorder()
 
 
 class ExplainPolicy(Protocol):
-    """Gives the recorder of a request that asks to be explained."""
+    """Returns the recorder of a request whose explanation is requested."""
 
     def __call__(
         self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
     ) -> ExplainRecorder:
-        """``NULL_RECORDER`` unless ``principal`` may ask for it.
+        """``NULL_RECORDER`` unless ``principal`` may request it.
 
         ``open_to_all``: requests without a key may, too.
         """

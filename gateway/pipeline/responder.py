@@ -1,6 +1,7 @@
 """Writes the response of one attempt: from a target's events to the client.
 
-An error before the first byte is raised, so that the caller gets its status or a fallback is asked.
+An error before the first byte is raised, so that the caller gets its status, or a fallback gets the
+request.
 An error after that is written into the stream, which then ends without its normal end. The
 gateway never invents an end.
 """
@@ -8,14 +9,15 @@ gateway never invents an end.
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
+from backends.interfaces import RequestContext
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.strategies import ResponseStrategy
 from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
@@ -34,48 +36,11 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
-from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import Request
+from protocols.core.interfaces import Headers, HttpResponse
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
-
-
-class ResponseStrategy(Protocol):
-    """How a target's response is made: by translation or by pass-through."""
-
-    unsupported_parameters: tuple[UnsupportedParameter, ...]
-    """The parameters to report as unsupported."""
-
-    @property
-    def request(self) -> Request:
-        """The request, as far as it was parsed."""
-
-    def get_encoder(self) -> ResponseEncoder:
-        """The encoder of the response; the same one each time."""
-
-    def get_stream_headers(self) -> Headers:
-        """The headers of a stream, after its first events."""
-
-    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """The events to report for a batch of the stream; call it once for each, in order."""
-
-    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        """The unary response; ``body`` is set if the worker wrote it already.
-
-        Raises StreamBroken if the events are incomplete.
-        """
-
-    async def collect(self) -> StreamItem:
-        """All events of a unary response; without StreamEnd if it ended early."""
-
-    def stream(self, take: EventSink | None = None) -> StreamItems:
-        """The events; ends with StreamEnd or raises. Closing it stops the work at once.
-
-        See ``backends.interfaces.SupportsPush`` for ``take``.
-        """
 
 
 class Responder(Struct, eq=False):
@@ -120,24 +85,24 @@ class Responder(Struct, eq=False):
         """Whether the response has begun."""
         return self._writer.started
 
-    def stop(self, why: GatewayError | None = None) -> None:
-        """Cancel the request with the error ``why``; by default, as its client's wish."""
-        self._stop_reason = why or ClientDisconnected("the request was stopped")
+    def stop(self, error: GatewayError | None = None) -> None:
+        """Cancel the request with this error; by default, as if its client had cancelled it."""
+        self._stop_reason = error or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
-    async def run(self, live: set["Responder"], *, stream: bool) -> None:
+    async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
-        live.add(self)
+        running_requests.add(self)
         try:
             self._deadline_timer.add(self, context.deadline.expiry_within(context.timeouts.idle))
             self._task = task
             if stream:
                 await self._stream_events()
             else:
-                self._send_unary(*await self._strategy.collect())
+                await self._send_unary()
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -155,7 +120,7 @@ class Responder(Struct, eq=False):
             self._handle_error(error)
         finally:
             self._task = None
-            live.discard(self)
+            running_requests.discard(self)
             if self._is_cancelled:
                 task.uncancel()
             self._deadline_timer.remove(self)
@@ -174,12 +139,14 @@ class Responder(Struct, eq=False):
         A client that blocks a write for longer than the idle timeout is disconnected, since it
         would occupy its worker.
         """
-        ends, idle = self._context.deadline.expires_at, self._context.timeouts.idle
-        self._is_client_stalled = self._write_blocked_since + idle <= now
-        if ends <= now or self._is_client_stalled:
+        expires_at, idle_timeout = self._context.deadline.expires_at, self._context.timeouts.idle
+        self._is_client_stalled = self._write_blocked_since + idle_timeout <= now
+        if expires_at <= now or self._is_client_stalled:
             self._cancel_task()
         else:
-            self._deadline_timer.add(self, min(ends, self._write_blocked_since + idle, now + idle))
+            self._deadline_timer.add(
+                self, min(expires_at, self._write_blocked_since + idle_timeout, now + idle_timeout)
+            )
 
     async def _stream_events(self) -> None:
         """Write events as they come.
@@ -188,9 +155,9 @@ class Responder(Struct, eq=False):
         Its end is written with its last chunk.
         """
         sink = self._writer
-        pieces = self._strategy.stream(self._write_events)
+        items = self._strategy.stream(self._write_events)
         try:
-            async for data, events in pieces:
+            async for data, events in items:
                 more = self._write_events(data, events)
                 if self._is_stream_complete:
                     self._finish_stream()
@@ -199,7 +166,7 @@ class Responder(Struct, eq=False):
                     await sink.drain()
                     self._write_blocked_since = math.inf
         finally:
-            await pieces.aclose()
+            await items.aclose()
         self._finish_stream()
 
     def _finish_stream(self) -> None:
@@ -215,28 +182,34 @@ class Responder(Struct, eq=False):
     def _write_events(self, data: bytes | None, events: Sequence[Event]) -> bool:
         """Write a batch of events. Returns whether the client takes more at once."""
         events = self._strategy.process_events(events)
-        out = (
+        chunk = (
             self._strategy.get_encoder().encode_events(events) if data is None and events else data
         )
         self._record.tokens += self._record_events(events)
-        if out:
+        if chunk:
             if not self._has_content:
                 self._has_content = self._begin_content(events)
-            self._writer.write(out)
+            self._writer.write(chunk)
         return not (self._writer.started and self._writer.needs_drain)
 
-    def _send_unary(self, body: bytes | None, said: Sequence[Event]) -> None:
-        """Send a unary response."""
-        if not said or type(said[-1]) is not StreamEnd:
+    async def _send_unary(self) -> None:
+        """Read all events and send a unary response."""
+        strategy, record, reasons = self._strategy, self._record, []
+        body: bytes | None = None
+        batches: list[Event] = []
+        async for data, batch in strategy.stream():
+            body = data or body
+            batches += batch
+        events = strategy.process_events(batches)
+        if not events or type(events[-1]) is not StreamEnd:
             raise StreamBroken(_TRUNCATED_MESSAGE)
-        record, reasons = self._record, []
-        for event in said:
+        for event in events:
             if type(event) is ChoiceEnd:
                 reasons.append(event.finish_reason)
             elif type(event) is Usage:
                 record.usage = event
         record.finish_reasons = tuple(reasons)
-        send_reply(self._writer, self._strategy.build_response(said, body), record, self._headers)
+        send_reply(self._writer, strategy.build_response(events, body), record, self._headers)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""
@@ -263,9 +236,9 @@ class Responder(Struct, eq=False):
         elapsed = self._get_elapsed()
         if not self._writer.started:
             self._start_response(elapsed)
-        if said := not _CONTENT_EVENTS.isdisjoint(map(type, events)):
+        if has_content := not _CONTENT_EVENTS.isdisjoint(map(type, events)):
             self._record.first_token = elapsed
-        return said
+        return has_content
 
     def _start_response(self, elapsed: float) -> None:
         record = self._record

@@ -20,11 +20,10 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
-from gateway.emulation.execute import stream_emulated
+from backends.interfaces import BackendRequest, Deadline, RequestContext
+from gateway.emulation.execute import send_emulated
 from gateway.emulation.planner import EmulationPlan, plan_emulation
 from gateway.observability.record import RequestOutcome, RequestRecord
-from gateway.pipeline.responder import ResponseStrategy
 from gateway.pipeline.strategies import apply_model_settings
 from gateway.routing.router import Route, ShadowRule
 from protocols.core.errors import (
@@ -58,7 +57,7 @@ ShadowOutcome = RequestOutcome | Literal["dropped"]
 
 
 class ShadowSide(Struct, omit_defaults=True):
-    """One of the two responses to a request. Times are in seconds since its target was asked.
+    """One of the two responses to a request. Times are in seconds since it was sent.
 
     ``dropped``: too many shadows were running. ``length`` is in characters.
     """
@@ -100,7 +99,7 @@ class ResponseSummary:
         self.start()
 
     def start(self) -> None:
-        """A target is asked. Forget what a failed target sent before."""
+        """The request is sent to a target. Forget what a failed target sent before."""
         self._started_at = self._clock()
         self._first_token_time: float | None = None
         self._started_choices: set[int] = set()
@@ -140,14 +139,14 @@ class ResponseSummary:
         """Whether the response and each of its choices has ended."""
         return self._is_done and self._started_choices <= self._finish_reasons.keys()
 
-    def build_side(self, target: tuple[str, str], how: tuple[ShadowOutcome, str]) -> ShadowSide:
+    def build_side(self, target: tuple[str, str], outcome: tuple[ShadowOutcome, str]) -> ShadowSide:
         """The summary so far.
 
         ``target`` is a model and its version, ``how`` the outcome and the error's class name.
         """
         return ShadowSide(
             *target,
-            *how,
+            *outcome,
             tuple(self._finish_reasons[index] for index in sorted(self._finish_reasons)),
             self._tokens if self._usage is None else self._usage.completion_tokens,
             self._length,
@@ -161,7 +160,7 @@ class ResponseSummary:
 
     def get_digests(self) -> dict[tuple[int, int], bytes]:
         """The digest of each choice's text, and of each tool call in it."""
-        return {place: digest.digest() for place, digest in self._digests.items()}
+        return {key: digest.digest() for key, digest in self._digests.items()}
 
     def _add_content(self, text: str, index: int, call: int = -1) -> None:
         """Add text of a choice, or of a tool call in it."""
@@ -176,41 +175,6 @@ class ResponseSummary:
     def _mark_first_token(self) -> None:
         if self._first_token_time is None:
             self._first_token_time = self._clock() - self._started_at
-
-
-class ObservedStrategy:
-    """A strategy whose response is summarized as it passes."""
-
-    def __init__(self, answering: ResponseStrategy, noted: ResponseSummary) -> None:
-        self.unsupported_parameters = answering.unsupported_parameters
-        self.get_encoder = answering.get_encoder
-        self.get_stream_headers = answering.get_stream_headers
-        self.build_response = answering.build_response
-        self._strategy = answering
-        self._summary = noted
-
-    @property
-    def request(self) -> Request:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return self._strategy.request
-
-    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        events = self._strategy.process_events(events)
-        self._summary.add_events(events)
-        return events
-
-    async def collect(self) -> StreamItem:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        self._summary.start()
-        body, said = await self._strategy.collect()
-        self._summary.add_events(said)
-        return body, said
-
-    def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        self._summary.start()
-        return self._strategy.stream(take)
 
 
 log = logging.getLogger("interlingua")
@@ -239,20 +203,20 @@ class ShadowPair:
 
     def __init__(
         self,
-        original: PrimaryRequest,
+        primary: PrimaryRequest,
         route: Route,
-        within: float,
+        seconds: float,
         clock: Clock,
-        tell: ReportComparison,
+        report: ReportComparison,
     ) -> None:
-        """``route`` is the shadow's, which starts at once with a timeout of ``within`` seconds."""
+        """``route`` is the shadow's, which starts at once with a timeout of ``seconds``."""
         self.primary_summary = ResponseSummary(clock)
         """Summarizes the client's response."""
-        self._shadow_id = make_shadow_id(original)
-        self._primary = original
+        self._shadow_id = make_shadow_id(primary)
+        self._primary = primary
         self._route = route
         self._clock = clock
-        self._report = tell
+        self._report = report
         self._shadow_summary = ResponseSummary(clock)
         self._emulation_plan = EmulationPlan()
         self._is_deterministic = False
@@ -261,7 +225,7 @@ class ShadowPair:
         """The shadow's outcome and error."""
         self._sides: dict[str, ShadowSide] = {}
         """The sides that have ended."""
-        self.task = asyncio.get_running_loop().create_task(self._run_shadow(within))
+        self.task = asyncio.get_running_loop().create_task(self._run_shadow(seconds))
         """Runs the shadow."""
         self.task.add_done_callback(self._on_shadow_done)
 
@@ -269,21 +233,21 @@ class ShadowPair:
     def observe_primary(self) -> Iterator[None]:
         """Wraps the handling of the client's request."""
         record = self._primary.record
-        how: tuple[ShadowOutcome, str] = _classify_error(InternalError(""))
+        outcome: tuple[ShadowOutcome, str] = _classify_error(InternalError(""))
         try:
             yield
-            how = record.outcome, record.error
+            outcome = record.outcome, record.error
         except GatewayError as error:
-            how = _classify_error(error)
+            outcome = _classify_error(error)
             raise
         except asyncio.CancelledError:
-            how = "cancelled", ""
+            outcome = "cancelled", ""
             raise
         finally:
             self._finish_side(
-                "primary", self.primary_summary.build_side((record.model, record.version), how)
+                "primary", self.primary_summary.build_side((record.model, record.version), outcome)
             )
-            if "cancelled" in how or ClientDisconnected.__name__ in how:
+            if "cancelled" in outcome or ClientDisconnected.__name__ in outcome:
                 self.task.cancel()
 
     def preempt(self) -> None:
@@ -291,10 +255,10 @@ class ShadowPair:
         self._shadow_end = "dropped", ""
         self.task.cancel()
 
-    async def _run_shadow(self, within: float) -> None:
+    async def _run_shadow(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(within):
-                await self._send_shadow(within)
+            async with asyncio.timeout(seconds):
+                await self._send_shadow(seconds)
             self._shadow_end = "ok", ""
         except GatewayError as error:
             self._shadow_end = _classify_error(error)
@@ -304,62 +268,57 @@ class ShadowPair:
             log.exception("shadow %s failed", self._shadow_id)
             self._shadow_end = _classify_error(InternalError(""))
 
-    async def _send_shadow(self, within: float) -> None:
+    async def _send_shadow(self, seconds: float) -> None:
         """Read the response and discard it. Raises GatewayError."""
-        original, backend = self._primary, self._route.target.backend
-        request = self._build_shadow_request()
-        names = original.adapter.field_names(original.client_request)
-        self._emulation_plan = plan_emulation(
-            request, backend.unsupported_parameters(request, names)
-        )
+        primary, backend, summary = self._primary, self._route.target.backend, self._shadow_summary
+        prepared = backend.prepare(BackendRequest(self._build_shadow_request))
+        plan = plan_emulation(prepared.request, prepared.unsupported_parameters)
+        self._emulation_plan = plan
         context = RequestContext(
             self._shadow_id,
-            Deadline(self._clock, within),
+            Deadline(self._clock, seconds),
             self._clock,
-            original.context.timeouts,
-            original.context.principal,
+            primary.context.timeouts,
+            primary.context.principal,
             started_at=self._clock(),
             preempt=self.preempt,
         )
-        self._shadow_summary.start()
-        async with aclosing(
-            stream_emulated(backend, request, context, self._emulation_plan)
-        ) as batches:
-            async for _, batch in batches:
-                self._shadow_summary.add_events(batch)
-        if not self._shadow_summary.is_complete:
+        summary.start()
+        items, process_events = send_emulated(backend, prepared, context, plan)
+        async with aclosing(items):
+            async for _, batch in items:
+                summary.add_events(process_events(batch))
+        if not summary.is_complete:
             raise StreamBroken("the response ended early")
 
-    def _build_shadow_request(self) -> Request:
-        """The client's request for the shadow's target. Raises ClientError."""
-        original, route = self._primary, self._route
-        dialect, sent = original.adapter, original.client_request.headers
-        headers = {name.lower(): text for name, text in sent.items()}
-        plain = {
-            name: text
-            for name, text in headers.items()
-            if not name.startswith(_GATEWAY_HEADER_PREFIX)
+    def _build_shadow_request(self) -> tuple[Request, Mapping[str, str]]:
+        """See ``backends.interfaces.BackendRequest.decode``."""
+        primary, route, adapter = self._primary, self._route, self._primary.adapter
+        headers = {
+            name.lower(): value
+            for name, value in primary.client_request.headers.items()
+            if not name.lower().startswith(_GATEWAY_HEADER_PREFIX)
         }
-        call = replace(original.client_request, headers=plain)
-        names = dialect.field_names(call)
-        decoded = dialect.decode_request(call, route.model.info)
-        request = apply_model_settings(decoded, route, names, dialect.name)
-        asked = apply_model_settings(decoded, original.route, names, dialect.name)
-        self._is_deterministic = _is_deterministic(request) and _is_deterministic(asked)
-        return replace(request, client_id=None, timeout=None)
+        client_request = replace(primary.client_request, headers=headers)
+        names = adapter.field_names(client_request)
+        decoded = adapter.decode_request(client_request, route.model.info)
+        request = apply_model_settings(decoded, route, names, adapter.name)
+        primary_request = apply_model_settings(decoded, primary.route, names, adapter.name)
+        self._is_deterministic = _is_deterministic(request) and _is_deterministic(primary_request)
+        return replace(request, client_id=None, timeout=None), names
 
     def _on_shadow_done(self, _: "asyncio.Task[None]") -> None:
         target = self._route.model.info.name, self._route.target.version
         self._finish_side("shadow", self._shadow_summary.build_side(target, self._shadow_end))
 
-    def _finish_side(self, which: str, arm: ShadowSide) -> None:
-        arms = self._sides
-        arms[which] = arm
-        if len(arms) > 1:
-            well = all(one.outcome == "ok" for one in arms.values())
+    def _finish_side(self, name: str, side: ShadowSide) -> None:
+        sides = self._sides
+        sides[name] = side
+        if len(sides) > 1:
+            are_complete = all(each.outcome == "ok" for each in sides.values())
             equal = (
                 self.primary_summary.has_same_content(self._shadow_summary)
-                if well and self._is_deterministic
+                if are_complete and self._is_deterministic
                 else None
             )
             self._report(
@@ -368,7 +327,7 @@ class ShadowPair:
                     self._shadow_id,
                     unsupported_parameters=self._emulation_plan.unsupported_parameters,
                     equal=equal,
-                    **arms,
+                    **sides,
                 )
             )
 
@@ -376,33 +335,31 @@ class ShadowPair:
 class ShadowManager:
     """Starts shadows and keeps track of the running ones."""
 
-    def __init__(self, clock: Clock, *tell: ReportComparison) -> None:
+    def __init__(self, clock: Clock, *reporters: ReportComparison) -> None:
         self._clock = clock
-        self._reporters = list(tell)
+        self._reporters = list(reporters)
         self._running_by_model = Counter[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add_reporter(self, tell: ReportComparison) -> None:
+    def add_reporter(self, reporter: ReportComparison) -> None:
         """Report comparisons to this function, too."""
-        self._reporters.append(tell)
+        self._reporters.append(reporter)
 
-    def start(
-        self, original: PrimaryRequest, route: Route, shadow: ShadowRule
-    ) -> ShadowPair | None:
+    def start(self, primary: PrimaryRequest, route: Route, rule: ShadowRule) -> ShadowPair | None:
         """Start a shadow on its ``route``; None if the maximum number is running."""
-        name = shadow.model
-        if self._running_by_model[name] >= shadow.max_concurrent:
-            self._report(_build_dropped_comparison(original, route))
+        name = rule.model
+        if self._running_by_model[name] >= rule.config.max_concurrency:
+            self._report(_build_dropped_comparison(primary, route))
             return None
-        pair = ShadowPair(original, route, shadow.timeout, self._clock, self._report)
+        pair = ShadowPair(primary, route, rule.config.timeout, self._clock, self._report)
         self._running_by_model[name] += 1
         self._tasks.add(pair.task)
 
-        def over(task: "asyncio.Task[None]") -> None:
+        def on_done(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
             self._running_by_model[name] -= 1
 
-        pair.task.add_done_callback(over)
+        pair.task.add_done_callback(on_done)
         return pair
 
     async def wait_idle(self) -> None:
@@ -417,23 +374,23 @@ class ShadowManager:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # lets the pending reports run
 
-    def _report(self, shadowed: ShadowComparison) -> None:
+    def _report(self, comparison: ShadowComparison) -> None:
         """Report a comparison later, so that an error in a reporter fails no request."""
         loop = asyncio.get_running_loop()
-        for tell in self._reporters:
-            loop.call_soon(tell, shadowed)
+        for reporter in self._reporters:
+            loop.call_soon(reporter, comparison)
 
 
-def make_shadow_id(original: PrimaryRequest) -> str:
+def make_shadow_id(primary: PrimaryRequest) -> str:
     """The id of a request's shadow."""
-    return f"{original.record.id}-shadow"
+    return f"{primary.record.id}-shadow"
 
 
-def _build_dropped_comparison(original: PrimaryRequest, route: Route) -> ShadowComparison:
-    record = original.record
-    main = ShadowSide(record.model, record.version)
+def _build_dropped_comparison(primary: PrimaryRequest, route: Route) -> ShadowComparison:
+    record = primary.record
+    primary_side = ShadowSide(record.model, record.version)
     shadow = ShadowSide(route.model.info.name, route.target.version, "dropped")
-    return ShadowComparison(record.id, make_shadow_id(original), main, shadow)
+    return ShadowComparison(record.id, make_shadow_id(primary), primary_side, shadow)
 
 
 def _classify_error(error: GatewayError) -> tuple[ShadowOutcome, str]:

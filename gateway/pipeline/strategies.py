@@ -1,21 +1,20 @@
-"""The two ways in which a target serves a request: translation and pass-through."""
+"""How a target serves a request: by pass-through, or by translation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import (
+    BackendRequest,
     EventSink,
-    PassthroughBackend,
+    PassthroughSource,
     RequestContext,
-    StreamItem,
     StreamItems,
 )
-from gateway.emulation.execute import collect_emulated, stream_emulated
-from gateway.emulation.planner import plan_emulation
-from gateway.emulation.usage import UsageCounter, add_usage
+from gateway.config.schema import OnLoss
+from gateway.emulation.execute import EventProcessor, keep_events, send_emulated
+from gateway.emulation.planner import NO_EMULATION, plan_emulation
 from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
@@ -26,7 +25,6 @@ from protocols.core.interfaces import (
     ClientRequest,
     Headers,
     HttpResponse,
-    PassthroughRequest,
     ResponseContext,
     ResponseEncoder,
 )
@@ -66,8 +64,8 @@ def apply_model_settings(
         sampling = _fill_defaults(request.sampling, defaults.sampling)
         stopping = _fill_defaults(request.stopping, defaults.stopping)
         fitted = replace(fitted, sampling=sampling, stopping=stopping)
-    most = route.model.info.max_tokens
-    return fitted if most is None else _limit_max_tokens(fitted, most, names)
+    limit = route.model.info.max_tokens
+    return fitted if limit is None else _limit_max_tokens(fitted, limit, names)
 
 
 def select_unset_defaults(
@@ -80,89 +78,152 @@ def select_unset_defaults(
 
 
 def _fill_defaults(section: SectionT, defaults: Mapping[str, Any]) -> SectionT:
-    silent = select_unset_defaults(section, defaults)
-    return replace(section, **silent) if silent else section
+    unset = select_unset_defaults(section, defaults)
+    return replace(section, **unset) if unset else section
 
 
 def _limit_max_tokens(
-    request: GenerationRequest, most: int, names: Mapping[str, str]
+    request: GenerationRequest, limit: int, names: Mapping[str, str]
 ) -> GenerationRequest:
-    asked = request.stopping.max_tokens
-    if asked is None:
-        return replace(request, stopping=replace(request.stopping, max_tokens=most))
-    if asked > most:
+    requested = request.stopping.max_tokens
+    if requested is None:
+        return replace(request, stopping=replace(request.stopping, max_tokens=limit))
+    if requested > limit:
         param = names.get("stopping.max_tokens", "max_tokens")
-        raise _build_limit_error(param, most, asked, "for this model")
+        raise _build_limit_error(param, limit, requested, "for this model")
     return request
 
 
-def _build_limit_error(param: str, most: int, asked: int, where: str) -> InvalidParameter:
-    text = f"'{param}' must be at most {most} {where}, got {asked}"
-    return InvalidParameter(text, param=param, problem="above", got=asked)
+def _build_limit_error(param: str, limit: int, value: int, scope: str) -> InvalidParameter:
+    text = f"'{param}' must be at most {limit} {scope}, got {value}"
+    return InvalidParameter(text, param=param, problem="above", got=value)
 
 
-class TranslationStrategy:
-    """The internal request and its encoder. The constructor raises ClientError."""
+_STRICT_HEADER: Final = "x-interlingua-strict"
+"""The request header of a client that wants an error instead of an unsupported parameter."""
+EventObserver = Callable[[Sequence[Event]], None]
 
-    unsupported_parameters: tuple[UnsupportedParameter, ...]
+
+class ResponseStrategy:
+    """How one target serves one request: by pass-through, or by translation.
+
+    A request that is passed through is decoded only if its response has to be encoded. The
+    constructor raises ClientError.
+    """
 
     def __init__(
         self,
-        dialect: ClientAdapter,
-        call: ClientRequest,
+        adapter: ClientAdapter,
+        client_request: ClientRequest,
         route: Route,
-        about: ResponseContext,
+        response_context: ResponseContext,
         context: RequestContext,
     ) -> None:
-        names = dialect.field_names(call)
-        decoded = dialect.decode_request(call, route.model.info)
-        self.request = apply_model_settings(decoded, route, names, dialect.name)
-        self._backend = route.target.backend
-        self._context = context
-        rule = "reject" if call.headers.get("x-interlingua-strict") == "1" else route.model.on_loss
-        self.plan = plan_emulation(
-            self.request, self._backend.unsupported_parameters(self.request, names)
+        self.adapter = adapter
+        self.client_request = client_request
+        self.route = route
+        self.context = context
+        self.process_events: EventProcessor = keep_events
+        """The events to report for a batch of the response. Call it for each batch, in order."""
+        self.observe_events: EventObserver | None = None
+        """Receives the events that ``process_events`` returns, if it is set before ``stream``."""
+        self.plan = NO_EMULATION
+        self.unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
+        """The parameters to report as unsupported."""
+        self._response_context = response_context
+        self._decoded: tuple[Request, Mapping[str, str]] | None = None
+        self._encoder: ResponseEncoder | None = None
+        headers = client_request.headers
+        is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
+        source = (
+            PassthroughSource(adapter, client_request, response_context)
+            if route.target.allows_passthrough and not is_strict
+            else None
         )
-        if rule == "reject" and (lost := self.plan.lost_parameters):
-            listed = ", ".join(one.field for one in lost)
-            model = route.model.info.name
-            raise UnsupportedFeature(
-                f"the model {model!r} can't honour: {listed}", param=lost[0].field
-            )
-        self.unsupported_parameters = () if rule == "ignore" else self.plan.unsupported_parameters
-        self._encoder = dialect.create_encoder(call, self.request, about)
+        self.prepared = route.target.backend.prepare(BackendRequest(self._decode_request, source))
+        """The request as the backend gets it, before emulation."""
+        if self.prepared.passthrough is None:
+            request, unsupported = self.prepared.request, self.prepared.unsupported_parameters
+            if unsupported:
+                self.plan = plan_emulation(request, unsupported)
+                self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
+            self._encoder = adapter.create_encoder(client_request, request, response_context)
+
+    def translate(self) -> tuple[Request, Sequence[UnsupportedParameter]]:
+        """The request as it would be translated, and its unsupported parameters.
+
+        Raises ClientError.
+        """
+        if self.prepared.passthrough is None:
+            return self.prepared.request, self.plan.unsupported_parameters
+        prepared = self.route.target.backend.prepare(BackendRequest(self._decode_request))
+        plan = plan_emulation(prepared.request, prepared.unsupported_parameters)
+        return prepared.request, plan.unsupported_parameters
+
+    def stream(self, sink: EventSink | None = None) -> StreamItems:
+        """Send the request; see ``backends.interfaces.Backend.send``."""
+        backend, observe = self.route.target.backend, self.observe_events
+        items, process = send_emulated(backend, self.prepared, self.context, self.plan, sink)
+        self.process_events = process if observe is None else _observe_events(process, observe)
+        return items
 
     def get_encoder(self) -> ResponseEncoder:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
+        """The encoder of the response; the same one each time."""
+        if self._encoder is None:
+            passthrough = self.prepared.passthrough
+            if passthrough is None or passthrough.create_encoder is None:
+                self._encoder = self._create_encoder()
+            else:
+                self._encoder = passthrough.create_encoder()
         return self._encoder
 
     def get_stream_headers(self) -> Headers:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        encoder = self._encoder
+        """The headers of a stream, after its first events."""
+        if self.prepared.passthrough is not None:
+            return self.prepared.passthrough.build_headers()
+        encoder = self.get_encoder()
         return (
             ("Content-Type", encoder.content_type),
             *encoder.headers(),
             *self._build_loss_headers(),
         )
 
-    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return events
-
     def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        del body
-        reply = self._encoder.encode_unary(aggregate(events))
-        headers = (*reply.headers, *self._encoder.headers(), *self._build_loss_headers())
-        return HttpResponse(reply.status, reply.body, headers)
+        """The unary response; ``body`` is set if the worker wrote it already.
 
-    async def collect(self) -> StreamItem:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return None, await collect_emulated(self._backend, self.request, self._context, self.plan)
+        Raises StreamBroken if the events are incomplete.
+        """
+        passthrough = self.prepared.passthrough
+        if body is not None and passthrough is not None:
+            return HttpResponse(200, body, passthrough.build_headers())
+        encoder = self._create_encoder() if self._encoder is None else self._encoder
+        response = encoder.encode_unary(aggregate(events))
+        headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
+        return HttpResponse(response.status, response.body, headers)
 
-    def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return stream_emulated(self._backend, self.request, self._context, self.plan, take)
+    def _decode_request(self) -> tuple[Request, Mapping[str, str]]:
+        """See ``backends.interfaces.BackendRequest.decode``."""
+        if self._decoded is None:
+            adapter, client_request, route = self.adapter, self.client_request, self.route
+            names = adapter.field_names(client_request)
+            decoded = adapter.decode_request(client_request, route.model.info)
+            self._decoded = apply_model_settings(decoded, route, names, adapter.name), names
+        return self._decoded
+
+    def _apply_loss_rule(self, rule: OnLoss) -> None:
+        """Raise UnsupportedFeature, or set the parameters to report."""
+        if rule == "reject" and (lost := self.plan.lost_parameters):
+            fields = ", ".join(parameter.field for parameter in lost)
+            model = self.route.model.info.name
+            raise UnsupportedFeature(
+                f"the model {model!r} can't honour: {fields}", param=lost[0].field
+            )
+        if rule != "ignore":
+            self.unsupported_parameters = self.plan.unsupported_parameters
+
+    def _create_encoder(self) -> ResponseEncoder:
+        request, _ = self._decode_request()
+        return self.adapter.create_encoder(self.client_request, request, self._response_context)
 
     def _build_loss_headers(self) -> Headers:
         return (
@@ -172,90 +233,10 @@ class TranslationStrategy:
         )
 
 
-# Pass-through: the client's bytes go to the worker, and the worker's to the client.
+def _observe_events(process: EventProcessor, observe: EventObserver) -> EventProcessor:
+    def process_and_observe(events: Sequence[Event]) -> Sequence[Event]:
+        events = process(events)
+        observe(events)
+        return events
 
-_STRICT_HEADER: Final = "x-interlingua-strict"
-"""The request header of a client that wants an error instead of an unsupported parameter."""
-
-
-class PassthroughStrategy(Struct, eq=False):
-    """A request that is passed through. It is translated only if its response has to be."""
-
-    passthrough: PassthroughRequest
-    _backend: PassthroughBackend
-    _adapter: ClientAdapter
-    _client_request: ClientRequest
-    _route: Route
-    _response_context: ResponseContext
-    _context: RequestContext
-    _translation: TranslationStrategy | None = None
-    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
-    process_events: Callable[[Sequence[Event]], Sequence[Event]] = tuple
-    """See ``gateway.pipeline.responder.ResponseStrategy``. Adds usage if the worker sends none."""
-    _encoder: ResponseEncoder | None = None
-
-    @property
-    def request(self) -> Request:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return self.passthrough.request
-
-    def get_encoder(self) -> ResponseEncoder:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        if self._encoder is None:
-            make = self.passthrough.create_encoder
-            self._encoder = self._get_translation().get_encoder() if make is None else make()
-        return self._encoder
-
-    def get_stream_headers(self) -> Headers:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return self.passthrough.build_headers()
-
-    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        if body is None:
-            return self._get_translation().build_response(events, None)
-        return HttpResponse(200, body, self.passthrough.build_headers())
-
-    async def collect(self) -> StreamItem:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        return add_usage(
-            self.request, await self._backend.collect_passthrough(self.passthrough, self._context)
-        )
-
-    def stream(self, take: EventSink | None = None) -> StreamItems:
-        """See ``gateway.pipeline.responder.ResponseStrategy``."""
-        self.process_events = UsageCounter(self.request).apply
-        return self._backend.stream_passthrough(self.passthrough, self._context, take)
-
-    def _get_translation(self) -> TranslationStrategy:
-        if self._translation is None:
-            self._translation = TranslationStrategy(
-                self._adapter,
-                self._client_request,
-                self._route,
-                self._response_context,
-                self._context,
-            )
-        return self._translation
-
-
-def try_passthrough(
-    dialect: ClientAdapter,
-    call: ClientRequest,
-    route: Route,
-    about: ResponseContext,
-    context: RequestContext,
-    *,
-    translation: TranslationStrategy | None = None,
-) -> PassthroughStrategy | None:
-    """The strategy for pass-through; None if the gateway has to change the request.
-
-    ``translation`` is the strategy otherwise, if it was built before.
-    """
-    relayer, headers = route.target.passthrough_backend, call.headers
-    if relayer is None or (_STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"):
-        return None
-    relay = relayer.prepare_passthrough(dialect, call, about)
-    if relay is None:
-        return None
-    return PassthroughStrategy(relay, relayer, dialect, call, route, about, context, translation)
+    return process_and_observe

@@ -142,10 +142,10 @@ class DailyBudget:
     def reserve(self, weight: int, now: float) -> float:
         """See ``LimitCounter``."""
         del now
-        left = self._start_new_day()
+        remaining = self._start_new_day()
         spent = self._state
         if spent.spent_today + weight > self.amount:
-            return left
+            return remaining
         spent.spent_today += weight
         return 0.0
 
@@ -159,15 +159,17 @@ class DailyBudget:
 
     def return_unused(self, amount: int, at: float, now: float) -> None:
         """As ``TokenBucket.return_unused``; what was taken yesterday is not given back today."""
-        left = self._start_new_day()
-        if now - at <= SECONDS_PER_DAY - left:
+        remaining = self._start_new_day()
+        if now - at <= SECONDS_PER_DAY - remaining:
             self._state.spent_today = max(self._state.spent_today - amount, 0)
 
     def get_status(self, now: float) -> RateLimitStatus:
         """See ``LimitCounter``."""
         del now
-        left = self._start_new_day()
-        return RateLimitStatus(self.amount, max(self.amount - self._state.spent_today, 0), left)
+        remaining = self._start_new_day()
+        return RateLimitStatus(
+            self.amount, max(self.amount - self._state.spent_today, 0), remaining
+        )
 
     def _start_new_day(self) -> float:
         """Begin a new day if it is one. Returns the seconds left of the day."""
@@ -211,5 +213,5 @@ class ConcurrencyLimit:
         return RateLimitStatus(self.amount, max(self.amount - self._state.slots_in_use, 0), 0.0)
 
 
-def _format_amount(amount: int, what: str) -> str:
-    return f"{amount} {what if amount > 1 else what.removesuffix('s')}"
+def _format_amount(amount: int, unit: str) -> str:
+    return f"{amount} {unit if amount > 1 else unit.removesuffix('s')}"

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
+from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
 from gateway.ratelimit.buckets import (
     MIN_RETRY_AFTER,
     NEVER_AVAILABLE,
@@ -46,25 +47,6 @@ from protocols.core.interfaces import (
 # The limits of one key, and what one request took of them.
 
 
-class RateLimits(Struct, frozen=True):
-    """Limits; None is no limit.
-
-    Requests and tokens per so many seconds, concurrent requests, and tokens per day.
-    """
-
-    requests: tuple[int, float] | None = None
-    tokens: tuple[int, float] | None = None
-    max_concurrency: int | None = None
-    daily_budget: int | None = None
-
-
-class KeyRateLimits(Struct, frozen=True):
-    """A key's limits over all models, and its further limits for single models."""
-
-    overall: RateLimits
-    models: Mapping[str, RateLimits] = {}
-
-
 class FinishedRequest(Protocol):
     """A request that has ended; see ``gateway.observability.record.RequestRecord``."""
 
@@ -97,8 +79,8 @@ class ModelCounters(Struct, frozen=True, eq=False):
         """Take a request's part of each; else the exhausted counter and the seconds to wait."""
         for number, one in enumerate(self.all):
             if wait := one.reserve(weight, now):
-                for taken in self.all[:number]:
-                    taken.cancel_reservation(weight, now, now)
+                for reserved in self.all[:number]:
+                    reserved.cancel_reservation(weight, now, now)
                 return one, wait
         self.admissions[0] += 1
         return None
@@ -106,12 +88,12 @@ class ModelCounters(Struct, frozen=True, eq=False):
 
 def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLimitStatus | None:
     """The status of the counter with the least left."""
-    found = None
+    tightest = None
     for one in counters:
-        standing = one.get_status(now)
-        if found is None or standing.remaining < found.remaining:
-            found = standing
-    return found
+        status = one.get_status(now)
+        if tightest is None or status.remaining < tightest.remaining:
+            tightest = status
+    return tightest
 
 
 class Reservation:
@@ -165,15 +147,16 @@ class Reservation:
 
 def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float) -> GatewayError:
     """The error for a request of this weight that a counter rejected."""
-    told, scope = counter.description, counter.scope
+    description, scope = counter.description, counter.scope
     if wait == NEVER_AVAILABLE:
         return Overloaded("rate limits can't be checked now, since their shared store is down")
     if scope == "budget" and wait > MIN_RETRY_AFTER:
-        left = counter.get_status(now).remaining
+        remaining = counter.get_status(now).remaining
         return QuotaExceeded(
-            f"the budget of {told} is spent: {left} are left, and this request may take {weight}"
+            f"the budget of {description} is spent: {remaining} are left, "
+            f"and this request may take {weight}"
         )
-    message = f"at most {told} are allowed"
+    message = f"at most {description} are allowed"
     if scope in TOKEN_SCOPES:
         scope, message = "tokens", f"{message}, and this request may take {weight}"
     return RateLimitExceeded(message, retry_after=wait, scope=scope)
@@ -198,13 +181,13 @@ class KeyCounters(Struct, frozen=True):
     @property
     def daily_budgets(self) -> Mapping[str, DailyBudget]:
         """This process's part of the daily budgets, by model."""
-        found = {}
+        budgets = {}
         for model, counters in self.limits_by_model.items():
             for one in counters:
-                part = one.local_counter if isinstance(one, LeasedBucket) else one
-                if isinstance(part, DailyBudget):
-                    found[model] = part
-        return found
+                counter = one.local_counter if isinstance(one, LeasedBucket) else one
+                if isinstance(counter, DailyBudget):
+                    budgets[model] = counter
+        return budgets
 
 
 class CounterRegistry:
@@ -213,97 +196,101 @@ class CounterRegistry:
     def __init__(
         self,
         clock: Clock,
-        unix: Callable[[], float],
-        lender: LeaseStore | None = None,
+        unix_time: Callable[[], float],
+        lease_store: LeaseStore | None = None,
         wake: Callable[[], object] = bool,
     ) -> None:
-        """``unix`` returns Unix seconds. ``lender`` is the lease store of shared limits.
+        """``unix_time`` returns Unix seconds. ``lease_store`` is that of shared limits.
 
         ``wake`` has new leases requested at once.
         """
         self.clock = clock
-        self._unix_time = unix
-        self._lease_store = lender
+        self._unix_time = unix_time
+        self._lease_store = lease_store
         self._wake = wake
         self._bucket_states = WeakValueDictionary[str, BucketState]()
         self._leases = WeakValueDictionary[str, Lease]()
         self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
         self.rejections = Tally[LimitScope]()
         """The number of rejected requests, by the scope of the limit."""
-        self.recent_holders = OrderedDict[str, tuple[object, KeyCounters]]()
+        self.recent_principals = OrderedDict[str, tuple[object, KeyCounters]]()
         """The limiter and the counters of each JWT principal, by name; the latest comes last."""
 
-    def build_key_counters(self, key: str, rates: KeyRateLimits) -> KeyCounters:
+    def build_key_counters(self, key: str, limits: KeyRateLimitConfig) -> KeyCounters:
         """The counters of a key with these limits."""
-        own: dict[str, list[LimitCounter]] = {}
-        models: dict[str, ModelCounters] = {}
-        for model, told in {"": rates.overall, **rates.models}.items():
-            own[model] = made = list(self.build_counters(key, model, told))
-            every = [*own[""], *made] if model else made
-            tally = self._admission_counts.setdefault(tuple({one.scope: 0 for one in every}), [0])
-            models[model] = ModelCounters(
-                tuple(every),
-                min((one.amount for one in every if one.scope in TOKEN_SCOPES), default=0),
-                tally,
-                tuple(one for one in every if one.scope == "requests"),
-                tuple(one for one in every if one.scope == "tokens"),
+        by_model: dict[str, list[LimitCounter]] = {}
+        model_counters: dict[str, ModelCounters] = {}
+        for model, model_limits in {"": limits, **(limits.models or {})}.items():
+            by_model[model] = counters = list(self.build_counters(key, model, model_limits))
+            all_counters = [*by_model[""], *counters] if model else counters
+            admissions = self._admission_counts.setdefault(
+                tuple({one.scope: 0 for one in all_counters}), [0]
             )
-        return KeyCounters(models, own)
+            model_counters[model] = ModelCounters(
+                tuple(all_counters),
+                min((one.amount for one in all_counters if one.scope in TOKEN_SCOPES), default=0),
+                admissions,
+                tuple(one for one in all_counters if one.scope == "requests"),
+                tuple(one for one in all_counters if one.scope == "tokens"),
+            )
+        return KeyCounters(model_counters, by_model)
 
-    def build_counters(self, key: str, model: str, rates: RateLimits) -> Iterator[LimitCounter]:
+    def build_counters(
+        self, key: str, model: str, limits: RateLimitConfig
+    ) -> Iterator[LimitCounter]:
         """The counters of a key's limits for one model; "" is all models together."""
-        for scope, limit in _list_limits(rates):
+        for scope, limit in _list_limits(limits):
             yield self._build_counter(f"{key}/{scope}/{model}", scope, limit, model)
 
     def count_admitted(self) -> Mapping[LimitScope, int]:
         """The number of admitted requests, by the scopes of their limits."""
-        found = Tally[LimitScope]()
+        counts = Tally[LimitScope]()
         for scopes, [count] in self._admission_counts.items():
-            found.update(dict.fromkeys(scopes, count))
-        return found
+            counts.update(dict.fromkeys(scopes, count))
+        return counts
 
     def _build_counter(
         self, name: str, scope: LimitScope, limit: SharedLimit, model: str
     ) -> LimitCounter:
-        of = f" of the model {model!r}" if model else ""
-        lender = self._lease_store
-        if lender is None:
+        suffix = f" of the model {model!r}" if model else ""
+        lease_store = self._lease_store
+        if lease_store is None:
             return self._build_local_counter(
-                scope, limit, self._bucket_states.setdefault(name, BucketState()), of
+                scope, limit, self._bucket_states.setdefault(name, BucketState()), suffix
             )
-        loan = self._leases.setdefault(name, Lease())
-        part = -(-limit.amount // lender.replicas)
-        own = self._build_local_counter(
-            scope, SharedLimit(limit.kind, part, limit.period), loan.local_state, of
+        lease = self._leases.setdefault(name, Lease())
+        amount = -(-limit.amount // lease_store.replicas)
+        local_counter = self._build_local_counter(
+            scope, SharedLimit(limit.kind, amount, limit.period), lease.local_state, suffix
         )
-        told = self._build_local_counter(scope, limit, BucketState(), of).description
-        terms = LeaseTerms(name, limit, told, lender.policy, self._wake)
+        description = self._build_local_counter(scope, limit, BucketState(), suffix).description
+        terms = LeaseTerms(name, limit, description, lease_store.policy, self._wake)
         return (
-            LeasedSlots(terms, own, loan)
-            if isinstance(own, ConcurrencyLimit)
-            else LeasedBucket(terms, own, loan)
+            LeasedSlots(terms, local_counter, lease)
+            if isinstance(local_counter, ConcurrencyLimit)
+            else LeasedBucket(terms, local_counter, lease)
         )
 
     def _build_local_counter(
-        self, scope: LimitScope, limit: SharedLimit, spent: BucketState, of: str
+        self, scope: LimitScope, limit: SharedLimit, state: BucketState, suffix: str
     ) -> TokenBucket | DailyBudget | ConcurrencyLimit:
         if limit.kind == "slots":
-            return ConcurrencyLimit(limit.amount, spent, of=of)
+            return ConcurrencyLimit(limit.amount, state, of=suffix)
         if limit.kind == "day":
-            return DailyBudget(limit.amount, spent, self._unix_time, of=of)
-        return TokenBucket(limit.amount, limit.period, spent, by_token=scope == "tokens", of=of)
+            return DailyBudget(limit.amount, state, self._unix_time, of=suffix)
+        return TokenBucket(limit.amount, limit.period, state, by_token=scope == "tokens", of=suffix)
 
 
-def _list_limits(rates: RateLimits) -> Iterator[tuple[LimitScope, SharedLimit]]:
+def _list_limits(limits: RateLimitConfig) -> Iterator[tuple[LimitScope, SharedLimit]]:
     """The limits in the order in which they are checked."""
-    if rates.max_concurrency is not None:
-        yield "concurrency", SharedLimit("slots", rates.max_concurrency, 0)
-    if rates.requests is not None:
-        yield "requests", SharedLimit("rate", *rates.requests)
-    if rates.tokens is not None:
-        yield "tokens", SharedLimit("rate", *rates.tokens)
-    if rates.daily_budget is not None:
-        yield "budget", SharedLimit("day", rates.daily_budget, SECONDS_PER_DAY)
+    if limits.concurrent is not None:
+        yield "concurrency", SharedLimit("slots", limits.concurrent, 0)
+    if limits.requests is not None:
+        yield "requests", SharedLimit("rate", *limits.requests)
+    if limits.tokens is not None:
+        yield "tokens", SharedLimit("rate", *limits.tokens)
+    if limits.budget is not None:
+        yield "budget", SharedLimit("day", limits.budget, SECONDS_PER_DAY)
 
 
 # An estimate of a request's tokens from its bytes, without decoding them. The real number is known
@@ -327,13 +314,15 @@ def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
     prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT)
     if model.task == "embedding":
         return prompt, 0
-    said = _MAX_TOKENS_PATTERN.search(body)
-    return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if said is None else int(said[1])
+    match = _MAX_TOKENS_PATTERN.search(body)
+    return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if match is None else int(
+        match[1]
+    )
 
 
 ANONYMOUS_KEY: Final = ""
 """The key of all clients together, if no keys are configured."""
-MAX_TOKEN_HOLDERS: Final = 10_000
+MAX_JWT_PRINCIPALS: Final = 10_000
 """JWT principals that are counted at a time; the least recent one is forgotten."""
 
 
@@ -342,16 +331,19 @@ class RateLimiter:
 
     def __init__(
         self,
-        keys: Mapping[str, KeyRateLimits],
-        accounts: CounterRegistry,
-        others: KeyRateLimits | None = None,
+        keys: Mapping[str, KeyRateLimitConfig],
+        registry: CounterRegistry,
+        token_limits: KeyRateLimitConfig | None = None,
     ) -> None:
-        """``others`` are the limits of each principal with a JWT instead of an API key."""
-        self.registry = accounts
-        self._clock = accounts.clock
-        self._token_limits = others
-        self._keys = {key: accounts.build_key_counters(key, rates) for key, rates in keys.items()}
-        self._counters_by_key = {key: held.by_model for key, held in self._keys.items()}
+        """The limits of models are by model, not by alias.
+
+        ``others`` are the limits of each principal with a JWT instead of an API key.
+        """
+        self.registry = registry
+        self._clock = registry.clock
+        self._token_limits = token_limits
+        self._keys = {key: registry.build_key_counters(key, limits) for key, limits in keys.items()}
+        self._counters_by_key = {key: counters.by_model for key, counters in self._keys.items()}
 
     def reserve(
         self, key: str, model: str, target: ModelInfo, body: bytes | None, adapter: ClientAdapter
@@ -361,14 +353,14 @@ class RateLimiter:
         ``model`` is the public model whose limits apply, ``target`` the model that answers.
         ``body`` is None where the request asks for no tokens.
         """
-        models = self._counters_by_key.get(key) or self._get_holder_counters(key)
+        models = self._counters_by_key.get(key) or self._get_jwt_counters(key)
         if models is None:
             return None
         counters = models.get(model) or models[""]
         prompt = weight = 0
         if counters.largest_weight and body is not None:
-            prompt, answer = estimate_tokens(body, target)
-            weight = min(prompt + answer, counters.largest_weight)
+            prompt, completion = estimate_tokens(body, target)
+            weight = min(prompt + completion, counters.largest_weight)
         now = self._clock()
         reservation = Reservation(counters, weight, min(prompt, weight), now, self._clock)
         if _reports_limits(type(adapter)):
@@ -383,32 +375,36 @@ class RateLimiter:
     @property
     def leased_counters(self) -> Sequence[LeasedCounter]:
         """The counters of shared limits."""
-        holders = (held for by, held in self.registry.recent_holders.values() if by is self)
-        every = itertools.chain(self._keys.values(), holders)
-        counters = itertools.chain.from_iterable(one.counters for one in every)
+        principals = (
+            key_counters
+            for limiter, key_counters in self.registry.recent_principals.values()
+            if limiter is self
+        )
+        all_keys = itertools.chain(self._keys.values(), principals)
+        counters = itertools.chain.from_iterable(one.counters for one in all_keys)
         return [one for one in counters if isinstance(one, LeasedBucket | LeasedSlots)]
 
     @property
     def daily_budgets(self) -> Mapping[tuple[str, str], DailyBudget]:
         """This process's part of the daily budgets, by key and model."""
         return {
-            (key, model): day
-            for key, held in self._keys.items()
-            for model, day in held.daily_budgets.items()
+            (key, model): budget
+            for key, key_counters in self._keys.items()
+            for model, budget in key_counters.daily_budgets.items()
         }
 
-    def _get_holder_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
+    def _get_jwt_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
         """The counters of a principal with a JWT."""
         if self._token_limits is None:
             return None
-        recent = self.registry.recent_holders
-        by, held = recent.pop(key, (None, None))
-        if held is None or by is not self:
-            held = self.registry.build_key_counters(key, self._token_limits)
-        recent[key] = self, held
-        if len(recent) > MAX_TOKEN_HOLDERS:
-            recent.popitem(last=False)
-        return held.by_model
+        principals = self.registry.recent_principals
+        limiter, key_counters = principals.pop(key, (None, None))
+        if key_counters is None or limiter is not self:
+            key_counters = self.registry.build_key_counters(key, self._token_limits)
+        principals[key] = self, key_counters
+        if len(principals) > MAX_JWT_PRINCIPALS:
+            principals.popitem(last=False)
+        return key_counters.by_model
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Limits shared by several gateways: each process leases parts of them from a store in Redis.
 
-A request is admitted by what this process has leased, and waits for nobody. A task beside all
-requests renews leases before they are used up, at most every 250 ms. A limit that was not used for
+A request is admitted within the leases of this process, without waiting. A background task renews
+leases before they are used up, at most every 250 ms. A limit that was not used for
 a while is not leased; the first request after that may use up to one lease, which is requested at
 once.
 
@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
+from gateway.config.schema import SharedStateConfig, StoreFailurePolicy
 from gateway.ratelimit.buckets import (
     MIN_RETRY_AFTER,
     NEVER_AVAILABLE,
@@ -36,7 +37,6 @@ from protocols.core.interfaces import Clock, RateLimitStatus
 
 LimitKind = Literal["rate", "day", "slots"]
 """``rate``: a token bucket. ``day``: an amount per day from 00:00 UTC. ``slots``: concurrency."""
-StoreFailurePolicy = Literal["local", "open", "closed"]
 """While the store fails: each process has its part of every limit (``local``), everything is
 admitted (``open``), or nothing is (``closed``)."""
 
@@ -55,8 +55,9 @@ class LeaseRequest(Struct, frozen=True):
     For ``rate`` and ``day``: ``requested`` is the most it wants in addition. ``retained`` is what
     it keeps, unused, of earlier leases. ``used`` is what it used since the last grant; a request's
     tokens are known at its end, so that this may be negative, or more than was leased. The store
-    takes back what was leased and is in neither: so a process gives back by retaining less, a lost
-    reply costs nothing, and after a failure the first request (retained 0) sets everything right.
+    reclaims leased amounts that are neither retained nor used. So a process returns an amount by
+    retaining less, a lost reply costs nothing, and the first request after a failure (retained 0)
+    restores the correct state.
 
     For ``slots``: ``requested`` is how many this process is to have in all, never fewer than it
     uses; ``retained`` is how many it uses, ``used`` is 0.
@@ -99,7 +100,7 @@ class LeaseStore(Protocol):
     replicas: int
     """How many processes share the limits; each has its part while the store fails."""
 
-    async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
+    async def request_leases(self, requests: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
         """One grant for each request, in their order.
 
         Raises LeaseStoreUnavailable, at the latest after 250 ms without a reply.
@@ -159,9 +160,9 @@ class Lease:
         self.local_state = BucketState()
         """The usage of the process's own part, and its slots in use."""
 
-    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
-        """Apply a grant, which is valid from the time ``asked`` of its request."""
-        self.expires_at = asked + grant.seconds
+    def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
+        """Apply a grant, which is valid from the time of its request."""
+        self.expires_at = requested_at + grant.seconds
         self.retry_after = (
             max(grant.retry_after, MIN_RETRY_AFTER)
             if grant.amount < self.requested
@@ -192,8 +193,8 @@ class LeasedCounter(LimitCounter, Protocol):
         ``last`` gives everything back.
         """
 
-    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
-        """Apply the grant of the request that was sent at the time ``asked``."""
+    def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
+        """Apply the grant of the request that was sent at ``requested_at``."""
 
     def revoke_lease(self, now: float) -> None:
         """The store failed: all leases are void."""
@@ -224,37 +225,43 @@ class LeasedBucket:
         "scope",
     )
 
-    def __init__(self, terms: LeaseTerms, own: TokenBucket | DailyBudget, loan: Lease) -> None:
+    def __init__(
+        self, terms: LeaseTerms, local_counter: TokenBucket | DailyBudget, lease: Lease
+    ) -> None:
         """``own`` is the counter of this process's part of the limit."""
-        self.scope: LimitScope = own.scope
-        self.amount = own.amount
+        self.scope: LimitScope = local_counter.scope
+        self.amount = local_counter.amount
         self.description = terms.description
-        self.local_counter = own
+        self.local_counter = local_counter
         limit = terms.limit
-        self._by_token = own.scope != "requests"
+        self._by_token = local_counter.scope != "requests"
         self._is_daily = limit.kind == "day"
-        size = limit.amount * DAILY_LEASE_SHARE if self._is_daily else own.amount * RATE_LEASE_SHARE
-        self._lease_size = min(math.ceil(size), own.amount)
-        self._lease = loan
+        size = (
+            limit.amount * DAILY_LEASE_SHARE
+            if self._is_daily
+            else local_counter.amount * RATE_LEASE_SHARE
+        )
+        self._lease_size = min(math.ceil(size), local_counter.amount)
+        self._lease = lease
         self._terms = terms
 
     def reserve(self, weight: int, now: float) -> float:
         """See ``LimitCounter``."""
-        loan, amount = self._lease, weight if self._by_token else 1
-        loan.used_at = now
-        if loan.store_failed:
+        lease, amount = self._lease, weight if self._by_token else 1
+        lease.used_at = now
+        if lease.store_failed:
             return self._reserve_locally(weight, now)
-        live = now < loan.expires_at
+        live = now < lease.expires_at
         if not live:
-            loan.expire()
-        left = loan.available - amount
-        if amount > self._lease_size and amount >= loan.largest_request:
-            loan.largest_request, loan.largest_request_at = amount, now
-        if left < 0 or not live:
+            lease.expire()
+        remaining = lease.available - amount
+        if amount > self._lease_size and amount >= lease.largest_request:
+            lease.largest_request, lease.largest_request_at = amount, now
+        if remaining < 0 or not live:
             self._terms.wake()
-            if left < (0 if live else -self._lease_size):
-                return loan.retry_after
-        loan.available = left
+            if remaining < (0 if live else -self._lease_size):
+                return lease.retry_after
+        lease.available = remaining
         if self._is_daily:
             self.local_counter.return_unused(-amount, now, now)
         return 0.0
@@ -270,41 +277,43 @@ class LeasedBucket:
 
     def get_status(self, now: float) -> RateLimitStatus:
         """See ``LimitCounter``. It shows what this process has leased."""
-        loan = self._lease
-        if loan.store_failed:
+        lease = self._lease
+        if lease.store_failed:
             return self.local_counter.get_status(now)
-        return RateLimitStatus(self._terms.limit.amount, max(loan.available, 0), loan.retry_after)
+        return RateLimitStatus(self._terms.limit.amount, max(lease.available, 0), lease.retry_after)
 
     def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
         """See ``LeasedCounter``."""
-        loan = self._lease
-        if now >= loan.expires_at:
-            loan.expire()
-        used, held = loan.leased - loan.available, max(loan.available, 0)
-        if now - loan.largest_request_at > LEASE_IDLE_TIMEOUT:
-            loan.largest_request = 0
-        most = 0 if last else max(self._lease_size, 2 * used, loan.largest_request)
+        lease = self._lease
+        if now >= lease.expires_at:
+            lease.expire()
+        used, retained = lease.leased - lease.available, max(lease.available, 0)
+        if now - lease.largest_request_at > LEASE_IDLE_TIMEOUT:
+            lease.largest_request = 0
+        most = 0 if last else max(self._lease_size, 2 * used, lease.largest_request)
         target = min(most, self.amount)
-        wanted = (
-            target - held if 2 * held < target or held < min(loan.largest_request, target) else 0
+        requested = (
+            target - retained
+            if 2 * retained < target or retained < min(lease.largest_request, target)
+            else 0
         )
-        excess = max(held - 2 * target, 0)
-        idle = now - loan.used_at > LEASE_IDLE_TIMEOUT and not used
+        excess = max(retained - 2 * target, 0)
+        idle = now - lease.used_at > LEASE_IDLE_TIMEOUT and not used
         if not last and (
-            idle or (not wanted and not excess and loan.expires_at - now > RENEW_BEFORE)
+            idle or (not requested and not excess and lease.expires_at - now > RENEW_BEFORE)
         ):
             return None
-        loan.available -= excess
-        loan.leased -= excess
-        loan.available_at_request, loan.requested = loan.available, wanted
-        return LeaseRequest(self._terms.name, self._terms.limit, wanted, held - excess, used)
+        lease.available -= excess
+        lease.leased -= excess
+        lease.available_at_request, lease.requested = lease.available, requested
+        return LeaseRequest(self._terms.name, self._terms.limit, requested, retained - excess, used)
 
-    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
         """See ``LeasedCounter``."""
-        loan = self._lease
-        loan.apply_grant(grant, asked, now)
-        loan.available += grant.amount - min(loan.available_at_request, 0)
-        loan.leased = max(loan.available_at_request, 0) + grant.amount
+        lease = self._lease
+        lease.apply_grant(grant, requested_at, now)
+        lease.available += grant.amount - min(lease.available_at_request, 0)
+        lease.leased = max(lease.available_at_request, 0) + grant.amount
 
     def revoke_lease(self, now: float) -> None:
         """See ``LeasedCounter``."""
@@ -327,13 +336,13 @@ class LeasedBucket:
 
         What a rate's local counter gave while the store failed is never reported to the store.
         """
-        loan = self._lease
-        same = at >= loan.changed_at
-        if same and (self._is_daily or not loan.store_failed):
-            loan.available += amount
-        elif self._is_daily or (loan.store_failed and not same):
-            loan.leased -= amount
-        if self._is_daily or (loan.store_failed and same):
+        lease = self._lease
+        same = at >= lease.changed_at
+        if same and (self._is_daily or not lease.store_failed):
+            lease.available += amount
+        elif self._is_daily or (lease.store_failed and not same):
+            lease.leased -= amount
+        if self._is_daily or (lease.store_failed and same):
             self.local_counter.return_unused(amount, at, now)
 
 
@@ -350,26 +359,26 @@ class LeasedSlots:
         "scope",
     )
 
-    def __init__(self, terms: LeaseTerms, own: ConcurrencyLimit, loan: Lease) -> None:
+    def __init__(self, terms: LeaseTerms, local_counter: ConcurrencyLimit, lease: Lease) -> None:
         """``own`` is the counter of this process's part of the limit."""
-        self.scope: LimitScope = own.scope
-        self.amount = own.amount
+        self.scope: LimitScope = local_counter.scope
+        self.amount = local_counter.amount
         self.description = terms.description
-        self._local_counter = own
-        self._lease_size = math.ceil(own.amount * RATE_LEASE_SHARE)
-        self._lease = loan
+        self._local_counter = local_counter
+        self._lease_size = math.ceil(local_counter.amount * RATE_LEASE_SHARE)
+        self._lease = lease
         self._terms = terms
 
     def reserve(self, weight: int, now: float) -> float:
         """See ``LimitCounter``."""
-        loan, spent = self._lease, self._lease.local_state
-        loan.used_at = now
-        if loan.store_failed:
+        lease, spent = self._lease, self._lease.local_state
+        lease.used_at = now
+        if lease.store_failed:
             return self._reserve_locally(weight, now)
-        live = now < loan.expires_at
-        if not live or spent.slots_in_use >= loan.available:
+        live = now < lease.expires_at
+        if not live or spent.slots_in_use >= lease.available:
             self._terms.wake()
-            if spent.slots_in_use >= (loan.available if live else self._lease_size):
+            if spent.slots_in_use >= (lease.available if live else self._lease_size):
                 return MIN_RETRY_AFTER
         spent.slots_in_use += 1
         return 0.0
@@ -384,30 +393,30 @@ class LeasedSlots:
 
     def get_status(self, now: float) -> RateLimitStatus:
         """See ``LimitCounter``. It shows what this process has leased."""
-        loan = self._lease
-        if loan.store_failed:
+        lease = self._lease
+        if lease.store_failed:
             return self._local_counter.get_status(now)
         return RateLimitStatus(
-            self._terms.limit.amount, max(loan.available - loan.local_state.slots_in_use, 0), 0.0
+            self._terms.limit.amount, max(lease.available - lease.local_state.slots_in_use, 0), 0.0
         )
 
     def build_lease_request(self, now: float, *, last: bool = False) -> LeaseRequest | None:
         """See ``LeasedCounter``."""
-        loan, limit = self._lease, self._terms.limit
-        if now >= loan.expires_at:
-            loan.expire()
-        used = 0 if last else loan.local_state.slots_in_use
-        wanted = 0 if last else min(used + self._lease_size, max(limit.amount, used))
-        idle = now - loan.used_at > LEASE_IDLE_TIMEOUT and not used
+        lease, limit = self._lease, self._terms.limit
+        if now >= lease.expires_at:
+            lease.expire()
+        used = 0 if last else lease.local_state.slots_in_use
+        requested = 0 if last else min(used + self._lease_size, max(limit.amount, used))
+        idle = now - lease.used_at > LEASE_IDLE_TIMEOUT and not used
         if not last and (
-            idle or (wanted == loan.available and loan.expires_at - now > RENEW_BEFORE)
+            idle or (requested == lease.available and lease.expires_at - now > RENEW_BEFORE)
         ):
             return None
-        return LeaseRequest(self._terms.name, limit, wanted, used)
+        return LeaseRequest(self._terms.name, limit, requested, used)
 
-    def apply_grant(self, grant: LeaseGrant, asked: float, now: float) -> None:
+    def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
         """See ``LeasedCounter``."""
-        self._lease.apply_grant(grant, asked, now)
+        self._lease.apply_grant(grant, requested_at, now)
         self._lease.available = grant.amount
 
     def revoke_lease(self, now: float) -> None:
@@ -438,14 +447,14 @@ class LeaseRenewer:
 
     def __init__(
         self,
-        lender: LeaseStore,
+        store: LeaseStore,
         counters: Callable[[], Sequence[LeasedCounter]],
         bell: asyncio.Event,
         clock: Clock,
         draw: Callable[[], float],
     ) -> None:
         """``bell`` is set by a counter that needs a lease at once."""
-        self._store = lender
+        self._store = store
         self._get_counters = counters
         self._wake_event = bell
         self._clock = clock
@@ -465,13 +474,13 @@ class LeaseRenewer:
 
     async def renew_leases(self, *, last: bool = False) -> None:
         """Request all leases that are needed now. ``last`` gives everything back."""
-        asked, counters = self._clock(), self._get_counters()
-        wishes = [(one, one.build_lease_request(asked, last=last)) for one in counters]
-        pairs = [(one, wish) for one, wish in wishes if wish is not None]
+        requested_at, counters = self._clock(), self._get_counters()
+        requests = [(one, one.build_lease_request(requested_at, last=last)) for one in counters]
+        pairs = [(one, request) for one, request in requests if request is not None]
         if not pairs:
             return
         try:
-            grants = await self._store.request_leases([wish for _, wish in pairs])
+            grants = await self._store.request_leases([request for _, request in pairs])
         except LeaseStoreUnavailable:
             now = self._clock()
             for one in counters:
@@ -479,7 +488,7 @@ class LeaseRenewer:
             return
         now = self._clock()
         for (one, _), grant in zip(pairs, grants, strict=True):
-            one.apply_grant(grant, asked, now)
+            one.apply_grant(grant, requested_at, now)
 
     async def _renew_periodically(self) -> None:
         while True:
@@ -509,44 +518,30 @@ _MAX_ERROR_TEXT: Final = 200
 log = logging.getLogger("interlingua")
 
 
-class RedisLimitSettings(Struct, frozen=True):
-    """The Redis server of shared limits, and how many processes share them."""
-
-    url: str
-    """With the password; it must not be logged."""
-    policy: StoreFailurePolicy = "local"
-    replicas: int = 1
-    """The number of processes."""
-    prefix: str = "interlingua"
-    """The prefix of all keys in Redis."""
-    ca: str | None = None
-    """A file of CA certificates; None uses the system's."""
-
-
 class RedisLeaseStore:
     """Leases limits from Redis: a ``LeaseStore``."""
 
     def __init__(
-        self, shared: RedisLimitSettings, borrower: str, *, clock: Clock, draw: Clock
+        self, state: SharedStateConfig, process_id: str, *, clock: Clock, draw: Clock
     ) -> None:
-        """``borrower`` is the unique id of this process. ``draw`` returns a number in [0, 1)."""
+        """``process_id`` is unique. ``draw`` returns a number in [0, 1)."""
         from redis.asyncio import Redis  # noqa: PLC0415 - it need not be installed
         from redis.asyncio.retry import Retry  # noqa: PLC0415 - as above
         from redis.backoff import NoBackoff  # noqa: PLC0415 - as above
 
-        more: Any = {} if shared.ca is None else {"ssl_ca_certs": shared.ca}
+        more: Any = {} if state.tls is None else {"ssl_ca_certs": state.tls.ca}
         self._redis: Any = Redis.from_url(
-            shared.url,
+            state.redis.reveal(),
             protocol=2,
             socket_timeout=STORE_TIMEOUT,
             socket_connect_timeout=STORE_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             **more,
         )
-        self.policy = shared.policy
-        self.replicas = shared.replicas
-        self._prefix = shared.prefix
-        self._borrower_id = borrower
+        self.policy = state.on_failure
+        self.replicas = state.replicas
+        self._prefix = state.prefix
+        self._process_id = process_id
         self._clock = clock
         self._draw = draw
         self._next_attempt_at = clock()
@@ -555,16 +550,16 @@ class RedisLeaseStore:
         self.up = True
         """Whether the last call succeeded."""
 
-    async def request_leases(self, wishes: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
+    async def request_leases(self, requests: Sequence[LeaseRequest]) -> Sequence[LeaseGrant]:
         """See ``LeaseStore``."""
         if self._clock() < self._next_attempt_at:
             raise LeaseStoreUnavailable
         grants: list[LeaseGrant] = []
         try:
-            for first in range(0, len(wishes), MAX_LEASES_PER_CALL):
+            for first in range(0, len(requests), MAX_LEASES_PER_CALL):
                 async with asyncio.timeout(STORE_TIMEOUT):
                     grants += _parse_grants(
-                        await self._call_script(wishes[first : first + MAX_LEASES_PER_CALL])
+                        await self._call_script(requests[first : first + MAX_LEASES_PER_CALL])
                     )
         except Exception as error:  # noqa: BLE001 - whatever its client raises, limits go on
             self._record_failure(error)
@@ -581,10 +576,12 @@ class RedisLeaseStore:
         with suppress(RedisError, OSError):
             await self._redis.aclose()
 
-    async def _call_script(self, wishes: Sequence[LeaseRequest]) -> Sequence[Any]:
-        keys = [f"{self._prefix}:{wish.name}" for wish in wishes]
-        told = [part for wish in wishes for part in _build_script_arguments(wish)]
-        call = (len(keys), *keys, self._borrower_id, LEASE_SECONDS, *told)
+    async def _call_script(self, requests: Sequence[LeaseRequest]) -> Sequence[Any]:
+        keys = [f"{self._prefix}:{request.name}" for request in requests]
+        arguments = [
+            argument for request in requests for argument in _build_script_arguments(request)
+        ]
+        call = (len(keys), *keys, self._process_id, LEASE_SECONDS, *arguments)
         from redis.exceptions import NoScriptError  # noqa: PLC0415 - as above
 
         reply: Sequence[Any]
@@ -598,17 +595,17 @@ class RedisLeaseStore:
         self.errors += 1
         self._next_attempt_at = self._clock() + STORE_RETRY_DELAY * (1 + self._draw()) / 2
         if self.up:
-            why = (
+            reason = (
                 str(error)[:_MAX_ERROR_TEXT]
                 or f"it did not answer within {STORE_TIMEOUT * 1000:g} ms"
             )
-            log.warning("rate limits are not shared, since Redis failed: %s", why)
+            log.warning("rate limits are not shared, since Redis failed: %s", reason)
         self.up = False
 
 
-def _build_script_arguments(wish: LeaseRequest) -> tuple[str | float, ...]:
-    limit = wish.limit
-    return limit.kind, limit.amount, limit.period, wish.requested, wish.retained, wish.used
+def _build_script_arguments(request: LeaseRequest) -> tuple[str | float, ...]:
+    limit = request.limit
+    return limit.kind, limit.amount, limit.period, request.requested, request.retained, request.used
 
 
 def _parse_grants(reply: Sequence[Any]) -> list[LeaseGrant]:

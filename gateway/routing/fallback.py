@@ -44,16 +44,16 @@ class FallbackHistory:
         self._min_context = -1.0
         """The largest context that was too short for the prompt, in tokens; below 0 if none was."""
         if isinstance(error, ContextTooLong):
-            known = _read_context_limit(route, error)
-            self._min_context = math.inf if known is None else known
+            limit = _read_context_limit(route, error)
+            self._min_context = math.inf if limit is None else limit
 
     def fits_context(self, route: Route) -> bool:
         """Whether the prompt may fit a target's context, as far as its length is known."""
         return self._min_context < 0 or (route.model.info.context_length or 0) > self._min_context
 
-    def record_skipped(self, route: Route, why: str) -> None:
+    def record_skipped(self, route: Route, reason: str) -> None:
         """A target lacks a requirement, so it was not asked."""
-        self._reasons[route.target_name] = why
+        self._reasons[route.target_name] = reason
 
     def record_failure(self, route: Route, error: GatewayError) -> bool:
         """A fallback failed. Returns whether the next one may be asked.

@@ -62,25 +62,25 @@ class PathRouter:
 
     def find_endpoint(self, method: str, path: str) -> EndpointMatch:
         """The endpoint of a path. Raises PathNotFound or MethodNotAllowed."""
-        asked = (method, path)
+        key = (method, path)
         return (
-            self._static_matches[asked]
-            if asked in self._static_matches
+            self._static_matches[key]
+            if key in self._static_matches
             else self._search_tables(method, path)
         )
 
     def _search_tables(self, method: str, path: str) -> EndpointMatch:
-        found: list[EndpointMatch] = []
+        matches: list[EndpointMatch] = []
         for table in self._tables:
             methods, params = table.match_path(path)
             if method in methods:
-                found.append(EndpointMatch(table.mount, methods[method], params))
+                matches.append(EndpointMatch(table.mount, methods[method], params))
                 if not self._has_shared_paths:
                     break
-        if not found:
+        if not matches:
             raise self._build_error(method, path)
-        first, *rivals = found
-        return replace(first, alternatives=tuple(rivals)) if rivals else first
+        first, *alternatives = matches
+        return replace(first, alternatives=tuple(alternatives)) if alternatives else first
 
     def _build_error(self, method: str, path: str) -> MethodNotAllowed | PathNotFound:
         """The error for a path without such an endpoint."""
@@ -121,23 +121,25 @@ class _AdapterPaths:
         self.mount = mount
         self.static: dict[str, dict[str, Endpoint]] = {}
         """The paths without parameters: their endpoints by method."""
-        named: dict[tuple[str, bool], dict[str, Endpoint]] = {}
+        endpoints_by_path: dict[tuple[str, bool], dict[str, Endpoint]] = {}
         for endpoint in mount.adapter.endpoints:
             path = mount.prefix + endpoint.path
             if "{" in path:
-                named.setdefault((path, endpoint.strict_slash), {})[endpoint.method] = endpoint
+                endpoints_by_path.setdefault((path, endpoint.strict_slash), {})[endpoint.method] = (
+                    endpoint
+                )
             else:
                 self._add_path(path, endpoint)
         self._patterns: dict[int | None, _PathPattern] = {}
         """The paths with parameters, by the number of their last group in the common regex."""
         patterns, groups = list[str](), 0
-        for (path, exact), methods in named.items():
+        for (path, exact), methods in endpoints_by_path.items():
             pieces = _PATH_PARAM.split(path)
             patterns.append("([^/]+)".join(map(re.escape, pieces[::2])) + ("" if exact else "/?"))
             names = pieces[1::2]
-            place = slice(groups, groups + len(names))
-            groups = place.stop
-            self._patterns[groups] = _PathPattern(names, place, methods)
+            group_slice = slice(groups, groups + len(names))
+            groups = group_slice.stop
+            self._patterns[groups] = _PathPattern(names, group_slice, methods)
         self._regex = re.compile("|".join(patterns) or "(?!)")
 
     def match_path(self, path: str) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
@@ -147,10 +149,10 @@ class _AdapterPaths:
         match = self._regex.fullmatch(path)
         if match is None:
             return _EMPTY, _EMPTY
-        shape = self._patterns[match.lastindex]
-        given = match.groups()[shape.groups]
-        texts = map(unquote, given) if "%" in path else given
-        return shape.methods, dict(zip(shape.names, texts, strict=True))
+        pattern = self._patterns[match.lastindex]
+        values = match.groups()[pattern.groups]
+        texts = map(unquote, values) if "%" in path else values
+        return pattern.methods, dict(zip(pattern.names, texts, strict=True))
 
     def _add_path(self, path: str, endpoint: Endpoint) -> None:
         self.static.setdefault(path, {})[endpoint.method] = endpoint

@@ -44,8 +44,8 @@ class RequestAttributes(Struct):
             case "header":
                 return self.headers.get(name, "")
             case "body":
-                found = self.read_field(name)
-                return str(found) if type(found) in (str, int) else ""
+                value = self.read_field(name)
+                return str(value) if type(value) in (str, int) else ""
             case "key":
                 return self.key
             case _:
@@ -54,8 +54,8 @@ class RequestAttributes(Struct):
     def find_first_source(self, sources: Sequence[str]) -> tuple[str, str]:
         """The first source that is present, and its value; two empty strings if none is."""
         for source in sources:
-            if said := self.read_source(source):
-                return source, said
+            if value := self.read_source(source):
+                return source, value
         return "", ""
 
 
@@ -69,7 +69,7 @@ def _read_fields(body: bytes) -> Mapping[str, Raw]:
 
 def _read_scalar(raw: Raw) -> Scalar | None:
     try:
-        found: Scalar | None = _decode_scalar(raw)
+        value: Scalar | None = _decode_scalar(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return found
+    return value

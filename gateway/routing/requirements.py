@@ -47,16 +47,16 @@ def find_missing_requirements(
     tokens. Only a prompt of token ids can be too long: the number of tokens of a text depends on
     the model.
     """
-    found = dict.fromkeys(_list_missing(request, losses))
+    missing = dict.fromkeys(_list_missing(request, losses))
     if context is not None and _count_prompt_tokens(request) > context:
-        found[CONTEXT_LENGTH] = None
-    return tuple(found)
+        missing[CONTEXT_LENGTH] = None
+    return tuple(missing)
 
 
 def _list_missing(request: Request, losses: Sequence[UnsupportedParameter]) -> Iterator[str]:
-    idle = isinstance(request, GenerationRequest) and request.tool_choice == "none"
+    tools_unused = isinstance(request, GenerationRequest) and request.tool_choice == "none"
     for loss in losses:
-        if loss.reason in _SUPPORTED_REASONS or (loss.path == "tools" and idle):
+        if loss.reason in _SUPPORTED_REASONS or (loss.path == "tools" and tools_unused):
             continue
         if loss.path == "messages":
             yield from (
@@ -73,9 +73,9 @@ def _count_prompt_tokens(request: Request) -> int:
     prompts: Sequence[Prompt]
     if isinstance(request, GenerationRequest):
         prompts, overflow = request.prompts, request.stopping.overflow
-        cut = request.stopping.truncate_prompt
+        truncation = request.stopping.truncate_prompt
     else:
-        prompts, overflow, cut = request.inputs, request.overflow, request.truncate
-    if overflow == "truncate" or cut is not None:
+        prompts, overflow, truncation = request.inputs, request.overflow, request.truncate
+    if overflow == "truncate" or truncation is not None:
         return 0
     return max((len(one) for one in prompts if not isinstance(one, str)), default=0)

@@ -5,12 +5,13 @@ numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from backends.interfaces import Backend, PassthroughBackend
+from backends.interfaces import Backend
+from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
@@ -19,7 +20,6 @@ from protocols.core.errors import ModelNotFound, VersionNotFound
 
 AttributesLoader = Callable[[], RequestAttributes]
 """Returns a request's attributes. It is not called where the model's name is enough."""
-OnLoss = Literal["report", "reject", "ignore"]
 CATCH_ALL_MODEL = "*"
 """The model that serves every name no other model has."""
 
@@ -29,6 +29,13 @@ class RequestDefaults(Struct, frozen=True):
 
     sampling: Mapping[str, Any] = {}
     stopping: Mapping[str, Any] = {}
+
+    @classmethod
+    def compile(cls, config: ModelDefaultsConfig) -> "RequestDefaults":
+        """The defaults that are set, by section."""
+        values = {name: value for name, value in asdict(config).items() if value is not None}
+        stopping = {name: values.pop(name) for name in ("max_tokens",) if name in values}
+        return cls(values, stopping)
 
     @property
     def has_values(self) -> bool:
@@ -43,22 +50,15 @@ class Target(Struct, frozen=True):
     backend_model: str
     backend: Backend
     backend_name: str
-    passthrough_backend: PassthroughBackend | None = None
-    """The backend, if it supports pass-through and the model changes nothing of a request."""
+    allows_passthrough: bool = False
+    """Whether the model changes nothing of a request, so that it may be passed through."""
 
 
 class ShadowRule(Struct, frozen=True):
-    """Which share of the requests to ``model`` is copied for another target.
-
-    ``to`` is a version of it, or another model. At most ``max_concurrent`` copies run at a time,
-    each with a ``timeout`` in seconds.
-    """
+    """The shadow traffic of the model whose configured name is ``model``."""
 
     model: str
-    to: str
-    share: float
-    max_concurrent: int = 4
-    timeout: float = 60.0
+    config: ShadowConfig
 
 
 class Model(Struct, frozen=True):
@@ -140,16 +140,16 @@ class Router:
         ready: bool = True,
     ) -> None:
         """``rules`` name only models and versions in ``models``."""
-        owners = {alias: one.info.name for one in models.values() for alias in one.info.aliases}
+        self._models = [
+            replace(model, rules=tuple(_select_rules(model.info, rules)))
+            for model in models.values()
+        ]
         self._by_name = {
-            name: replace(model, rules=tuple(_select_rules(name, rules, owners)))
-            for name, model in models.items()
+            name: model for model in self._models for name in (model.info.name, *model.info.aliases)
         }
-        self._models = list(self._by_name.values())
-        for model in self._models:
-            self._by_name.update(dict.fromkeys(model.info.aliases, model))
         self._fixed_routes = {
-            name: Route(one, one.targets[only]) for name, one, only in self._list_fixed_models()
+            name: Route(one, one.targets[version])
+            for name, one, version in self._list_fixed_models()
         }
         """The routes of models with one version and neither rules nor sticky sources."""
         self._draw = draw
@@ -159,7 +159,7 @@ class Router:
         self,
         name: str,
         version: str | None = None,
-        ask: AttributesLoader = RequestAttributes,
+        load_attributes: AttributesLoader = RequestAttributes,
         observer: RouteObserver | None = None,
     ) -> Route:
         """The route for ``name``, which may pin a version as ``name@version``.
@@ -173,13 +173,13 @@ class Router:
         if pinned is not None:
             return Route(model, model.targets[pinned], pinned=True)
         if model.rules or model.sticky:
-            return self._apply_rules(model, ask(), observer)
+            return self._apply_rules(model, load_attributes(), observer)
         split = model.split
         number = self._draw() if observer is None else observer.draw()
         return Route(model, model.targets[split.pick_version(number)], split=split.reported_name)
 
     def list_fallbacks(
-        self, route: Route, ask: AttributesLoader = RequestAttributes
+        self, route: Route, load_attributes: AttributesLoader = RequestAttributes
     ) -> Iterator[Route]:
         """The fallbacks of a route, each target once. A pinned version has none.
 
@@ -187,41 +187,46 @@ class Router:
         """
         if route.pinned:
             return
-        seen = {route.target_name}
-        why = RouteReason(route.reason.rule)
+        target_names = {route.target_name}
+        reason = RouteReason(route.reason.rule)
         for name in route.model.fallbacks:
             target = route.model.targets.get(name)
             if target is None:
                 model = self._by_name[name]
-                traits = ask() if model.sticky else RequestAttributes()
-                found = self._apply_split(model, traits, why, self._draw, route.requested_model)
+                attributes = load_attributes() if model.sticky else RequestAttributes()
+                fallback = self._apply_split(
+                    model, attributes, reason, self._draw, route.requested_model
+                )
             else:
-                found = replace(route, target=target, reason=why)
-            if found.target_name not in seen:
-                seen.add(found.target_name)
-                yield found
+                fallback = replace(route, target=target, reason=reason)
+            if fallback.target_name not in target_names:
+                target_names.add(fallback.target_name)
+                yield fallback
 
     def route_shadow(
-        self, route: Route, shadow: ShadowRule, ask: AttributesLoader = RequestAttributes
+        self,
+        route: Route,
+        shadow: ShadowRule,
+        load_attributes: AttributesLoader = RequestAttributes,
     ) -> Route | None:
         """The target of a request's shadow, if the request is drawn for one.
 
         A request with a pinned version has none, and a shadow never goes to the same target.
         """
-        if route.pinned or self._draw() >= shadow.share:
+        if route.pinned or self._draw() >= shadow.config.share:
             return None
-        target = route.model.targets.get(shadow.to)
+        target = route.model.targets.get(shadow.config.to)
         if target is None:
-            model = self._by_name[shadow.to]
-            found = self._apply_split(
+            model = self._by_name[shadow.config.to]
+            shadow_route = self._apply_split(
                 model,
-                ask() if model.sticky else RequestAttributes(),
+                load_attributes() if model.sticky else RequestAttributes(),
                 _RANDOM_CHOICE,
                 self._draw,
             )
         else:
-            found = Route(route.model, target)
-        return None if found.target_name == route.target_name else found
+            shadow_route = Route(route.model, target)
+        return None if shadow_route.target_name == route.target_name else shadow_route
 
     def find_protocol(self, name: str) -> str | None:
         """The protocol of a model's clients, if the configuration sets it."""
@@ -238,23 +243,23 @@ class Router:
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
-        found, _ = self._resolve_name(model, version)
-        return self._read_current_info(found)
+        resolved, _ = self._resolve_name(model, version)
+        return self._read_current_info(resolved)
 
     def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
         """Each model with one version and neither rules nor sticky sources, and that version."""
         for name, model in self._by_name.items():
-            only = model.split.only_version
-            if only is not None and not model.rules and not model.sticky:
-                yield name, model, only
+            version = model.split.only_version
+            if version is not None and not model.rules and not model.sticky:
+                yield name, model, version
 
     def _resolve_name(self, name: str, version: str | None) -> tuple[Model, str | None]:
         """The model of a name, and the pinned version."""
         model = self._by_name.get(name)
         if model is None and version is None and "@" in name:
-            plain, _, pinned = name.rpartition("@")
-            if plain in self._by_name:
-                return self._resolve_name(plain, pinned)
+            model_name, _, pinned = name.rpartition("@")
+            if model_name in self._by_name:
+                return self._resolve_name(model_name, pinned)
         if model is None:
             return self._resolve_catch_all(name), None
         if version is not None and version not in model.targets:
@@ -275,41 +280,45 @@ class Router:
         return replace(model, info=replace(model.info, name=name), targets=targets)
 
     def _apply_rules(
-        self, model: Model, traits: RequestAttributes, observer: RouteObserver | None
+        self, model: Model, attributes: RequestAttributes, observer: RouteObserver | None
     ) -> Route:
         """By the first rule that matches, or else by the traffic split."""
         draw, on_rule = (
             (self._draw, None) if observer is None else (observer.draw, observer.on_rule)
         )
-        match = find_matching_rule(model.rules, traits, model.sticky, draw, on_rule)
+        match = find_matching_rule(model.rules, attributes, model.sticky, draw, on_rule)
         if match is None:
-            return self._apply_split(model, traits, _RANDOM_CHOICE, draw)
+            return self._apply_split(model, attributes, _RANDOM_CHOICE, draw)
         rule = match.rule
-        found = model if rule.to is None else self._by_name[rule.to]
-        original = "" if found is model else model.info.name
-        if rule.version is None:
-            return self._apply_split(found, traits, RouteReason(rule.name), draw, original)
-        why = RouteReason(rule.name, match.sticky, match.bucket)
-        return Route(found, found.targets[rule.version], reason=why, original_model=original)
+        to = rule.config.to
+        target_model = model if to.model is None else self._by_name[to.model]
+        original_model = "" if target_model is model else model.info.name
+        if to.version is None:
+            return self._apply_split(
+                target_model, attributes, RouteReason(rule.name), draw, original_model
+            )
+        reason = RouteReason(rule.name, match.sticky, match.bucket)
+        target = target_model.targets[to.version]
+        return Route(target_model, target, reason=reason, original_model=original_model)
 
     @staticmethod
     def _apply_split(
         model: Model,
-        traits: RequestAttributes,
-        why: RouteReason,
+        attributes: RequestAttributes,
+        reason: RouteReason,
         draw: Callable[[], float],
-        original: str = "",
+        original_model: str = "",
     ) -> Route:
-        source, user = traits.find_first_source(model.sticky)
+        source, user = attributes.find_first_source(model.sticky)
         if not source:
             version = model.split.pick_version(draw())
         else:
             assignment = model.split.assign_version(user)
             version = assignment.version
-            why = RouteReason(why.rule, source, assignment.bucket)
+            reason = RouteReason(reason.rule, source, assignment.bucket)
         split = model.split.reported_name
         return Route(
-            model, model.targets[version], reason=why, original_model=original, split=split
+            model, model.targets[version], reason=reason, original_model=original_model, split=split
         )
 
     @staticmethod
@@ -323,26 +332,17 @@ class Router:
         return replace(model.info, versions=versions)
 
 
-def _select_rules(
-    name: str, rules: Sequence[RouteRule], owners: Mapping[str, str]
-) -> Iterator[RouteRule]:
+def _select_rules(model: ModelInfo, rules: Sequence[RouteRule]) -> Iterator[RouteRule]:
     """The rules that apply to a model's requests."""
     for rule in rules:
-        if rule.model is None or owners.get(rule.model, rule.model) == name:
+        name = rule.config.when.model
+        if name is None or name == model.name or name in model.aliases:
             yield rule
 
 
 def quote_name(name: str) -> str:
     """A name for an error message: quoted and shortened."""
     return repr(name if len(name) <= 200 else name[:200] + "…")  # noqa: PLR2004
-
-
-def _enable_passthrough(target: Target) -> Target:
-    """The target of a model that changes nothing of a request."""
-    backend = target.backend
-    return replace(
-        target, passthrough_backend=backend if isinstance(backend, PassthroughBackend) else None
-    )
 
 
 def compile_model(
@@ -359,7 +359,9 @@ def compile_model(
     ``salt`` is the split's name; "" uses the model's name.
     """
     if on_loss != "reject" and not defaults.has_values and info.max_tokens is None:
-        targets = {name: _enable_passthrough(target) for name, target in targets.items()}
+        targets = {
+            name: replace(target, allows_passthrough=True) for name, target in targets.items()
+        }
     total = sum(weights.values())
     versions = tuple(
         VersionInfo(name, target.backend_model, round(100 * weights.get(name, 0) / total))

@@ -8,55 +8,68 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from gateway.config.schema import RouteConfig
 from gateway.routing.request_attributes import RequestAttributes, Scalar
 from gateway.routing.traffic_split import bucket_to_fraction, compute_bucket
 
 
-class RouteConditions(Struct, frozen=True):
-    """The conditions of a rule; all must match. A condition that is not set always matches."""
+class RouteRule(Struct, frozen=True):
+    """A route of the configuration, compiled."""
 
-    protocol: str | None = None
+    config: RouteConfig
     headers: Mapping[str, str] = {}
-    """By lower-case name."""
-    body: Mapping[str, Scalar] = {}
-    """Scalars of the body's top level."""
-    key: str | None = None
-    tag: str | None = None
-    """A tag of the API key."""
+    """The headers that must match, by lower-case name."""
     share: float = 1.0
     """The share of the matching requests that the rule takes, from 0 to 1."""
 
-    def find_mismatch(self, traits: RequestAttributes) -> str:
+    @property
+    def name(self) -> str:
+        """The rule's name."""
+        return self.config.name
+
+    def find_mismatch(self, attributes: RequestAttributes) -> str:
         """The first condition that a request does not meet, the share aside; "" if it meets all.
 
         One of ``protocol``, ``key``, ``tag``, ``header:NAME`` and ``body:FIELD``. The body is read
         last.
         """
-        if self.protocol not in (None, traits.protocol):
+        when = self.config.when
+        if when.protocol not in (None, attributes.protocol):
             return "protocol"
-        if self.key not in (None, traits.key):
+        if when.key not in (None, attributes.key):
             return "key"
-        if self.tag is not None and self.tag not in traits.tags:
+        if when.tag is not None and when.tag not in attributes.tags:
             return "tag"
         for name, text in self.headers.items():
-            if traits.headers.get(name) != text:
+            if attributes.headers.get(name) != text:
                 return f"header:{name}"
-        for name, value in self.body.items():
-            if not _is_same_scalar(traits.read_field(name), value):
+        for name, value in when.body.items():
+            if not _is_same_scalar(attributes.read_field(name), value):
                 return f"body:{name}"
         return ""
 
+    def get_expected_value(self, condition: str) -> Scalar | None:
+        """The value of a condition that ``find_mismatch`` returned."""
+        when = self.config.when
+        kind, _, name = condition.partition(":")
+        match kind:
+            case "header":
+                return self.headers[name]
+            case "body":
+                return when.body[name]
+            case "protocol":
+                return when.protocol
+            case "key":
+                return when.key
+            case _:
+                return when.tag
 
-class RouteRule(Struct, frozen=True):
-    """One rule. ``to`` is a model's name; None keeps the requested model."""
 
-    name: str
-    model: str | None = None
-    """The model whose requests it applies to; None is every model."""
-    conditions: RouteConditions = RouteConditions()
-    to: str | None = None
-    version: str | None = None
-    """None leaves the version to the model's traffic split."""
+def compile_rule(config: RouteConfig) -> RouteRule:
+    """Compile a route: header names in lower case."""
+    headers = {name.lower(): text for name, text in config.when.header.items()}
+    share = config.when.share
+    return RouteRule(config, headers, 1.0 if share is None else share)
 
 
 class RuleMatch(Struct, frozen=True):
@@ -71,7 +84,7 @@ class RuleMatch(Struct, frozen=True):
     @property
     def is_selected(self) -> bool:
         """Whether the rule applies."""
-        return self.position < self.rule.conditions.share
+        return self.position < self.rule.share
 
 
 RuleObserver = Callable[[RouteRule, str, RuleMatch | None], None]
@@ -80,10 +93,10 @@ RuleObserver = Callable[[RouteRule, str, RuleMatch | None], None]
 
 def find_matching_rule(
     rules: Sequence[RouteRule],
-    traits: RequestAttributes,
+    attributes: RequestAttributes,
     sticky: Sequence[str],
     draw: Callable[[], float],
-    tell: RuleObserver | None = None,
+    observe: RuleObserver | None = None,
 ) -> RuleMatch | None:
     """The first rule that applies.
 
@@ -91,28 +104,31 @@ def find_matching_rule(
     that a user stays in it; without one it is drawn.
     """
     for rule in rules:
-        unmet = rule.conditions.find_mismatch(traits)
-        found = None if unmet else _match_share(rule, traits, sticky, draw)
-        if tell is not None:
-            tell(rule, unmet, found)
-        if found is not None and found.is_selected:
-            return found
+        mismatch = rule.find_mismatch(attributes)
+        match = None if mismatch else _match_share(rule, attributes, sticky, draw)
+        if observe is not None:
+            observe(rule, mismatch, match)
+        if match is not None and match.is_selected:
+            return match
     return None
 
 
 def _match_share(
-    rule: RouteRule, traits: RequestAttributes, sticky: Sequence[str], draw: Callable[[], float]
+    rule: RouteRule,
+    attributes: RequestAttributes,
+    sticky: Sequence[str],
+    draw: Callable[[], float],
 ) -> RuleMatch:
     """A request's position in a rule's share: hashed like a version "" of a split of that name."""
-    if rule.conditions.share >= 1:
+    if rule.share >= 1:
         return RuleMatch(rule)
-    source, who = traits.find_first_source(sticky)
+    source, user = attributes.find_first_source(sticky)
     if not source:
         return RuleMatch(rule, position=draw())
-    number = compute_bucket(rule.name, "", who)
-    return RuleMatch(rule, source, number, bucket_to_fraction(number))
+    bucket = compute_bucket(rule.name, "", user)
+    return RuleMatch(rule, source, bucket, bucket_to_fraction(bucket))
 
 
-def _is_same_scalar(found: Scalar | None, wanted: Scalar) -> bool:
+def _is_same_scalar(value: Scalar | None, expected: Scalar) -> bool:
     """Whether two scalars are equal: 1 is 1.0, but not true."""
-    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+    return value == expected and isinstance(value, bool) == isinstance(expected, bool)

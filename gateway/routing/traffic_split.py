@@ -37,7 +37,7 @@ class TrafficSplit:
 
     def __init__(self, weights: Mapping[str, int], name: str = "") -> None:
         """``weights`` has at least one above 0; ``name`` is the salt of the hash."""
-        self._weights = {arm: weight for arm, weight in weights.items() if weight}
+        self._weights = {version: weight for version, weight in weights.items() if weight}
         self._versions = list(self._weights)
         self._cumulative_weights = list(itertools.accumulate(self._weights.values()))
         self._name = name
@@ -52,15 +52,15 @@ class TrafficSplit:
             bisect.bisect_right(self._cumulative_weights, draw * self._cumulative_weights[-1])
         ]
 
-    def assign_version(self, who: str) -> StickyAssignment:
+    def assign_version(self, user: str) -> StickyAssignment:
         """The version that a user keeps."""
-        buckets = self.compute_buckets(who)
-        chosen = min(buckets, key=lambda arm: compute_score(buckets[arm], self._weights[arm]))
-        return StickyAssignment(chosen, buckets[chosen])
+        buckets = self.compute_buckets(user)
+        version = min(buckets, key=lambda name: compute_score(buckets[name], self._weights[name]))
+        return StickyAssignment(version, buckets[version])
 
-    def compute_buckets(self, who: str) -> Mapping[str, int]:
+    def compute_buckets(self, user: str) -> Mapping[str, int]:
         """The ``n`` of each version for a user."""
-        return {arm: compute_bucket(self._name, arm, who) for arm in self._versions}
+        return {version: compute_bucket(self._name, version, user) for version in self._versions}
 
     @property
     def weights(self) -> Mapping[str, int]:
@@ -68,9 +68,9 @@ class TrafficSplit:
         return self._weights
 
 
-def compute_bucket(name: str, arm: str, who: str) -> int:
+def compute_bucket(name: str, version: str, user: str) -> int:
     """A number below 2**52 that depends on these three only."""
-    text = f"{name}\n{arm}\n{who}".encode("utf-8", "surrogateescape")
+    text = f"{name}\n{version}\n{user}".encode("utf-8", "surrogateescape")
     return int.from_bytes(sha256(text).digest()[:8]) >> (64 - _BUCKET_BITS)
 
 

@@ -10,18 +10,17 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, Self, cast, runtime_checkable
 
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, SupportsWarmup
-from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
-from gateway.admin.status import RecentStats, StatusReporter
 from gateway.config import listeners, loader, schema
+from gateway.config.registry import load_symbol
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
 from gateway.http_server.listener import LISTENER_CLASSES, Listener
+from gateway.http_server.overload import BodyBudget
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
 from gateway.pipeline.handler import GatewayServices
@@ -29,8 +28,9 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.runtime.build import build_connection_limits, load_symbol
+from gateway.runtime.build import build_connection_limits, compute_body_budget
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
+from gateway.runtime.shutdown import drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import (
     set_up_exporters,
@@ -38,9 +38,10 @@ from gateway.runtime.telemetry import (
     set_up_process_metrics,
     set_up_usage,
 )
-from protocols.core.errors import Overloaded, WorkerError
+from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
+    from gateway.admin.api import AdminServer, WorkerSet
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
     from gateway.ratelimit.redis_limiter import RedisLeaseStore
@@ -61,34 +62,18 @@ class SocketSource(Protocol):
         """Hand over the sockets of a listener to the caller; empty if it has none."""
 
 
-async def warm_backend(name: str, backend: Backend, within: float) -> str:
+async def warm_backend(name: str, backend: Backend, warmup_timeout: float) -> str:
     """Start a backend and warm it up for at most ``within`` seconds; returns the error or ""."""
     try:
         await backend.start()
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(warmup_timeout):
             if isinstance(backend, SupportsWarmup):
                 await backend.warm_up()
     except TimeoutError:
-        log.warning("%s is not ready after %g s and is used as it is", name, within)
+        log.warning("%s is not ready after %g s and is used as it is", name, warmup_timeout)
     except WorkerError as error:
         return error.message
     return ""
-
-
-async def bind_listener(
-    listener: Listener,
-    listener_config: schema.ListenerConfig,
-    tls: ssl.SSLContext | None,
-    *,
-    reuse_port: bool,
-    given: Sequence[socket.socket] = (),
-) -> str:
-    """Bind a listener; returns its URL. Raises OSError."""
-    host, _, port = listener_config.address.rpartition(":")
-    bound = await listener.listen(
-        host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=given
-    )
-    return f"{'https' if tls else 'http'}://{host}:{bound}"
 
 
 def build_tls_contexts(config: schema.Config) -> TlsContexts:
@@ -122,7 +107,7 @@ class SharedRateLimits:
     def create(
         cls,
         state: schema.SharedStateConfig | None,
-        outside: GatewayServices,
+        services: GatewayServices,
         get_counters: Callable[[], Sequence[LeasedCounter]],
     ) -> tuple[GatewayServices, Self | None]:
         """Set up shared limits, if configured. Returns the services and the shared limits.
@@ -130,21 +115,16 @@ class SharedRateLimits:
         ``get_counters`` gives the leased counters of the current configuration.
         """
         if state is None:
-            return outside, None
+            return services, None
         from gateway.ratelimit.redis_limiter import (  # noqa: PLC0415 - redis may not be installed
             RedisLeaseStore,
-            RedisLimitSettings,
         )
 
-        ca = state.tls.ca if state.tls else None
-        shared = RedisLimitSettings(
-            state.redis.reveal(), state.on_failure, state.replicas, state.prefix, ca
-        )
-        store = RedisLeaseStore(shared, outside.new_id(), clock=outside.clock, draw=outside.draw)
+        store = RedisLeaseStore(state, services.new_id(), clock=services.clock, draw=services.draw)
         wake = asyncio.Event()
-        renewer = LeaseRenewer(store, get_counters, wake, outside.clock, outside.draw)
-        registry = CounterRegistry(outside.clock, outside.wall_clock, store, wake.set)
-        return replace(outside, counter_registry=registry), cls(store, renewer)
+        renewer = LeaseRenewer(store, get_counters, wake, services.clock, services.draw)
+        registry = CounterRegistry(services.clock, services.wall_clock, store, wake.set)
+        return replace(services, counter_registry=registry), cls(store, renewer)
 
     def register_metrics(self, metrics: "MetricsCollector") -> None:
         """Add the metrics of the store."""
@@ -168,8 +148,6 @@ _USAGE_FLUSH_TIMEOUT = 5.0
 """Seconds to write the last usage rows."""
 _EXPORT_FLUSH_TIMEOUT = 2.0
 """Seconds to export the last traces and metrics."""
-_ERROR_FLUSH_TIMEOUT = 1.0
-"""Seconds to send errors to clients whose requests are stopped."""
 
 
 def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
@@ -225,7 +203,7 @@ class Gateway:
     def __init__(
         self,
         config: schema.Config,
-        outside: GatewayServices,
+        services: GatewayServices,
         *,
         origin: ConfigSource | None = None,
         process_group: ProcessGroup | None = None,
@@ -233,27 +211,28 @@ class Gateway:
         self._process_group = process_group
         observe_reload: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
-        outside, self._usage_recorder = set_up_usage(config.observe.usage, outside)
-        outside, self._exporters = set_up_exporters(config.observe, outside, os.environ)
-        outside, self._shared_limits = SharedRateLimits.create(
-            config.state, outside, self._list_leased_counters
+        services, self._usage_recorder = set_up_usage(config.observe.usage, services)
+        services, self._exporters = set_up_exporters(config.observe, services, os.environ)
+        services, self._shared_limits = SharedRateLimits.create(
+            config.state, services, self._list_leased_counters
         )
         metrics: MetricsCollector | None = None
         if config.admin is not None:
-            outside, metrics, observe_reload = set_up_metrics(
-                outside, lambda: self.backends, digest
+            services, metrics, observe_reload = set_up_metrics(
+                services, lambda: self.backends, digest
             )
-        explained = ExplanationStore(outside.clock, outside.draw)
+        explanations = ExplanationStore(services.clock, services.draw)
         self._explainer = ExplainService(
-            explained, lambda: self._current.handlers_by_address, outside.clock
+            explanations, lambda: self._current.handlers_by_address, services.clock
         )
-        self._services = outside = replace(outside, explain_policy=explained.create_recorder)
-        self._current = ConfigSnapshot(config, outside, digest)
+        self._services = services = replace(services, explain_policy=explanations.create_recorder)
+        self._current = ConfigSnapshot(config, services, digest)
         self.active_snapshots = [self._current]
         """Snapshots that may have running requests; the last one is current."""
         self.listener_urls: dict[listeners.ListenerId, str] = {}
         """The URL of each bound listener."""
         self._is_draining = False
+        self._body_budget = BodyBudget(compute_body_budget(config.limits))
         self._retire_tasks: set[asyncio.Task[None]] = set()
         self._closing_backends: list[Backend] = []
         self._closing_listeners: list[Listener] = []
@@ -282,6 +261,11 @@ class Gateway:
         """The current backends by name."""
         return self._current.backends
 
+    @property
+    def admin_server(self) -> "AdminServer | None":
+        """The admin listener, if there is one."""
+        return self._admin_server
+
     def _list_leased_counters(self) -> Sequence[LeasedCounter]:
         """The leased counters of the current rate limiter."""
         limiter = self._current.rate_limiter
@@ -303,21 +287,19 @@ class Gateway:
         """
         if self._usage_recorder is not None:
             self._usage_recorder.start()
-        for exporter in self._exporters:
-            exporter.start()
         if self._process_metrics is not None:
             self._process_metrics.start()
         if self._shared_limits is not None:
             self._shared_limits.start()
         await asyncio.gather(*(backend.start() for backend in self.backends.values()))
         if warmed:
-            slow = [one for one in self.backends.values() if isinstance(one, SupportsWarmup)]
-            await asyncio.gather(*(backend.warm_up() for backend in slow))
+            backends = [one for one in self.backends.values() if isinstance(one, SupportsWarmup)]
+            await asyncio.gather(*(backend.warm_up() for backend in backends))
         urls = []
-        trust = build_tls_contexts(self._current.config)
+        tls_contexts = build_tls_contexts(self._current.config)
         for listener_id, listener_config in listeners.listeners_by_id(self._current.config).items():
             sockets = inherited.take_sockets(listener_id) if inherited else ()
-            listener, tls = self.listeners[listener_id], trust[listener_id]
+            listener, tls = self.listeners[listener_id], tls_contexts[listener_id]
             self.listener_urls[listener_id] = await self._bind_listener(
                 listener, listener_config, tls, sockets
             )
@@ -355,12 +337,8 @@ class Gateway:
         for listener in self.listeners.values():
             listener.is_draining = on
 
-    async def stop(self, *, lame_duck: bool = False) -> None:
-        """Stop gracefully: accept no more connections, finish running requests, close everything.
-
-        With ``lame_duck``, the gateway first drains for the configured shutdown delay. Requests
-        that outlast the drain timeout get an error.
-        """
+    async def stop(self, *, use_shutdown_delay: bool = False) -> None:
+        """Shut down gracefully; see ``gateway.runtime.shutdown``."""
         if self.reloader is not None:
             await self.reloader.aclose()
         for task in self._retire_tasks:
@@ -368,18 +346,10 @@ class Gateway:
         await asyncio.gather(*self._retire_tasks, return_exceptions=True)
         self.set_draining()
         limits = self._current.config.limits
-        if lame_duck:
+        if use_shutdown_delay:
             await asyncio.sleep(limits.shutdown_delay)
         active_listeners = [*self.listeners.values(), *self._closing_listeners]
-        await asyncio.gather(
-            *(listener.drain(limits.drain_timeout) for listener in active_listeners)
-        )
-        for one in self.active_snapshots:
-            one.stop_requests(Overloaded("the gateway stops"))
-        await asyncio.gather(
-            *(listener.drain(_ERROR_FLUSH_TIMEOUT) for listener in active_listeners)
-        )
-        await asyncio.gather(*(listener.close() for listener in active_listeners))
+        await drain_listeners(active_listeners, self.active_snapshots, limits.drain_timeout)
         await self._services.shadow_manager.aclose()
         await self._current.aclose()
         if self._shared_limits is not None:
@@ -403,57 +373,61 @@ class Gateway:
         New backends and listeners are started before they get requests; running requests keep the
         old configuration. Raises ConfigError and changes nothing if the new one cannot be used.
         """
-        if wrong := [*listeners.restart_required(self._current.config, loaded.config)]:
-            raise loaded.build_error(*wrong)
-        trust = build_tls_contexts(loaded.config)
-        now = ConfigSnapshot(loaded.config, self._services, loaded.hash, previous=self._current)
-        new = {
-            listener_id: self._make_listener(now, listener_id)
-            for listener_id in now.handlers.keys() - self.listeners
+        if issues := [*listeners.restart_required(self._current.config, loaded.config)]:
+            raise loaded.build_error(*issues)
+        tls_contexts = build_tls_contexts(loaded.config)
+        snapshot = ConfigSnapshot(
+            loaded.config, self._services, loaded.hash, previous=self._current
+        )
+        new_listeners = {
+            listener_id: self._make_listener(snapshot, listener_id)
+            for listener_id in snapshot.handlers.keys() - self.listeners
         }
         try:
-            await self._warm_backends(now, loaded)
-            await self._bind_new_listeners(new, trust, loaded)
+            await self._warm_backends(snapshot, loaded)
+            await self._bind_new_listeners(new_listeners, tls_contexts, loaded)
             if self._process_group is not None:
                 await self._process_group.confirm_reload()
         except BaseException:
-            await asyncio.gather(*(listener.close() for listener in new.values()))
-            await asyncio.gather(*(one.aclose() for one in self._find_new_backends(now).values()))
+            await asyncio.gather(*(listener.close() for listener in new_listeners.values()))
+            await asyncio.gather(
+                *(one.aclose() for one in self._find_new_backends(snapshot).values())
+            )
             raise
-        self._swap_snapshot(now, new, trust)
+        self._swap_snapshot(snapshot, new_listeners, tls_contexts)
 
-    async def _warm_backends(self, now: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
+    async def _warm_backends(self, snapshot: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
         """Start and warm up new backends. Raises ConfigError."""
-        added, within = self._find_new_backends(now), now.config.limits.warmup_timeout
+        added, timeout = self._find_new_backends(snapshot), snapshot.config.limits.warmup_timeout
         errors = await asyncio.gather(
-            *(warm_backend(name, one, within) for name, one in added.items())
+            *(warm_backend(name, one, timeout) for name, one in added.items())
         )
         results = zip(added, errors, strict=True)
-        wrong = [
+        issues = [
             (("backends", name), f"it can't be used: {error}") for name, error in results if error
         ]
-        if wrong:
-            raise loaded.build_error(*wrong)
+        if issues:
+            raise loaded.build_error(*issues)
 
     async def _bind_new_listeners(
         self,
-        new: Mapping[listeners.ListenerId, Listener],
-        trust: TlsContexts,
+        new_listeners: Mapping[listeners.ListenerId, Listener],
+        tls_contexts: TlsContexts,
         loaded: loader.LoadedConfig,
     ) -> None:
         """Bind new listeners. Raises ConfigError."""
         for number, (listener_id, listener_config) in enumerate(
             listeners.listeners_by_id(loaded.config).items()
         ):
-            if listener_id not in new:
+            if listener_id not in new_listeners:
                 continue
             try:
                 self.listener_urls[listener_id] = await self._bind_listener(
-                    new[listener_id], listener_config, trust[listener_id]
+                    new_listeners[listener_id], listener_config, tls_contexts[listener_id]
                 )
             except OSError as error:
-                why = f"the gateway can't listen there: {error.strerror or error}"
-                raise loaded.build_error((("listeners", number, "address"), why)) from None
+                message = f"the gateway can't listen there: {error.strerror or error}"
+                raise loaded.build_error((("listeners", number, "address"), message)) from None
             log.info("listening on %s", self.listener_urls[listener_id])
 
     async def _bind_listener(
@@ -461,96 +435,112 @@ class Gateway:
         listener: Listener,
         listener_config: schema.ListenerConfig,
         tls: ssl.SSLContext | None,
-        given: Sequence[socket.socket] = (),
+        sockets: Sequence[socket.socket] = (),
     ) -> str:
-        return await bind_listener(
-            listener, listener_config, tls, reuse_port=self._process_group is not None, given=given
+        """Bind a listener; returns its URL. Raises OSError."""
+        host, _, port = listener_config.address.rpartition(":")
+        reuse_port = self._process_group is not None
+        bound = await listener.listen(
+            host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=sockets
         )
+        return f"{'https' if tls else 'http'}://{host}:{bound}"
 
-    def _find_new_backends(self, now: ConfigSnapshot) -> Mapping[str, Backend]:
+    def _find_new_backends(self, snapshot: ConfigSnapshot) -> Mapping[str, Backend]:
         """The backends that the current configuration does not have."""
-        here = {id(one) for one in self.backends.values()}
-        return {name: one for name, one in now.backends.items() if id(one) not in here}
+        current_ids = {id(one) for one in self.backends.values()}
+        return {name: one for name, one in snapshot.backends.items() if id(one) not in current_ids}
 
     def _swap_snapshot(
-        self, now: ConfigSnapshot, new: Mapping[listeners.ListenerId, Listener], trust: TlsContexts
+        self,
+        snapshot: ConfigSnapshot,
+        new_listeners: Mapping[listeners.ListenerId, Listener],
+        tls_contexts: TlsContexts,
     ) -> None:
         """Make ``now`` the current snapshot, atomically for requests."""
-        old, self._current = self._current, now
-        now.router.ready = not self._is_draining
-        self.active_snapshots = [*(one for one in self.active_snapshots if one.running_count), now]
-        gone = [
-            self.listeners.pop(listener_id)
-            for listener_id in old.handlers.keys() - now.handlers.keys()
+        previous, self._current = self._current, snapshot
+        snapshot.router.ready = not self._is_draining
+        self.active_snapshots = [
+            *(one for one in self.active_snapshots if one.running_count),
+            snapshot,
         ]
-        self._closing_listeners += gone
-        limits = build_connection_limits(now.config.limits)
+        removed_listeners = [
+            self.listeners.pop(listener_id)
+            for listener_id in previous.handlers.keys() - snapshot.handlers.keys()
+        ]
+        self._closing_listeners += removed_listeners
+        limits = build_connection_limits(snapshot.config.limits)
+        self._body_budget.limit = compute_body_budget(snapshot.config.limits)
         for listener_id, listener in self.listeners.items():
-            now.handlers[listener_id].adopt_running(old.handlers[listener_id])
-            listener.handle_request = now.get_handler(listener_id)
+            snapshot.handlers[listener_id].adopt_running(previous.handlers[listener_id])
+            listener.handle_request = snapshot.get_handler(listener_id)
             listener.set_limits(limits)
-            listener.set_tls_context(trust[listener_id])
-        self.listeners |= new
+            listener.set_tls_context(tls_contexts[listener_id])
+        self.listeners |= new_listeners
         self._update_worker_sets()
-        if self._admin_server is not None and now.config.admin is not None:
-            self._admin_server.set_key(now.config.admin.sha256)
-        ended = {
-            name: one for name, one in old.backends.items() if one is not now.backends.get(name)
+        if self._admin_server is not None and snapshot.config.admin is not None:
+            self._admin_server.set_key(snapshot.config.admin.sha256)
+        ended_backends = {
+            name: one
+            for name, one in previous.backends.items()
+            if one is not snapshot.backends.get(name)
         }
-        self._closing_backends += ended.values()
-        for name, backend in ended.items():
+        self._closing_backends += ended_backends.values()
+        for name, backend in ended_backends.items():
             for url in backend.manual_workers if isinstance(backend, ManuallyManaged) else ():
                 log.warning("%s: the admin API's change of %s ends with this reload", name, url)
         retiring = self._retire_backends(
-            list(ended.values()), gone, old.config.limits.drain_timeout
+            list(ended_backends.values()), removed_listeners, previous.config.limits.drain_timeout
         )
         task = asyncio.get_running_loop().create_task(retiring)
         self._retire_tasks.add(task)
         task.add_done_callback(self._retire_tasks.discard)
 
     async def _retire_backends(
-        self, ended: list[Backend], gone: Sequence[Listener], drain: float
+        self, backends: list[Backend], removed_listeners: Sequence[Listener], drain_timeout: float
     ) -> None:
         """Close backends and listeners when their requests end, or after ``drain`` seconds."""
-        holding = [
-            now
-            for now in self.active_snapshots
-            if now is not self._current and now.has_any_backend(ended)
+        snapshots = [
+            snapshot
+            for snapshot in self.active_snapshots
+            if snapshot is not self._current and snapshot.has_any_backend(backends)
         ]
         await asyncio.gather(
-            self._wait_idle(holding, drain), *(listener.drain(drain) for listener in gone)
+            drain_snapshots(snapshots, self._services.shadow_manager, drain_timeout),
+            *(listener.drain(drain_timeout) for listener in removed_listeners),
         )
-        await asyncio.gather(*(listener.close() for listener in gone))
+        await asyncio.gather(*(listener.close() for listener in removed_listeners))
         self._closing_listeners = [
-            listener for listener in self._closing_listeners if listener not in gone
+            listener for listener in self._closing_listeners if listener not in removed_listeners
         ]
-        await asyncio.gather(*(one.aclose() for one in ended))
-        self._closing_backends = [one for one in self._closing_backends if one not in ended]
+        await asyncio.gather(*(one.aclose() for one in backends))
+        self._closing_backends = [one for one in self._closing_backends if one not in backends]
         gc.collect()  # an old snapshot is a reference cycle
-
-    async def _wait_idle(self, holding: Sequence[ConfigSnapshot], within: float) -> None:
-        """Wait for the requests of these snapshots and their shadow traffic, ``within`` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                for one in holding:
-                    await one.wait_idle()
-                await self._services.shadow_manager.wait_idle()
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _make_listener(self, now: ConfigSnapshot, listener_id: listeners.ListenerId) -> Listener:
-        kind = load_symbol(
-            LISTENER_CLASSES[listeners.listeners_by_id(now.config)[listener_id].http_server]
+    def _make_listener(
+        self, snapshot: ConfigSnapshot, listener_id: listeners.ListenerId
+    ) -> Listener:
+        listener_class = load_symbol(
+            LISTENER_CLASSES[listeners.listeners_by_id(snapshot.config)[listener_id].http_server]
         )
-        made = cast(
+        listener = cast(
             "Listener",
-            kind(now.get_handler(listener_id), build_connection_limits(now.config.limits)),
+            listener_class(
+                snapshot.get_handler(listener_id),
+                build_connection_limits(snapshot.config.limits),
+                self._body_budget,
+            ),
         )
-        made.is_draining = self._is_draining
-        return made
+        listener.is_draining = self._is_draining
+        return listener
 
     def _update_worker_sets(self) -> None:
         """Update the mapping that the admin API shares."""
+        if self._current.config.admin is None:
+            return
+        from gateway.admin.api import WorkerSet  # noqa: PLC0415 - aiohttp takes 10 MB
+
         self._worker_sets.clear()
         self._worker_sets.update(
             {name: one for name, one in self.backends.items() if isinstance(one, WorkerSet)}
@@ -558,7 +548,14 @@ class Gateway:
 
     def _make_admin_server(
         self, config: schema.AdminConfig, metrics: "MetricsCollector", filename: str
-    ) -> AdminServer:
+    ) -> "AdminServer":
+        from gateway.admin.api import (  # noqa: PLC0415 - as above
+            AdminServer,
+            AdminServices,
+            get_unready_reason,
+        )
+        from gateway.admin.status import RecentStats, StatusReporter  # noqa: PLC0415 - as above
+
         clock = self._services.clock
         services = AdminServices(
             get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),

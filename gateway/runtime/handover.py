@@ -75,8 +75,8 @@ class InheritedSockets:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for several in self._sockets.values():
-            for one in several:
+        for listener_sockets in self._sockets.values():
+            for one in listener_sockets:
                 one.close()
         if self._connection is not None:
             self._connection.close()
@@ -94,19 +94,19 @@ class InheritedSockets:
 
 def _receive_sockets(connection: socket.socket) -> dict[ListenerId, list[socket.socket]]:
     data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_SIZE, _MAX_FDS)
-    made = [socket.socket(fileno=one) for one in descriptors]
+    sockets = [socket.socket(fileno=sock) for sock in descriptors]
     while data and not data.endswith(b"\n"):
         more = connection.recv(_MAX_MESSAGE_SIZE)
         data = data + more if more else b""
     if not data:
-        for one in made:
-            one.close()
+        for sock in sockets:
+            sock.close()
         raise ConnectionAbortedError("the gateway that runs there gives nothing")
-    found = {}
-    for held in msgspec.json.decode(data, type=list[_ListenerSockets]):
-        found[held.address, held.number] = made[: held.count]
-        del made[: held.count]
-    return found
+    listener_ids = {}
+    for ids in msgspec.json.decode(data, type=list[_ListenerSockets]):
+        listener_ids[ids.address, ids.number] = sockets[: ids.count]
+        del sockets[: ids.count]
+    return listener_ids
 
 
 class SocketHandover:
@@ -122,11 +122,11 @@ class SocketHandover:
         """Listen at the path, replacing a socket that is there. Raises OSError."""
         temporary = self._path.with_name(f"{self._path.name}.new")
         temporary.unlink(missing_ok=True)
-        made = self._listener = socket.socket(socket.AF_UNIX)
-        made.setblocking(False)  # noqa: FBT003 - the standard library's
-        made.bind(str(temporary))
+        server = self._listener = socket.socket(socket.AF_UNIX)
+        server.setblocking(False)  # noqa: FBT003 - the standard library's
+        server.bind(str(temporary))
         temporary.chmod(0o600)
-        made.listen(1)
+        server.listen(1)
         self._inode = temporary.stat().st_ino
         temporary.rename(self._path)
 

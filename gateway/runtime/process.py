@@ -1,10 +1,9 @@
-"""Process setup: event loop, garbage collector, signals and file descriptor limit."""
+"""Process setup: event loop, garbage collector and file descriptor limit."""
 
 import asyncio
 import gc
 import importlib.util
 import resource
-import signal
 from collections.abc import Callable
 from typing import Final
 
@@ -29,38 +28,10 @@ def tune_gc() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-# Shutdown by signals.
-
-
-class ShutdownSignal:
-    """Waits for SIGTERM, SIGINT or ``event``.
-
-    SIGINT skips the shutdown delay: it comes from a terminal, so no load balancer has to notice.
-    """
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-        self.use_shutdown_delay = True
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.event.set)
-        loop.add_signal_handler(signal.SIGINT, self._stop_now)
-
-    async def wait(self) -> None:
-        """Wait for the shutdown. Afterwards, another signal ends the process at once."""
-        await self.event.wait()
-        loop = asyncio.get_running_loop()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(name)
-
-    def _stop_now(self) -> None:
-        self.use_shutdown_delay = False
-        self.event.set()
-
-
 # The limit of open files and sockets.
 
-_RESERVED_FDS: Final = 64
-"""Descriptors reserved for files, logs and listening sockets."""
+_RESERVED_FDS: Final = 128
+"""Descriptors reserved for files, logs, listening sockets and the admin listener's connections."""
 
 
 def raise_fd_limit() -> None:

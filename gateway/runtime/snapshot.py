@@ -4,27 +4,27 @@ A request uses one snapshot until it ends: router, keys, limits and backends. Th
 reuses unchanged backends with their state.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.interfaces import Backend
+from backends.pool.settings import PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
+from gateway.http_server.connection import HandleRequest
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
-from gateway.pipeline.http import HttpRequest, ResponseWriter
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
+from gateway.routing.rules import compile_rule
 from gateway.runtime import build
 from protocols.core.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.auth.jwks import JwksClient
-
-
-HandleRequest = Callable[[HttpRequest, ResponseWriter], Coroutine[Any, Any, None]]
 
 
 class BackendFingerprint(Struct, frozen=True):
@@ -83,8 +83,8 @@ class ConfigSnapshot:
 
     def has_any_backend(self, backends: Iterable[Backend]) -> bool:
         """Whether the snapshot uses one of these backends."""
-        own = {id(one) for one in self.backends.values()}
-        return any(id(one) in own for one in backends)
+        own_ids = {id(backend) for backend in self.backends.values()}
+        return any(id(backend) in own_ids for backend in backends)
 
     async def wait_idle(self) -> None:
         """Wait until no request runs."""
@@ -121,8 +121,8 @@ class ConfigSnapshot:
     def _build_created_times(
         self, now: int, previous: "ConfigSnapshot | None"
     ) -> Mapping[str, int]:
-        known = {} if previous is None else previous.model_created
-        return {name: known.get(name, now) for name in self.config.models}
+        created = {} if previous is None else previous.model_created
+        return {name: created.get(name, now) for name in self.config.models}
 
     def _build_jwks_client(
         self, services: GatewayServices, previous: "ConfigSnapshot | None"
@@ -139,25 +139,24 @@ class ConfigSnapshot:
             )
             for name, model in config.models.items()
         }
-        rules = [build.build_rule(rule) for rule in config.routes]
+        rules = [compile_rule(rule) for rule in config.routes]
         return Router(models, draw=services.draw, rules=rules)
 
     def _build_handlers(
         self, services: GatewayServices, config_hash: str
     ) -> Mapping[listeners.ListenerId, RequestHandler]:
         config = self.config
-        aliases = {alias: name for name, one in config.models.items() for alias in one.aliases}
+        names = schema.map_model_names(config.models)
         tokens = build.build_jwt_verifier(config, self.jwks_client, services.wall_clock)
-        keyring = Authenticator(
-            [build.build_principal(key, aliases) for key in config.keys], tokens
-        )
+        keyring = Authenticator([build.build_principal(key, names) for key in config.keys], tokens)
         keyed = bool(config.keys or config.identity)
-        timeouts = build.build_timeouts(config.defaults.timeouts)
-        settings = HandlerSettings(config.limits.body, timeouts, config_hash=config_hash)
-        servers = {}
+        settings = HandlerSettings(
+            config.limits.body, config.defaults.timeouts, config_hash=config_hash
+        )
+        handlers = {}
         for listener_id, listener in listeners.listeners_by_id(config).items():
-            mounts = [build.build_mount(one) for one in listener.protocols]
-            servers[listener_id] = RequestHandler(
+            mounts = [build.build_mount(protocol) for protocol in listener.protocols]
+            handlers[listener_id] = RequestHandler(
                 PathRouter(mounts),
                 self.router,
                 keyring,
@@ -170,7 +169,7 @@ class ConfigSnapshot:
                 pages=build.build_static_pages(mounts, self._is_ready, keyed=keyed),
                 limiter=self.rate_limiter,
             )
-        return servers
+        return handlers
 
 
 def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
@@ -179,14 +178,14 @@ def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
     models: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
-        case schema.PoolConfig(chat_template=template, tls=tls):
+        case PoolSettings(chat_template=template, tls=tls):
             named = (template, tls.ca if tls else None)
             models = (
                 build.list_backend_models(name, config)
                 if build.needs_model_discovery(settings)
                 else ()
             )
-        case schema.TorchConfig(chat_template=template):
+        case TorchSettings(chat_template=template):
             named = (template,)
         case _:
             pass

@@ -16,6 +16,7 @@ from gateway.runtime.reload import ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 
 if TYPE_CHECKING:
+    from gateway.admin.api import AdminServer
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
     from gateway.observability.usage import UsageRecorder
@@ -95,9 +96,6 @@ def _create_usage_recorder(
 class TelemetrySender(Protocol):
     """An exporter with a background thread."""
 
-    def start(self) -> None:
-        """Start the thread."""
-
     def close(self, within: float) -> bool:
         """Export what is queued within ``within`` seconds and stop; False if some is left."""
 
@@ -109,64 +107,50 @@ def set_up_exporters(
     if config.traces is None and config.metrics.push is None:
         return services, ()
     from gateway.observability.otel_metrics import OtelMetrics  # noqa: PLC0415 - the extra may not be installed
-    from gateway.observability.semconv import select_conventions  # noqa: PLC0415 - as above
-    from gateway.observability.tracing import (  # noqa: PLC0415 - as above
+    from gateway.observability.otlp import (  # noqa: PLC0415 - as above
         MetricExporter,
-        SpanExporter,
-        TraceSampler,
+        TraceExporter,
         build_resource,
     )
+    from gateway.observability.semconv import select_conventions  # noqa: PLC0415 - as above
+    from gateway.observability.tracing import RequestTracer  # noqa: PLC0415 - as above
 
-    resource, exporters = build_resource(environment, os.urandom(8).hex()), list[TelemetrySender]()
+    resource, names = build_resource(os.urandom(8).hex()), select_conventions(environment)
+    exporters = list[TelemetrySender]()
     if (traces := config.traces) is not None:
-        spans = SpanExporter(
-            traces.otlp,
-            _build_collector_headers(traces),
-            traces.buffer,
-            resource,
-            select_conventions(environment),
+        spans = TraceExporter(
+            traces.otlp, _build_collector_headers(traces), traces.buffer, resource, traces.sample
         )
-        sampler = TraceSampler(
-            spans.enqueue,
-            sample_rate=traces.sample,
-            trust_parent=traces.trust,
-            now=services.wall_clock,
-            draw=services.draw,
-            random=os.urandom,
+        tracer = RequestTracer(
+            spans.provider, spans, names, trust_parent=traces.trust, now=services.wall_clock
         )
         exporters.append(spans)
-        dropped = {**services.dropped_counts, "traces": spans.count_dropped}
-        observe = _chain_observers(services.observe_request, sampler.end_trace)
-        services = replace(
-            services, observe_request=observe, tracer=sampler, dropped_counts=dropped
-        )
-    if (push := config.metrics.push) is not None:
-        otel_metrics, now = (
-            OtelMetrics(select_conventions(environment), services.wall_clock()),
-            services.wall_clock,
-        )
-        exporters.append(
-            MetricExporter(
-                push.otlp,
-                _build_collector_headers(push),
-                push.interval,
-                resource,
-                lambda: otel_metrics.build_metrics(now()),
-            )
-        )
         services = replace(
             services,
-            observe_request=_chain_observers(services.observe_request, otel_metrics.record_request),
+            observe_request=_chain_observers(services.observe_request, tracer.end_trace),
+            tracer=tracer,
+            dropped_counts={**services.dropped_counts, "traces": spans.count_dropped},
+        )
+    if (push := config.metrics.push) is not None:
+        exporter = MetricExporter(
+            push.otlp, _build_collector_headers(push), push.interval, resource
+        )
+        exporters.append(exporter)
+        record_request = OtelMetrics(names, exporter.provider).record_request
+        services = replace(
+            services, observe_request=_chain_observers(services.observe_request, record_request)
         )
     return services, exporters
 
 
-def _chain_observers(first: RecordObserver, then: RecordObserver) -> RecordObserver:
-    def both(record: RequestRecord) -> None:
-        first(record)
-        then(record)
+def _chain_observers(
+    first_observer: RecordObserver, second_observer: RecordObserver
+) -> RecordObserver:
+    def observe_both(record: RequestRecord) -> None:
+        first_observer(record)
+        second_observer(record)
 
-    return both
+    return observe_both
 
 
 def _build_collector_headers(
@@ -192,6 +176,10 @@ class ServingState(Protocol):
     def listeners(self) -> Mapping[config_listeners.ListenerId, Listener]:
         """The current listeners."""
 
+    @property
+    def admin_server(self) -> "AdminServer | None":
+        """The admin listener, if there is one."""
+
 
 def set_up_process_metrics(
     metrics: "MetricsCollector", state: ServingState, *, vllm: bool
@@ -202,6 +190,7 @@ def set_up_process_metrics(
     """
     from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.system import (  # noqa: PLC0415 - as above
+        ListenerStats,
         ProcessCollector,
         RateLimitCollector,
     )
@@ -213,15 +202,18 @@ def set_up_process_metrics(
         return {name for pool in pools for name in pool.queued_request_ids}
 
     def get_records() -> Iterator[RequestRecord]:
-        for now in state.active_snapshots:
-            for server in now.handlers.values():
-                yield from (exchange.record for exchange in server.dispatcher.running_requests)
+        for snapshot in state.active_snapshots:
+            for handler in snapshot.handlers.values():
+                yield from (request.record for request in handler.dispatcher.running_requests)
 
-    def get_listeners() -> Mapping[str, Listener]:
-        return {
+    def get_listeners() -> Mapping[str, ListenerStats]:
+        stats: dict[str, ListenerStats] = {
             config_listeners.listener_name(listener_id): listener
             for listener_id, listener in state.listeners.items()
         }
+        return (
+            stats if state.admin_server is None else stats | {"admin": state.admin_server.listener}
+        )
 
     running = RunningRequestCollector(get_records, get_queued_ids)
     process = ProcessCollector(get_listeners)

@@ -27,21 +27,20 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings, WorkerSourceSettings
+from backends.torch.settings import TorchSettings
 from gateway import __version__
 from gateway.config.schema import (
     Config,
     JwtConfig,
-    PoolConfig,
     SharedStateConfig,
     TlsConfig,
-    TorchConfig,
-    WorkerSourceConfig,
 )
-from gateway.config.types import split_address
 from gateway.pipeline.handler import GatewayServices as Services
 from gateway.runtime.build import build_adapter, build_backend
 from gateway.runtime.build import list_backend_models as models_of_backend
 from protocols.core.interfaces import UpstreamAdapter, UpstreamRequest
+from protocols.core.units import split_address
 
 _WORKER_TIMEOUT: Final = 5.0
 """Seconds for each step: DNS, then the connection and its requests."""
@@ -95,7 +94,7 @@ def check_host() -> Sequence[Finding]:
 
 async def check_connections(config: Config, services: Services) -> Sequence[Finding]:
     """Check all that the configuration names."""
-    findings = await asyncio.gather(
+    results = await asyncio.gather(
         check_listeners(config, services.wall_clock),
         check_workers(config, services),
         check_services(config),
@@ -103,7 +102,7 @@ async def check_connections(config: Config, services: Services) -> Sequence[Find
     return [
         *check_open_files(config.limits.connections),
         *check_local_models(config),
-        *chain(*findings),
+        *chain(*results),
     ]
 
 
@@ -138,9 +137,9 @@ def check_versions(version: Callable[[str], str] = metadata.version) -> Iterator
     for name, oldest in _MIN_VERSIONS.items():
         installed = version(name)
         if _parse_version(installed) < oldest:
-            least = ".".join(map(str, oldest))
-            hint = f"pip install '{name}>={least}'"
-            yield _warning(name, f"{installed} is older than {least}", hint)
+            minimum = ".".join(map(str, oldest))
+            hint = f"pip install '{name}>={minimum}'"
+            yield _warning(name, f"{installed} is older than {minimum}", hint)
         else:
             yield _ok(name, installed)
     try:
@@ -188,12 +187,12 @@ def check_kernel(settings: Path = Path("/proc/sys/net")) -> Iterator[Finding]:
 def check_local_models(config: Config) -> Iterator[Finding]:
     """The device and the memory of each local model. Without one, torch is not imported."""
     for name, backend in config.backends.items():
-        if isinstance(backend, TorchConfig):
+        if isinstance(backend, TorchSettings):
             yield _check_local_model(f"backend {name}", backend)
 
 
-def _check_local_model(subject: str, model: TorchConfig) -> Finding:
-    missing = [one for one in ("torch", "transformers") if importlib.util.find_spec(one) is None]
+def _check_local_model(subject: str, model: TorchSettings) -> Finding:
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         return _error(subject, message, "pip install 'interlingua[torch]'")
@@ -205,7 +204,7 @@ def _check_local_model(subject: str, model: TorchConfig) -> Finding:
         return _error(subject, message, "set another device, or repair the driver")
 
 
-def _check_device(subject: str, model: TorchConfig, torch: Any) -> Finding:
+def _check_device(subject: str, model: TorchSettings, torch: Any) -> Finding:
     """Raises RuntimeError."""
     kind = model.device.partition(":")[0]
     if kind == "auto":
@@ -251,7 +250,9 @@ def _describe_tls_failure(error: ssl.SSLError, subject: str) -> Finding:
         hint = "write http:// if it does not use TLS"
         return _error(subject, f"TLS handshake failed: {reason}", hint)
     reason = error.verify_message
-    hint = next((text for sign, text in _CERTIFICATE_HINTS.items() if sign in reason), "replace it")
+    hint = next(
+        (text for pattern, text in _CERTIFICATE_HINTS.items() if pattern in reason), "replace it"
+    )
     return _error(subject, f"certificate not accepted: {reason.rstrip('.')}", hint)
 
 
@@ -272,17 +273,17 @@ def _check_own_certificate(tls: TlsConfig, subject: str, now: float) -> Finding:
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it may be signed by anyone
     client.load_verify_locations(tls.cert)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (
+    peers = (
         client.wrap_bio(outgoing, incoming),
         server.wrap_bio(incoming, outgoing, server_side=True),
     )
     try:
-        for end in (*ends, *ends):
+        for peer in (*peers, *peers):
             with suppress(ssl.SSLWantReadError):
-                end.do_handshake()
+                peer.do_handshake()
     except ssl.SSLError as error:
         return _describe_tls_failure(error, subject)
-    return _check_validity(ends[0].getpeercert(), subject, now)
+    return _check_validity(peers[0].getpeercert(), subject, now)
 
 
 # --- listeners ------------------------------------------------------------------------------------
@@ -290,16 +291,16 @@ def _check_own_certificate(tls: TlsConfig, subject: str, now: float) -> Finding:
 
 async def check_listeners(config: Config, now: Callable[[], float]) -> Sequence[Finding]:
     """The address of each listener, also of the admin listener, and its certificate."""
-    findings = []
+    results = []
     for listener in config.listeners:
         subject = f"listener {listener.address}"
-        findings.append(await _check_address(subject, listener.address, listener.tls, "/health"))
+        results.append(await _check_address(subject, listener.address, listener.tls, "/health"))
         if (tls := listener.tls) is not None:
-            findings.append(await asyncio.to_thread(_check_own_certificate, tls, subject, now()))
+            results.append(await asyncio.to_thread(_check_own_certificate, tls, subject, now()))
     if (admin := config.admin) is not None:
         subject = f"admin listener {admin.address}"
-        findings.append(await _check_address(subject, admin.address, None, "/-/live"))
-    return findings
+        results.append(await _check_address(subject, admin.address, None, "/-/live"))
+    return results
 
 
 async def _check_address(subject: str, address: str, tls: TlsConfig | None, path: str) -> Finding:
@@ -320,8 +321,8 @@ async def _check_address(subject: str, address: str, tls: TlsConfig | None, path
 async def _is_gateway(host: str, port: int, tls: TlsConfig | None, path: str) -> bool:
     """Whether a gateway answers at this address."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    shown = f"[{target}]" if ":" in target else target
-    url = f"{'http' if tls is None else 'https'}://{shown}:{port}{path}"
+    url_host = f"[{target}]" if ":" in target else target
+    url = f"{'http' if tls is None else 'https'}://{url_host}:{port}{path}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is this host
     try:
@@ -340,23 +341,23 @@ class _WorkerCheck(Struct, frozen=True):
     subject: str
     url: str
     bearer: str | None
-    pool: PoolConfig
+    pool: PoolSettings
     context: ssl.SSLContext
 
 
 async def check_workers(config: Config, services: Services) -> Sequence[Finding]:
     """Each worker of each pool, also those that DNS or a file names."""
-    findings: list[Finding] = []
+    results: list[Finding] = []
     slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def run(check: _WorkerCheck) -> None:
         async with slots:
-            steps = [finding async for finding in _check_worker(check, services.wall_clock)]
-        findings.extend(steps)
+            steps = [result async for result in _check_worker(check, services.wall_clock)]
+        results.extend(steps)
 
     async with asyncio.TaskGroup() as tasks:
         for name, pool in config.backends.items():
-            if not isinstance(pool, PoolConfig):
+            if not isinstance(pool, PoolSettings):
                 continue
             context = ssl.create_default_context(cafile=pool.tls.ca if pool.tls else None)
             for worker in pool.workers:
@@ -364,17 +365,17 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
                     urls = await _worker_urls(name, pool, worker, config, services)
                 except LookupError as error:
                     hint = "correct the name, or its source"
-                    findings.append(_error(f"backend {name}", str(error), hint))
+                    results.append(_error(f"backend {name}", str(error), hint))
                     continue
                 bearer = worker.auth.bearer.reveal() if worker.auth else None
                 for url in urls:
                     subject = f"worker {url} (backend {name})"
                     tasks.create_task(run(_WorkerCheck(subject, url, bearer, pool, context)))
-    return sorted(findings, key=lambda finding: finding.subject)
+    return sorted(results, key=lambda result: result.subject)
 
 
 async def _worker_urls(
-    name: str, pool: PoolConfig, worker: WorkerSourceConfig, config: Config, services: Services
+    name: str, pool: PoolSettings, worker: WorkerSourceSettings, config: Config, services: Services
 ) -> Sequence[str]:
     """The worker's URL, or the URLs that DNS or a file names. Raises LookupError."""
     if worker.url is not None:
@@ -407,12 +408,12 @@ async def _check_worker(check: _WorkerCheck, now: Callable[[], float]) -> AsyncI
     try:
         async with asyncio.timeout(_WORKER_TIMEOUT):
             if parts.scheme == "https":
-                finding = await _check_tls(host, port, check.context, check.subject, now)
-                yield finding
-                if finding.state == "error":
+                result = await _check_tls(host, port, check.context, check.subject, now)
+                yield result
+                if result.state == "error":
                     return
-            async for finding in _check_protocol(check, now):
-                yield finding
+            async for result in _check_protocol(check, now):
+                yield result
     except httpx.RemoteProtocolError:
         hint = "write https:// if it uses TLS, and check what listens there"
         yield _error(check.subject, "the response is not HTTP", hint)
@@ -474,14 +475,14 @@ def _clock_skew(date: str | None, now: float) -> float:
 
 async def check_services(config: Config) -> Sequence[Finding]:
     """The collectors of traces and metrics, the issuer of tokens, PostgreSQL and Redis."""
-    findings = [await _check_collector(kind, url) for kind, url in _collectors(config)]
+    results = [await _check_collector(kind, url) for kind, url in _collectors(config)]
     if config.identity is not None:
-        findings.append(await _check_issuer(config.identity))
+        results.append(await _check_issuer(config.identity))
     if (usage := config.observe.usage) is not None and usage.postgres is not None:
-        findings.append(await _check_postgres(usage.postgres.reveal()))
+        results.append(await _check_postgres(usage.postgres.reveal()))
     if config.state is not None:
-        findings.append(await _check_redis(config.state))
-    return findings
+        results.append(await _check_redis(config.state))
+    return results
 
 
 def _collectors(config: Config) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ class EmbeddingEncoder:
         self,
         style: ResponseStyle,
         request: EmbeddingRequest,
-        about: ResponseContext,
+        context: ResponseContext,
         *,
         id: str | None = None,  # noqa: A002 - the wire's word
         model: str | None = None,
@@ -69,8 +69,8 @@ class EmbeddingEncoder:
     ) -> None:
         self._response_style, self._request = style, request
         self._id = UNSET if id is None else id
-        self._model = about.model if model is None else model
-        self._build_headers = create_header_builder(style, about, headers)
+        self._model = context.model if model is None else model
+        self._build_headers = create_header_builder(style, context, headers)
 
     def headers(self) -> Headers:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -85,21 +85,22 @@ class EmbeddingEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         return self._response_style.encode_error_event(error)
 
-    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         packed = self._request.encoding == "base64"
         data = [
-            EmbeddingItem("embedding", i, _encode_base64(values) if packed else values)
-            for i, values in enumerate(answer.embeddings)
+            EmbeddingItem("embedding", i, encode_base64(values) if packed else values)
+            for i, values in enumerate(response.embeddings)
         ]
         body = EmbeddingList("list", data, self._model, id=self._id)
-        if answer.usage is not None:
-            tokens = answer.usage.prompt_tokens
+        if response.usage is not None:
+            tokens = response.usage.prompt_tokens
             body.usage = EmbeddingUsage(tokens, tokens)
         return HttpResponse(200, encode_json(body))
 
 
-def _encode_base64(values: tuple[float, ...]) -> str:
+def encode_base64(values: tuple[float, ...]) -> str:
+    """The vector as base64 of little-endian float32."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 

@@ -98,8 +98,8 @@ ERROR_STATUSES = tuple((cls, row.status) for cls, row in _ERROR_ROWS.items())
 
 def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
     """The status and the body of an error."""
-    found = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
-    code, kind_, param = found.code, found.type, error.param or found.param
+    entry = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
+    code, kind_, param = entry.code, entry.type, error.param or entry.param
     match error:
         case UnknownParameter():
             pass
@@ -113,7 +113,7 @@ def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
             kind_ = "tokens"
         case _:
             pass
-    return found.status, ErrorBody(_build_message(error), kind_, param, code)
+    return entry.status, ErrorBody(_build_message(error), kind_, param, code)
 
 
 def build_error_response(error: GatewayError) -> HttpResponse:
@@ -218,21 +218,21 @@ _TYPE_TEXTS = {
 
 
 def _build_parameter_message(error: InvalidParameter, param: Param) -> str:
-    at, got = error.param, error.value
+    at, value = error.param, error.value
     match error.problem:
         case "below" | "above":
             return _build_range_message(error, param)
         case "type":
             expected = _TYPE_TEXTS[param.type]
-            actual = describe_type(got)
+            actual = describe_type(value)
             return f"Invalid type for '{at}': expected {expected}, but got {actual} instead."
         case "value":
             names = ", ".join(f"'{name}'" for name in param.choices)
-            return f"Invalid value: '{_shorten_value(got)}'. Supported values are: {names}."
+            return f"Invalid value: '{_shorten_value(value)}'. Supported values are: {names}."
         case "too_long":
             return (
                 f"Invalid '{at}': array too long. Expected an array with maximum length "
-                f"{param.max_items}, but got an array with length {len(got)} instead."
+                f"{param.max_items}, but got an array with length {len(value)} instead."
             )
         case _:
             return error.message
@@ -250,8 +250,8 @@ def _build_range_message(error: InvalidParameter, param: Param) -> str:
     )
 
 
-def _shorten_value(got: Any) -> str:
-    return str(got)[:64]
+def _shorten_value(value: Any) -> str:
+    return str(value)[:64]
 
 
 # Errors of workers. Their texts are used only from known fields, cleaned and truncated.
@@ -281,27 +281,27 @@ WorkerErrorMapper = Callable[[int, WorkerErrorBody, float | None], GatewayError]
 """Maps a worker's error by status (0: inside a response) and seconds to wait, if known."""
 
 
-def find_worker_error(got: Any) -> WorkerErrorBody | None:
+def find_worker_error(value: Any) -> WorkerErrorBody | None:
     """The error in a worker's JSON, or None if there is none.
 
     Known formats: ``{"error": {...}}``, ``{"error": "text"}``, ``{"object": "error", "message"}``,
     ``{"error_code", "message"}``, ``{"detail"}``, ``{"message", "code"}`` without a response.
     """
-    match got:
+    match value:
         case {"error": dict() as inner}:
             return _read_error_object(inner)
         case {"error": str() as text}:
-            return WorkerErrorBody(_clean_text(text), type=_as_string(got.get("error_type")))
+            return WorkerErrorBody(_clean_text(text), type=_as_string(value.get("error_type")))
         case {"object": "error"} | {"error_code": _} | {"type": "error"}:
-            return _read_error_object(got)
+            return _read_error_object(value)
         case {"detail": str() as text}:
             return WorkerErrorBody(_clean_text(text))
         case {"detail": list() as items}:
             return WorkerErrorBody(
                 _clean_text("; ".join(_format_validation_error(item) for item in items))
             )
-        case {"message": str()} if "choices" not in got and "data" not in got:
-            return _read_error_object(got)
+        case {"message": str()} if "choices" not in value and "data" not in value:
+            return _read_error_object(value)
         case _:
             return None
 
@@ -320,11 +320,11 @@ def _read_error_object(inner: Mapping[str, Any]) -> WorkerErrorBody:
 def raise_worker_error(body: bytes, judge: WorkerErrorMapper | None = None) -> None:
     """Raise the error in a body that is no response; return if it has none."""
     try:
-        found = find_worker_error(_decode(body))
+        fault = find_worker_error(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    if found is not None:
-        raise (judge or map_worker_error)(0, found, None)
+    if fault is not None:
+        raise (judge or map_worker_error)(0, fault, None)
 
 
 def read_worker_error(
@@ -332,11 +332,11 @@ def read_worker_error(
 ) -> GatewayError:
     """The error for a response of this status. ``headers`` have lower-case names."""
     try:
-        found = find_worker_error(_decode(body))
+        fault = find_worker_error(_decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = None
+        fault = None
     return (judge or map_worker_error)(
-        status, found or WorkerErrorBody(), _read_retry_after(headers)
+        status, fault or WorkerErrorBody(), _read_retry_after(headers)
     )
 
 
@@ -415,8 +415,8 @@ def _format_validation_error(item: Any) -> str:
     return f"{path}: {_as_string(item.get('msg'))}"
 
 
-def _as_string(got: Any) -> str:
-    return got if isinstance(got, str) else ""
+def _as_string(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _clean_text(text: str) -> str:

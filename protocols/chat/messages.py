@@ -5,7 +5,7 @@ Each protocol has its own ``MessageRules`` and ``MessageStyle``::
     RULES = MessageRules(roles=("system", "user", "assistant", "tool"))
     messages = read_messages(fields.get("messages"), RULES)
 
-It writes error texts from the error's ``param`` (``messages[0].role``), ``problem`` and ``got``.
+It writes error texts from the error's ``param`` (``messages[0].role``), ``problem`` and ``value``.
 Tools, tool_choice and response_format are in ``protocols.chat.tools``.
 """
 
@@ -40,73 +40,73 @@ from protocols.json_body import decode_value
 # Content parts, decoded from clients and encoded for workers.
 
 
-def read_part(got: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPart, ...]:
+def read_part(value: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPart, ...]:
     """The internal parts of one item of a content array. Raises InvalidParameter."""
-    if not isinstance(got, dict):
-        raise invalid_type_error(at, "an object", got)
-    kind = read_string(got, "type", at)
+    if not isinstance(value, dict):
+        raise invalid_type_error(at, "an object", value)
+    kind = read_string(value, "type", at)
     if kind not in allowed:
         raise invalid_value_error(f"{at}.type", kind, allowed)
-    return _PART_READERS[kind](got, at)
+    return _PART_READERS[kind](value, at)
 
 
-def _read_text_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    return (TextPart(read_string(got, "text", at)),)
+def _read_text_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    return (TextPart(read_string(value, "text", at)),)
 
 
-def _read_image_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    image, where = read_object_field(got, "image_url", at), f"{at}.image_url"
-    detail = read_optional_string(image, "detail", where)
+def _read_image_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    image, path = read_object_field(value, "image_url", at), f"{at}.image_url"
+    detail = read_optional_string(image, "detail", path)
     details = ("auto", "low", "high")
     if detail is not None and detail not in details:
-        raise invalid_value_error(f"{where}.detail", detail, details)
-    return (ImagePart(read_string(image, "url", where), detail),)
+        raise invalid_value_error(f"{path}.detail", detail, details)
+    return (ImagePart(read_string(image, "url", path), detail),)
 
 
-def _read_audio_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    audio, where = read_object_field(got, "input_audio", at), f"{at}.input_audio"
-    return (AudioPart(read_string(audio, "data", where), read_string(audio, "format", where)),)
+def _read_audio_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    audio, path = read_object_field(value, "input_audio", at), f"{at}.input_audio"
+    return (AudioPart(read_string(audio, "data", path), read_string(audio, "format", path)),)
 
 
-def _read_file_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    file, where = read_object_field(got, "file", at), f"{at}.file"
+def _read_file_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    file, path = read_object_field(value, "file", at), f"{at}.file"
     part = FilePart(
-        read_optional_string(file, "file_id", where),
-        read_optional_string(file, "file_data", where),
-        read_optional_string(file, "filename", where),
+        read_optional_string(file, "file_id", path),
+        read_optional_string(file, "file_data", path),
+        read_optional_string(file, "filename", path),
     )
     if part.file_id is None and part.file_data is None:
-        raise missing_error(f"{where}.file_id")
+        raise missing_error(f"{path}.file_id")
     return (part,)
 
 
-def _read_audio_url_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+def _read_audio_url_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
     return (
-        AudioPart(read_string(read_object_field(got, "audio_url", at), "url", f"{at}.audio_url")),
+        AudioPart(read_string(read_object_field(value, "audio_url", at), "url", f"{at}.audio_url")),
     )
 
 
-def _read_video_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+def _read_video_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
     return (
-        VideoPart(read_string(read_object_field(got, "video_url", at), "url", f"{at}.video_url")),
+        VideoPart(read_string(read_object_field(value, "video_url", at), "url", f"{at}.video_url")),
     )
 
 
-def _read_refusal_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    return (RefusalPart(read_string(got, "refusal", at)),)
+def _read_refusal_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    return (RefusalPart(read_string(value, "refusal", at)),)
 
 
-def _read_reasoning_part(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
-    summary = got.get("summary")
+def _read_reasoning_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+    summary = value.get("summary")
     if not isinstance(summary, list):
         raise invalid_type_error(f"{at}.summary", "an array", summary)
     parts = []
     for k, item in enumerate(summary):
-        where = f"{at}.summary[{k}]"
+        path = f"{at}.summary[{k}]"
         if not isinstance(item, dict):
-            raise invalid_type_error(where, "an object", item)
-        signature = read_optional_string(item, "signature", where)
-        parts.append(ReasoningPart(read_string(item, "text", where), signature))
+            raise invalid_type_error(path, "an object", item)
+        signature = read_optional_string(item, "signature", path)
+        parts.append(ReasoningPart(read_string(item, "text", path), signature))
     return tuple(parts)
 
 
@@ -124,12 +124,12 @@ _PART_READERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[ContentPart
 
 def read_string(fields: Mapping[str, Any], name: str, at: str) -> str:
     """A required string. Raises InvalidParameter."""
-    got = fields.get(name)
-    if isinstance(got, str):
-        return got
-    if got is None:
+    value = fields.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None:
         raise missing_error(f"{at}.{name}")
-    raise invalid_type_error(f"{at}.{name}", "a string", got)
+    raise invalid_type_error(f"{at}.{name}", "a string", value)
 
 
 def read_optional_string(fields: Mapping[str, Any], name: str, at: str) -> str | None:
@@ -139,12 +139,12 @@ def read_optional_string(fields: Mapping[str, Any], name: str, at: str) -> str |
 
 def read_object_field(fields: Mapping[str, Any], name: str, at: str) -> Mapping[str, Any]:
     """A required object. Raises InvalidParameter."""
-    got = fields.get(name)
-    if isinstance(got, dict):
-        return got
-    if got is None:
+    value = fields.get(name)
+    if isinstance(value, dict):
+        return value
+    if value is None:
         raise missing_error(f"{at}.{name}")
-    raise invalid_type_error(f"{at}.{name}", "an object", got)
+    raise invalid_type_error(f"{at}.{name}", "an object", value)
 
 
 def write_part(part: ContentPart) -> dict[str, Any]:
@@ -160,7 +160,9 @@ def write_part(part: ContentPart) -> dict[str, Any]:
         case VideoPart(url):
             return {"type": "video_url", "video_url": {"url": url}}
         case FilePart():
-            file = {name: got for name in part.__struct_fields__ if (got := getattr(part, name))}
+            file = {
+                name: value for name in part.__struct_fields__ if (value := getattr(part, name))
+            }
             return {"type": "file", "file": file}
         case _:
             return {"type": "text", "text": part.text}
@@ -179,8 +181,6 @@ class MessageRules(Struct, frozen=True, kw_only=True):
     user_parts: tuple[str, ...] = USER_PART_TYPES
     assistant_parts: tuple[str, ...] = ("text", "refusal")
     """``reasoning`` is known, too, for protocols that allow it."""
-    optional_content_roles: frozenset[str] = frozenset()
-    """Roles whose messages may always have no content."""
     requires_tool_results: bool = True
     """Each tool call needs a tool message, and each tool message a call."""
     accepts_argument_objects: bool = False
@@ -200,16 +200,16 @@ def read_messages(
     raw: Raw | None, rules: MessageRules = DEFAULT_MESSAGE_RULES
 ) -> tuple[Message, ...]:
     """The messages of a request. Raises InvalidParameter or UnsupportedFeature."""
-    found = None if raw is None else decode_value(raw)
-    if found is None:
+    values = None if raw is None else decode_value(raw)
+    if values is None:
         raise missing_error("messages")
-    if not isinstance(found, list):
-        raise invalid_type_error("messages", "an array of objects", found)
-    if not found:
-        raise empty_value_error("messages", found)
+    if not isinstance(values, list):
+        raise invalid_type_error("messages", "an array of objects", values)
+    if not values:
+        raise empty_value_error("messages", values)
     messages = [
-        _read_plain_message(got, rules) or _read_message(got, f"messages[{i}]", rules)
-        for i, got in enumerate(found)
+        _read_plain_message(value, rules) or _read_message(value, f"messages[{i}]", rules)
+        for i, value in enumerate(values)
     ]
     if rules.requires_tool_results:
         check_tool_results(messages)
@@ -254,114 +254,116 @@ def _missing_results_error(waiting: Iterable[str], place: int) -> InvalidParamet
     )
 
 
-def _read_plain_message(got: Any, rules: MessageRules) -> Message | None:
+def _read_plain_message(value: Any, rules: MessageRules) -> Message | None:
     """A message with only a role and a text, as most are; None for any other."""
-    if type(got) is not dict or got.keys() != _PLAIN_MESSAGE_KEYS:
+    if type(value) is not dict or value.keys() != _PLAIN_MESSAGE_KEYS:
         return None
-    role, content = got["role"], got["content"]
+    role, content = value["role"], value["content"]
     if type(content) is not str or role not in _PLAIN_MESSAGE_ROLES or role not in rules.roles:
         return None
     return Message(role, (TextPart(content),))
 
 
-def _read_message(got: Any, at: str, rules: MessageRules) -> Message:
-    if not isinstance(got, dict):
-        raise invalid_type_error(at, "an object", got)
-    role = read_string(got, "role", at)
+def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
+    if not isinstance(value, dict):
+        raise invalid_type_error(at, "an object", value)
+    role = read_string(value, "role", at)
     if role not in rules.roles:
         raise invalid_value_error(f"{at}.role", role, rules.roles)
-    calls = _read_tool_calls(got, at, rules) if role == "assistant" else ()
-    aside = _read_reasoning_and_refusal(got, at) if role == "assistant" else ()
+    calls = _read_tool_calls(value, at, rules) if role == "assistant" else ()
+    aside = _read_reasoning_and_refusal(value, at) if role == "assistant" else ()
     refused = bool(aside) and isinstance(aside[-1], RefusalPart)
-    nullable = role == "function" and "content" in got
-    optional = bool(calls) or refused or role in rules.optional_content_roles or nullable
+    nullable = role == "function" and "content" in value
+    optional = bool(calls) or refused or nullable
     parts = aside[:-1] if refused else aside
-    parts += _read_content(got, role, at, rules, optional=optional)
+    parts += _read_content(value, role, at, rules, optional=optional)
     if refused:
         parts += aside[-1:]
-    tool_call_id = read_string(got, "tool_call_id", at) if role == "tool" else None
+    tool_call_id = read_string(value, "tool_call_id", at) if role == "tool" else None
     name = (
-        read_string(got, "name", at)
+        read_string(value, "name", at)
         if role == "function"
-        else read_optional_string(got, "name", at)
+        else read_optional_string(value, "name", at)
     )
     return Message(role, parts, name, calls, tool_call_id)  # type: ignore[arg-type]
 
 
-def _read_reasoning_and_refusal(got: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
+def _read_reasoning_and_refusal(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
     """The reasoning and the refusal of an assistant message."""
-    if got.get("audio") is not None:
+    if value.get("audio") is not None:
         raise UnsupportedFeature("Earlier audio answers can't be referred to.", param=f"{at}.audio")
     parts: list[ContentPart] = []
     for name in ("reasoning_content", "reasoning"):
-        if thought := read_optional_string(got, name, at):
+        if thought := read_optional_string(value, name, at):
             parts.append(ReasoningPart(thought))
             break
-    if refusal := read_optional_string(got, "refusal", at):
+    if refusal := read_optional_string(value, "refusal", at):
         parts.append(RefusalPart(refusal))
     return tuple(parts)
 
 
 def _read_content(
-    got: Mapping[str, Any], role: str, at: str, rules: MessageRules, *, optional: bool
+    value: Mapping[str, Any], role: str, at: str, rules: MessageRules, *, optional: bool
 ) -> tuple[ContentPart, ...]:
-    content = got.get("content")
-    where = f"{at}.content"
+    content = value.get("content")
+    path = f"{at}.content"
     match content:
         case str():
             return (TextPart(content),)
         case None if optional:
             return ()
         case None:
-            raise missing_error(where)
+            raise missing_error(path)
         case []:
-            raise empty_value_error(where, content)
+            raise empty_value_error(path, content)
         case list():
             allowed = _list_allowed_parts(role, rules)
             parts: list[ContentPart] = []
             for k, part in enumerate(content):
-                parts += read_part(part, f"{where}[{k}]", allowed)
+                parts += read_part(part, f"{path}[{k}]", allowed)
             return tuple(parts)
         case _:
-            raise invalid_type_error(where, "one of a string or array of objects", content)
+            raise invalid_type_error(path, "one of a string or array of objects", content)
 
 
 def _list_allowed_parts(role: str, rules: MessageRules) -> tuple[str, ...]:
     return {"user": rules.user_parts, "assistant": rules.assistant_parts}.get(role, ("text",))
 
 
-def _read_tool_calls(got: Mapping[str, Any], at: str, rules: MessageRules) -> tuple[ToolCall, ...]:
-    if (legacy := got.get("function_call")) is not None:
+def _read_tool_calls(
+    value: Mapping[str, Any], at: str, rules: MessageRules
+) -> tuple[ToolCall, ...]:
+    if (legacy := value.get("function_call")) is not None:
         return (
             _read_tool_call(
                 {"id": "", "function": legacy}, f"{at}.function_call", rules, legacy=True
             ),
         )
-    found = got.get("tool_calls")
-    if found is None:
+    calls = value.get("tool_calls")
+    if calls is None:
         return ()
-    if not isinstance(found, list):
-        raise invalid_type_error(f"{at}.tool_calls", "an array of objects", found)
+    if not isinstance(calls, list):
+        raise invalid_type_error(f"{at}.tool_calls", "an array of objects", calls)
     return tuple(
-        _read_tool_call(call, f"{at}.tool_calls[{k}]", rules) for k, call in enumerate(found)
+        _read_tool_call(call, f"{at}.tool_calls[{k}]", rules) for k, call in enumerate(calls)
     )
 
 
-def _read_tool_call(got: Any, at: str, rules: MessageRules, *, legacy: bool = False) -> ToolCall:
-    if not isinstance(got, dict):
-        raise invalid_type_error(at, "an object", got)
-    name = "" if legacy else read_string(got, "id", at)
-    kind = got.get("type", "function")
+def _read_tool_call(value: Any, at: str, rules: MessageRules, *, legacy: bool = False) -> ToolCall:
+    if not isinstance(value, dict):
+        raise invalid_type_error(at, "an object", value)
+    name = "" if legacy else read_string(value, "id", at)
+    kind = value.get("type", "function")
     if kind not in ("function", "custom"):
         raise invalid_value_error(f"{at}.type", kind, ("function", "custom"))
-    body, where = read_object_field(got, kind, at), at if legacy else f"{at}.{kind}"
+    body, path = read_object_field(value, kind, at), at if legacy else f"{at}.{kind}"
     key = "arguments" if kind == "function" else "input"
     arguments = body.get(key)
     if rules.accepts_argument_objects and isinstance(arguments, dict):
         arguments = _encode(arguments).decode()
     elif arguments is None or not isinstance(arguments, str):
-        arguments = read_string(body, key, where)
-    return ToolCall(name, read_string(body, "name", where), arguments, kind)
+        arguments = read_string(body, key, path)
+    return ToolCall(name, read_string(body, "name", path), arguments, kind)
 
 
 def _convert_function_calls(messages: list[Message]) -> None:
@@ -405,20 +407,20 @@ class WireMessage(Struct):
     tool_call_id: str | UnsetType = UNSET
 
 
-def write_messages(messages: Iterable[Message], writing: MessageStyle) -> list[WireMessage]:
+def write_messages(messages: Iterable[Message], style: MessageStyle) -> list[WireMessage]:
     """The messages for a worker, to be encoded as JSON."""
-    return [_write_message(message, writing) for message in messages]
+    return [_write_message(message, style) for message in messages]
 
 
-def _write_message(message: Message, writing: MessageStyle) -> WireMessage:
-    said = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
+def _write_message(message: Message, style: MessageStyle) -> WireMessage:
+    parts = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
     refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
     return WireMessage(
-        dict(writing.role_mapping).get(message.role, message.role),
-        _write_content(said, writing),
+        dict(style.role_mapping).get(message.role, message.role),
+        _write_content(parts, style),
         message.name or UNSET,
-        thought if thought and writing.includes_reasoning else UNSET,
+        thought if thought and style.includes_reasoning else UNSET,
         refusal or UNSET,
         [write_tool_call(call) for call in message.tool_calls] or UNSET,
         message.tool_call_id or UNSET,
@@ -426,12 +428,12 @@ def _write_message(message: Message, writing: MessageStyle) -> WireMessage:
 
 
 def _write_content(
-    parts: Sequence[ContentPart], writing: MessageStyle
+    parts: Sequence[ContentPart], style: MessageStyle
 ) -> str | list[dict[str, Any]] | None:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     if not parts:
-        return writing.empty_content
-    if len(texts) == len(parts) and (len(parts) == 1 or writing.part_format == "joined"):
+        return style.empty_content
+    if len(texts) == len(parts) and (len(parts) == 1 or style.part_format == "joined"):
         return "".join(texts)
     return [write_part(part) for part in parts]
 

@@ -6,11 +6,19 @@ Each protocol adds its ``RequestRules``, ``ResponseStyle`` and errors::
     OpenApiFragment(build_operations(RULES, errors, ref("Error")), build_response_schemas(STYLE))
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from protocols.chat.embeddings import EmbeddingList
 from protocols.chat.messages import MessageRules
-from protocols.chat.requests import MAX_IDENTIFIER_LENGTH, METADATA_LIMITS, RequestRules
+from protocols.chat.requests import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    MAX_IDENTIFIER_LENGTH,
+    MAX_INPUTS,
+    METADATA_LIMITS,
+    RequestRules,
+)
 from protocols.chat.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -19,466 +27,314 @@ from protocols.chat.responses import (
     ToolCallItem,
 )
 from protocols.openapi import (
-    BOOLEAN,
-    INTEGER,
     NONEMPTY_STRING,
-    NULL,
     NUMBER,
     STRING,
     Schema,
     array_of,
     build_event_data,
+    build_operation,
     build_properties,
-    build_request_body,
     build_response,
     build_struct_schemas,
     enum_of,
     map_of,
     nullable,
     object_of,
+    parse_type,
+    parse_types,
     ref,
 )
 from protocols.params import Param
 
-# Requests' fields that are no scalars, as JSON Schema: what their readers take.
+# Fields of requests that are no scalars, as their readers accept them.
 #
-# Rules between fields and between messages (a tool's message answers a call) have no place here: a
-# request that breaks one is refused.
+# JSON Schema cannot express rules between fields or between messages (a tool message needs a call);
+# a request that breaks one is rejected.
 
-_ANY_OBJECT: Schema = {"type": "object"}
-_TOKEN_ID: Schema = {"type": "integer", "minimum": 0}
-
-PROMPT_SCHEMA: Schema = {
-    "anyOf": [
-        STRING,
-        array_of(_TOKEN_ID, minItems=1),
-        array_of(STRING, minItems=1),
-        array_of(array_of(_TOKEN_ID, minItems=1), minItems=1),
-    ]
+_MODEL_SCHEMA: Final[Schema] = {
+    **NONEMPTY_STRING,
+    "description": "A model's name or alias; the list of models has all.",
 }
+_TOKEN: Final[Schema] = {"type": "integer", "minimum": 0}
 
-
-def build_inputs(most: int) -> Schema:
-    """The inputs of an embeddings request; ``most`` limits their number, and the tokens of each."""
-    tokens = array_of(_TOKEN_ID, minItems=1, maxItems=most)
-    several = [array_of(one, minItems=1, maxItems=most) for one in (NONEMPTY_STRING, tokens)]
-    return {"anyOf": [NONEMPTY_STRING, tokens, *several]}
-
-
-# --- conversations --------------------------------------------------------------------------------
-
-
-def _build_part(kind: str, inner: Schema) -> Schema:
-    return object_of({"type": {"const": kind}, kind: inner}, "type", kind)
-
-
-def _build_object(required: Mapping[str, Schema], **others: Schema) -> Schema:
-    return object_of({**required, **others}, *required)
-
-
-_IMAGE_URL = _build_object({"url": STRING}, detail=nullable(enum_of("auto", "low", "high")))
-_FILE_OBJECT: Schema = {
-    **_build_object(
-        {}, file_id=nullable(STRING), file_data=nullable(STRING), filename=nullable(STRING)
-    ),
-    "anyOf": [_build_object({"file_id": STRING}), _build_object({"file_data": STRING})],
-}
-_REASONING_ITEM = _build_object({"text": STRING}, signature=nullable(STRING))
-
-PART_SCHEMAS: Mapping[str, Schema] = {
-    "text": _build_part("text", STRING),
-    "image_url": _build_part("image_url", _IMAGE_URL),
-    "input_audio": _build_part("input_audio", _build_object({"data": STRING, "format": STRING})),
-    "file": _build_part("file", _FILE_OBJECT),
-    "audio_url": _build_part("audio_url", _build_object({"url": STRING})),
-    "video_url": _build_part("video_url", _build_object({"url": STRING})),
-    "refusal": _build_part("refusal", STRING),
-    "reasoning": _build_object(
-        {"type": {"const": "reasoning"}, "summary": array_of(_REASONING_ITEM)}
-    ),
-}
+PART_SCHEMAS: Final[Mapping[str, Schema]] = parse_types(
+    """
+    text = {type: "text", text: string}
+    image_url = {
+        type: "image_url",
+        image_url: {url: string, detail?: "auto" | "low" | "high" | null},
+    }
+    input_audio = {type: "input_audio", input_audio: {data: string, format: string}}
+    file = {
+        type: "file",
+        file: {file_id: string, file_data?: string | null, filename?: string | null}
+            | {file_data: string, file_id?: string | null, filename?: string | null},
+    }
+    audio_url = {type: "audio_url", audio_url: {url: string}}
+    video_url = {type: "video_url", video_url: {url: string}}
+    refusal = {type: "refusal", refusal: string}
+    reasoning = {type: "reasoning", summary: {text: string, signature?: string | null}[]}
+    """
+)
+_MESSAGE_TYPES: Final = """
+    system = {role: "system", content: string | TextPart[1..], name?: string | null}
+    developer = {...system, role: "developer"}
+    user = {role: "user", content: string | UserPart[1..], name?: string | null}
+    tool = {...system, role: "tool", tool_call_id: string}
+    function = {role: "function", name: string, content: string | null}
+    FunctionCall = {id: string, type: "function", function: {name: string, arguments: Arguments}}
+    CustomCall = {id: string, type: "custom", custom: {name: string, input: string}}
+    ToolCall = FunctionCall | CustomCall
+    Content = string | AssistantPart[1..]
+    Properties = {
+        role: "assistant", name?: string | null, refusal?: string | null, content?: Content | null,
+        reasoning_content?: string | null, reasoning?: string | null, audio?: null,
+        tool_calls?: ToolCall[] | null, function_call?: {name: string, arguments: string} | null,
+    }
+    assistant = {...Properties, content: Content}
+        | {...Properties, refusal: NonemptyString}
+        | {...Properties, tool_calls: ToolCall[1..]}
+        | {...Properties, function_call: {name: string, arguments: string}}
+"""
 
 
 def build_messages(rules: MessageRules) -> Schema:
     """The messages that these rules accept."""
-    return array_of({"anyOf": [_build_message(role, rules) for role in rules.roles]}, minItems=1)
-
-
-def _build_message(role: str, rules: MessageRules) -> Schema:
-    shared = {"role": {"const": role}, "name": nullable(STRING)}
-    match role:
-        case "assistant":
-            return _build_assistant_message(shared, rules)
-        case "tool":
-            return _build_object(
-                {**shared, "content": _build_content("text"), "tool_call_id": STRING}
-            )
-        case "function":
-            return _build_object(
-                {"role": shared["role"], "name": STRING, "content": nullable(STRING)}
-            )
-        case "user":
-            content = _build_content(*rules.user_parts)
-        case _:
-            content = _build_content("text")
-    return _build_object({"role": shared["role"], "content": content}, name=shared["name"])
-
-
-def _build_content(*kinds: str) -> Schema:
-    return {
-        "anyOf": [STRING, array_of({"anyOf": [PART_SCHEMAS[kind] for kind in kinds]}, minItems=1)]
-    }
-
-
-def _build_assistant_message(shared: Mapping[str, Schema], rules: MessageRules) -> Schema:
-    content = _build_content(*rules.assistant_parts)
-    calls = array_of(
-        {
-            "anyOf": [
-                _build_tool_call("function", "arguments", rules),
-                _build_tool_call("custom", "input"),
-            ]
-        }
+    messages = parse_types(
+        _MESSAGE_TYPES,
+        NonemptyString=NONEMPTY_STRING,
+        TextPart=PART_SCHEMAS["text"],
+        UserPart={"anyOf": [PART_SCHEMAS[kind] for kind in rules.user_parts]},
+        AssistantPart={"anyOf": [PART_SCHEMAS[kind] for kind in rules.assistant_parts]},
+        Arguments=parse_type("string | object" if rules.accepts_argument_objects else "string"),
     )
-    properties = {
-        **shared,
-        "content": nullable(content),
-        "refusal": nullable(STRING),
-        "reasoning_content": nullable(STRING),
-        "reasoning": nullable(STRING),
-        "tool_calls": nullable(calls),
-        "function_call": nullable(_build_object({"name": STRING, "arguments": STRING})),
-        "audio": NULL,
-    }
-    said: list[Schema] = [
-        _build_object({"content": content}),
-        _build_object({"refusal": NONEMPTY_STRING}),
-        _build_object({"tool_calls": {**calls, "minItems": 1}}),
-        _build_object({"function_call": _ANY_OBJECT}),
-    ]
-    return {**object_of(properties, "role"), "anyOf": said}
+    return array_of({"anyOf": [messages[role] for role in rules.roles]}, minItems=1)
 
-
-def _build_tool_call(kind: str, text: str, rules: MessageRules | None = None) -> Schema:
-    said: Schema = (
-        {"anyOf": [STRING, _ANY_OBJECT]} if rules and rules.accepts_argument_objects else STRING
-    )
-    called = _build_object({"name": STRING, text: said})
-    return _build_object({"id": STRING, "type": {"const": kind}, kind: called})
-
-
-# --- what binds the answer ------------------------------------------------------------------------
-
-_FUNCTION_TOOL = _build_object(
-    {"name": NONEMPTY_STRING},
-    description=nullable(STRING),
-    parameters=nullable(_ANY_OBJECT),
-    strict=nullable(BOOLEAN),
-)
-_CUSTOM_TOOL = _build_object(
-    {"name": NONEMPTY_STRING}, description=nullable(STRING), format=nullable(_ANY_OBJECT)
-)
-_NAMED_TOOL = _build_object({"name": STRING})
-_TOOL_CHOICES: list[Schema] = [_build_part(kind, _NAMED_TOOL) for kind in ("function", "custom")]
-_ALLOWED_TOOLS = _build_object(
-    {"mode": enum_of("auto", "required"), "tools": array_of({"anyOf": _TOOL_CHOICES})}
-)
-_JSON_SCHEMA = _build_object(
-    {"name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}},
-    description=nullable(STRING),
-    schema=nullable(_ANY_OBJECT),
-    strict=nullable(BOOLEAN),
-)
-
-
-def build_tools(most: int, *kinds: str) -> Schema:
-    """The tools of a request."""
-    bodies = {"function": _FUNCTION_TOOL, "custom": _CUSTOM_TOOL}
-    offered: list[Schema] = [_build_part(kind, bodies[kind]) for kind in kinds]
-    return nullable(array_of({"anyOf": offered}, minItems=1, maxItems=most))
-
-
-TOOL_CHOICE: Schema = nullable(
-    {
-        "anyOf": [
-            enum_of("none", "auto", "required"),
-            *_TOOL_CHOICES,
-            _build_part("allowed_tools", _ALLOWED_TOOLS),
-        ]
-    }
-)
-FUNCTIONS: Schema = nullable(array_of(_FUNCTION_TOOL, minItems=1, maxItems=128))
-FUNCTION_CALL: Schema = nullable({"anyOf": [enum_of("none", "auto"), _NAMED_TOOL]})
-RESPONSE_FORMAT: Schema = nullable(
-    {
-        "anyOf": [
-            _build_object({"type": enum_of("text", "json_object")}),
-            _build_part("json_schema", _JSON_SCHEMA),
-        ]
-    }
-)
-_STRUCTURED_OUTPUT_SCHEMAS: Mapping[str, Schema] = {
-    "json": {"type": ["object", "string"]},
-    "regex": STRING,
-    "choice": array_of(STRING, minItems=1),
-    "grammar": STRING,
-}
-STRUCTURED_OUTPUT_PROPERTIES: Mapping[str, Schema] = {
-    "structured_outputs": nullable(
-        object_of(
-            {
-                **{name: nullable(one) for name, one in _STRUCTURED_OUTPUT_SCHEMAS.items()},
-                "json_object": nullable(BOOLEAN),
-            }
-        )
-    ),
-    **{f"guided_{name}": nullable(one) for name, one in _STRUCTURED_OUTPUT_SCHEMAS.items()},
-}
-
-# --- what comes beside ----------------------------------------------------------------------------
-
-LOGIT_BIAS: Schema = nullable(
-    map_of({**NUMBER, "minimum": -100, "maximum": 100}, propertyNames={"pattern": "^[0-9]{1,10}$"})
-)
-STREAM_OPTIONS: Schema = nullable(
-    object_of(
-        {
-            name: nullable(BOOLEAN)
-            for name in ("include_usage", "continuous_usage_stats", "include_obfuscation")
-        }
-    )
-)
-MODALITIES: Schema = nullable(array_of({"const": "text"}))
-TEMPLATE_ARGUMENTS: Schema = nullable(_ANY_OBJECT)
-
-
-def build_metadata(items: int, key: int, longest: int) -> Schema:
-    """Labels, with limits of their number and the lengths of keys and values."""
-    text = {"type": "string", "maxLength": longest}
-    return nullable(map_of(text, maxProperties=items, propertyNames={"maxLength": key}))
-
-
-_MODEL_SCHEMA: Schema = {
-    **NONEMPTY_STRING,
-    "description": "A model's name or alias; the list of models has all.",
-}
 
 # --- requests -------------------------------------------------------------------------------------
 
+_FIELD_TYPES: Final[Mapping[str, Schema]] = parse_types(
+    """
+    prompt = string | Token[1..] | string[1..] | Token[1..][1..]
+    Function = {
+        name: NonemptyString, description?: string | null, parameters?: object | null,
+        strict?: boolean | null,
+    }
+    FunctionTool = {type: "function", function: Function}
+    CustomTool = {
+        type: "custom",
+        custom: {name: NonemptyString, description?: string | null, format?: object | null},
+    }
+    NamedTool = {type: "function", function: {name: string}}
+        | {type: "custom", custom: {name: string}}
+    AllowedTools = {mode: "auto" | "required", tools: NamedTool[]}
+    tool_choice = "none" | "auto" | "required" | NamedTool
+        | {type: "allowed_tools", allowed_tools: AllowedTools} | null
+    functions = Function[1..128] | null
+    function_call = "none" | "auto" | {name: string} | null
+    modalities = "text"[] | null
+    chat_template_kwargs = object | null
+    JsonSchema = {
+        name: SchemaName, description?: string | null, schema?: object | null,
+        strict?: boolean | null,
+    }
+    response_format = {type: "text" | "json_object"}
+        | {type: "json_schema", json_schema: JsonSchema} | null
+    guided_json = object | string | null
+    guided_regex = string | null
+    guided_choice = string[1..] | null
+    guided_grammar = string | null
+    structured_outputs = {
+        json?: guided_json, regex?: guided_regex, choice?: guided_choice, grammar?: guided_grammar,
+        json_object?: boolean | null,
+    } | null
+    stream_options = {
+        include_usage?: boolean | null, continuous_usage_stats?: boolean | null,
+        include_obfuscation?: boolean | null,
+    } | null
+    logit_bias = Biases | null
+    metadata = Metadata | null
+    """,
+    NonemptyString=NONEMPTY_STRING,
+    SchemaName={"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    Token=_TOKEN,
+    Biases=map_of(
+        {**NUMBER, "minimum": -100, "maximum": 100}, propertyNames={"pattern": "^[0-9]{1,10}$"}
+    ),
+    Metadata=map_of(
+        {**STRING, "maxLength": METADATA_LIMITS[2]},
+        maxProperties=METADATA_LIMITS[0],
+        propertyNames={"maxLength": METADATA_LIMITS[1]},
+    ),
+)
+"""The fields that are read by functions, by wire name, and the types that they are made of."""
+
 
 def build_chat_request(
-    reading: RequestRules, *, kinds: tuple[str, ...] = ("function", "custom")
+    rules: RequestRules, *, tool_types: tuple[str, ...] = ("FunctionTool", "CustomTool")
 ) -> Schema:
-    """The body of a chat request; ``kinds`` of tools."""
+    """The body of a chat request."""
+    tool = {"anyOf": [_FIELD_TYPES[name] for name in tool_types]}
     properties = {
-        "model": _MODEL_SCHEMA,
-        "messages": build_messages(reading.message_rules),
-        **_build_checked_properties(reading.chat),
-        **_GENERATION_PROPERTIES,
-        "tools": build_tools(reading.max_tools, *kinds),
-        "tool_choice": TOOL_CHOICE,
-        "functions": FUNCTIONS,
-        "function_call": FUNCTION_CALL,
-        "metadata": build_metadata(*METADATA_LIMITS),
-        "modalities": MODALITIES,
-        "chat_template_kwargs": TEMPLATE_ARGUMENTS,
+        **_build_properties(rules.chat, CHAT_FIELDS | {"modalities"}),
+        "tools": nullable(array_of(tool, minItems=1, maxItems=rules.max_tools)),
     }
-    return object_of(properties, "model", "messages", more=_allows_unknown_fields(reading))
+    return _build_request(rules, properties, messages=build_messages(rules.message_rules))
 
 
-def build_completion_request(reading: RequestRules) -> Schema:
+def build_completion_request(rules: RequestRules) -> Schema:
     """The body of a completion request."""
-    properties = {
-        "model": _MODEL_SCHEMA,
-        "prompt": PROMPT_SCHEMA,
-        **_build_checked_properties(reading.completion),
-        **_GENERATION_PROPERTIES,
-    }
-    return object_of(properties, "model", "prompt", more=_allows_unknown_fields(reading))
+    properties = _build_properties(rules.completion, COMPLETION_FIELDS)
+    return _build_request(rules, properties, prompt=_FIELD_TYPES["prompt"])
 
 
-def build_embedding_request(reading: RequestRules) -> Schema:
-    """The body of an embeddings request."""
-    properties = {
-        "model": _MODEL_SCHEMA,
-        "input": build_inputs(reading.max_inputs),
-        **_build_checked_properties(reading.embedding),
-    }
-    return object_of(properties, "model", "input", more=_allows_unknown_fields(reading))
+def build_embedding_request(rules: RequestRules) -> Schema:
+    """The body of an embeddings request; one limit for the inputs, and for the tokens of each."""
+    limit = f"[1..{MAX_INPUTS}]"
+    inputs = parse_type(
+        f"Text | Token{limit} | Text{limit} | Token{limit}{limit}",
+        Text=NONEMPTY_STRING,
+        Token=_TOKEN,
+    )
+    return _build_request(rules, build_properties(rules.embedding), input=inputs)
 
 
-_GENERATION_PROPERTIES: Mapping[str, Schema] = {
-    "response_format": RESPONSE_FORMAT,
-    **STRUCTURED_OUTPUT_PROPERTIES,
-    "logit_bias": LOGIT_BIAS,
-    "stream_options": STREAM_OPTIONS,
-}
+def _build_request(
+    rules: RequestRules, properties: Mapping[str, Schema], **content: Schema
+) -> Schema:
+    """The body of a request with a model's name and this required content."""
+    required = {"model": _MODEL_SCHEMA, **content}
+    allows_unknown_fields = rules.unknown_fields != "reject"
+    return object_of({**properties, **required}, *required, more=allows_unknown_fields)
 
 
-def _build_checked_properties(table: tuple[Param, ...]) -> dict[str, Schema]:
-    """The properties of the rows, with the further checks of their reader."""
-    found = build_properties(table)
+def _build_properties(table: tuple[Param, ...], fields: Collection[str]) -> dict[str, Schema]:
+    """The properties of the rows, with the further checks of their reader, and of other fields."""
+    properties = build_properties(table)
     for param in table:
         if param.wire == "stop":
             most = {} if param.max_items is None else {"maxItems": param.max_items}
-            found["stop"] = nullable(
-                {"anyOf": [NONEMPTY_STRING, array_of(NONEMPTY_STRING, **most)]}
-            )
+            texts = array_of(NONEMPTY_STRING, **most)
+            properties["stop"] = nullable({"anyOf": [NONEMPTY_STRING, texts]})
         elif param.wire == "safety_identifier":
-            found[param.wire] = nullable({**STRING, "maxLength": MAX_IDENTIFIER_LENGTH})
-    return found
+            properties[param.wire] = nullable({**STRING, "maxLength": MAX_IDENTIFIER_LENGTH})
+    return properties | {name: one for name, one in _FIELD_TYPES.items() if name in fields}
 
 
-def _allows_unknown_fields(reading: RequestRules) -> bool:
-    return reading.unknown_fields != "reject"
+# --- responses ------------------------------------------------------------------------------------
 
-
-# --- answers --------------------------------------------------------------------------------------
+_PROPERTIES: Final[Mapping[str, Schema]] = parse_types(
+    """
+    id = string
+    created = integer
+    model = string
+    system_fingerprint = string
+    index = integer
+    token_ids = integer[]
+    stop_reason = string | integer
+    text = string
+    role = "assistant"
+    content = string | null
+    refusal = string | null
+    reasoning_content = string
+    tool_calls = ToolCallItem[]
+    function_call = FunctionCallItem
+    """
+)
+_OPTIONAL_KEYS: Final = frozenset({"usage", "system_fingerprint"})
+_CHOICE_KEYS: Final = frozenset({"index", "finish_reason", "message", "delta", "text"})
+"""Keys that every choice has."""
 
 
 def build_response_schemas(style: ResponseStyle) -> dict[str, Schema]:
     """The unary responses and chunks of this style, and all objects within them."""
     reasons = tuple(dict.fromkeys(style.finish_reasons.values()))
-    chat: dict[str, Schema] = {
-        **_CHOICE_PROPERTIES,
+    chat = {
         "logprobs": nullable(ref("ChatLogprobs")),
         "finish_reason": enum_of(*reasons, "function_call"),
-        "message": _build_response_message(style),
-        "delta": _select_properties(_MESSAGE_PROPERTIES, style.message_keys),
+        "message": _select_properties(
+            style.message_keys, {"role", "content", *style.default_values}
+        ),
+        "delta": _select_properties(style.message_keys, ()),
     }
-    text: dict[str, Schema] = {
-        **_CHOICE_PROPERTIES,
-        "logprobs": nullable(ref("CompletionLogprobs")),
-        "finish_reason": enum_of(*reasons),
-        "text": STRING,
-    }
-    chat_piece, text_piece = (
-        {**one, "finish_reason": nullable(one["finish_reason"])} for one in (chat, text)
-    )
+    text = {"logprobs": nullable(ref("CompletionLogprobs")), "finish_reason": enum_of(*reasons)}
     return {
         **build_struct_schemas(
             GenerationUsage, ToolCallItem, ChatLogprobs, CompletionLogprobs, EmbeddingList
         ),
-        "ChatAnswer": _build_unary_response(
-            style, style.chat_object, _build_choice(style, style.chat_choice_keys, chat)
-        ),
-        "TextAnswer": _build_unary_response(
-            style, style.text_object, _build_choice(style, style.text_choice_keys, text)
-        ),
-        "ChatChunk": _build_chunk(
-            style, style.chat_chunk_object, _select_properties(chat_piece, style.chat_chunk_keys)
-        ),
-        "TextChunk": _build_chunk(
-            style, style.text_chunk_object, _select_properties(text_piece, style.text_chunk_keys)
-        ),
+        "ChatAnswer": _build_unary_response(style, style.chat_object, style.chat_choice_keys, chat),
+        "TextAnswer": _build_unary_response(style, style.text_object, style.text_choice_keys, text),
+        "ChatChunk": _build_chunk(style, style.chat_chunk_object, style.chat_chunk_keys, chat),
+        "TextChunk": _build_chunk(style, style.text_chunk_object, style.text_chunk_keys, text),
     }
 
 
-_OPTIONAL_KEYS = ("usage", "system_fingerprint")
-_COMMON_PROPERTIES: Mapping[str, Schema] = {
-    "id": STRING,
-    "created": INTEGER,
-    "model": STRING,
-    "system_fingerprint": STRING,
-}
-_CHOICE_PROPERTIES: Mapping[str, Schema] = {
-    "index": INTEGER,
-    "token_ids": array_of(INTEGER),
-    "stop_reason": {"type": ["string", "integer"]},
-}
-_MESSAGE_PROPERTIES: Mapping[str, Schema] = {
-    "role": {"const": "assistant"},
-    "content": nullable(STRING),
-    "refusal": nullable(STRING),
-    "reasoning_content": STRING,
-    "tool_calls": array_of(ref("ToolCallItem")),
-    "function_call": ref("FunctionCallItem"),
-}
-_REQUIRED_KEYS = frozenset({"index", "finish_reason", "message", "delta", "text"})
-
-
-def _build_unary_response(style: ResponseStyle, name: str, choice: Schema) -> Schema:
-    values = {
-        **_COMMON_PROPERTIES,
-        "object": {"const": name},
-        "choices": array_of(choice),
-        "usage": ref("GenerationUsage"),
-    }
-    return _select_properties(
-        values, style.unary_keys, [key for key in style.unary_keys if key not in _OPTIONAL_KEYS]
-    )
-
-
-def _build_chunk(style: ResponseStyle, name: str, piece: Schema) -> Schema:
-    values = {
-        **_COMMON_PROPERTIES,
-        "object": {"const": name},
-        "choices": array_of(piece),
-        "usage": nullable(ref("GenerationUsage")),
-    }
-    return _select_properties(
-        values, style.chunk_keys, [key for key in style.chunk_keys if key not in _OPTIONAL_KEYS]
-    )
-
-
-def _build_choice(
-    style: ResponseStyle, keys: Iterable[str], values: Mapping[str, Schema]
+def _build_unary_response(
+    style: ResponseStyle, name: str, keys: Collection[str], properties: Mapping[str, Schema]
 ) -> Schema:
-    return _select_properties(
-        values, keys, [key for key in keys if key in _REQUIRED_KEYS or key in style.default_values]
-    )
+    choice = _select_properties(keys, {*_CHOICE_KEYS, *style.default_values}, **properties)
+    return _build_body(style.unary_keys, name, choice, ref("GenerationUsage"))
 
 
-def _build_response_message(style: ResponseStyle) -> Schema:
-    always = ("role", "content", *style.default_values)
+def _build_chunk(
+    style: ResponseStyle, name: str, keys: Collection[str], properties: Mapping[str, Schema]
+) -> Schema:
+    reason = nullable(properties["finish_reason"])
+    choice = _select_properties(keys, _CHOICE_KEYS, **{**properties, "finish_reason": reason})
+    return _build_body(style.chunk_keys, name, choice, nullable(ref("GenerationUsage")))
+
+
+def _build_body(keys: Collection[str], name: str, choice: Schema, usage: Schema) -> Schema:
     return _select_properties(
-        _MESSAGE_PROPERTIES,
-        style.message_keys,
-        [key for key in style.message_keys if key in always],
+        keys,
+        {*keys} - _OPTIONAL_KEYS,
+        object={"const": name},
+        choices=array_of(choice),
+        usage=usage,
     )
 
 
 def _select_properties(
-    values: Mapping[str, Schema], keys: Iterable[str], required: Iterable[str] | None = None
+    keys: Collection[str], required: Collection[str], **others: Schema
 ) -> Schema:
-    """An object of these keys. By default the keys that every choice has are required."""
-    found = list(keys)
-    needed = [key for key in found if key in _REQUIRED_KEYS] if required is None else required
-    return object_of({key: values[key] for key in found}, *needed)
+    """An object of these keys."""
+    values = {**_PROPERTIES, **others}
+    return object_of({key: values[key] for key in keys}, *(key for key in keys if key in required))
 
 
 # --- operations -----------------------------------------------------------------------------------
 
 
-def build_operations(reading: RequestRules, refusals: Schema, error: Schema) -> dict[str, Schema]:
+def build_operations(
+    rules: RequestRules, errors: Mapping[str, Schema], error: Schema
+) -> dict[str, Schema]:
     """The operations ``chat``, ``completion`` and ``embedding``.
 
-    ``refusals`` are the error responses; ``error`` is the schema of an error in a stream.
+    ``errors`` are the error responses; ``error`` is the schema of an error in a stream.
     """
 
-    def streamed(chunk: str) -> Schema:
-        return build_event_data({"anyOf": [ref(chunk), error]}, "[DONE]")
+    def build_generation_response(name: str) -> Schema:
+        chunk = build_event_data({"anyOf": [ref(f"{name}Chunk"), error]}, "[DONE]")
+        return build_response(ref(f"{name}Answer"), chunk)
 
     return {
-        "chat": {
-            "summary": "Create a chat completion.",
-            "requestBody": build_request_body(build_chat_request(reading)),
-            "responses": {
-                "200": build_response(ref("ChatAnswer"), streamed("ChatChunk")),
-                **refusals,
-            },
-        },
-        "completion": {
-            "summary": "Create a completion of each prompt.",
-            "requestBody": build_request_body(build_completion_request(reading)),
-            "responses": {
-                "200": build_response(ref("TextAnswer"), streamed("TextChunk")),
-                **refusals,
-            },
-        },
-        "embedding": {
-            "summary": "Create embeddings.",
-            "requestBody": build_request_body(build_embedding_request(reading)),
-            "responses": {"200": build_response(ref("EmbeddingList")), **refusals},
-        },
+        "chat": build_operation(
+            "Create a chat completion.",
+            build_generation_response("Chat"),
+            errors,
+            request=build_chat_request(rules),
+        ),
+        "completion": build_operation(
+            "Create a completion of each prompt.",
+            build_generation_response("Text"),
+            errors,
+            request=build_completion_request(rules),
+        ),
+        "embedding": build_operation(
+            "Create embeddings.",
+            build_response(ref("EmbeddingList")),
+            errors,
+            request=build_embedding_request(rules),
+        ),
     }

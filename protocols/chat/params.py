@@ -4,7 +4,7 @@ Each protocol takes the rows, changes some, and decodes with ``protocols.params.
 
     rows = replace_params(CHAT_PARAMS, temperature={"maximum": 1.0})
     rows = remove_params(rows, "store", "seed")
-    TABLE = ParamTable(*rows, Param(wire="details", field="response_options.details", ...))
+    TABLE = ParamTable(*rows, Param("details", "response_options.details", ...))
 
 Rows under ``request.`` have no field in the internal request; a reader combines them
 (``values.get("request.logprobs")``). Rows under ``labels.`` become labels of the request.
@@ -26,79 +26,50 @@ INT64_LIMIT = 2**63
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-_TEMPERATURE = Param(
-    wire="temperature",
-    field="sampling.temperature",
-    type="float",
-    minimum=0,
-    maximum=2,
-    default=1.0,
-)
-_TOP_P = Param(
-    wire="top_p", field="sampling.top_p", type="float", minimum=0, maximum=1, default=1.0
-)
-_PRESENCE = Param(
-    wire="presence_penalty",
-    field="sampling.presence_penalty",
-    type="float",
-    minimum=-2,
-    maximum=2,
-    default=0.0,
-)
-_FREQUENCY = Param(
-    wire="frequency_penalty",
-    field="sampling.frequency_penalty",
-    type="float",
-    minimum=-2,
-    maximum=2,
-    default=0.0,
-)
-_SEED = Param(
-    wire="seed",
-    field="sampling.seed",
-    type="int",
-    minimum=-INT64_LIMIT,
-    maximum=INT64_LIMIT - 1,
-    description="a negative seed is kept as its two's complement",
-)
-_N = Param(wire="n", field="n", type="int", minimum=1, maximum=128, default=1)
-_STOP = Param(wire="stop", field="stopping.stop", type="strings", max_items=4)
-_STREAM = Param(wire="stream", field="stream", type="bool", default=False)
-_USER = Param(wire="user", field="labels.user", type="str")
+_USER = Param("user", "labels.user", "str")
 
 SHARED_PARAMS: tuple[Param, ...] = (
-    _TEMPERATURE,
-    _TOP_P,
-    _N,
-    _STREAM,
-    _STOP,
-    _PRESENCE,
-    _FREQUENCY,
-    _SEED,
+    Param("temperature", "sampling.temperature", "float", minimum=0, maximum=2, default=1.0),
+    Param("top_p", "sampling.top_p", "float", minimum=0, maximum=1, default=1.0),
+    Param("n", "n", "int", minimum=1, maximum=128, default=1),
+    Param("stream", "stream", "bool", default=False),
+    Param("stop", "stopping.stop", "strings", max_items=4),
+    *(
+        Param(wire, f"sampling.{wire}", "float", minimum=-2, maximum=2, default=0.0)
+        for wire in ("presence_penalty", "frequency_penalty")
+    ),
+    Param(
+        "seed",
+        "sampling.seed",
+        "int",
+        minimum=-INT64_LIMIT,
+        maximum=INT64_LIMIT - 1,
+        description="a negative seed is kept as its two's complement",
+    ),
     _USER,
 )
-"""What conversations and completions have in common."""
+"""Parameters of conversations and of completions."""
 
 CHAT_PARAMS: tuple[Param, ...] = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1),
+    Param("max_tokens", "stopping.max_tokens", "int", minimum=1),
     Param(
-        wire="max_completion_tokens",
-        field="stopping.max_tokens",
-        type="int",
+        "max_completion_tokens",
+        "stopping.max_tokens",
+        "int",
         minimum=1,
         description="wins over max_tokens",
     ),
     *SHARED_PARAMS,
-    Param(wire="logprobs", field="request.logprobs", type="bool", default=False),
-    Param(wire="top_logprobs", field="request.top_logprobs", type="int", minimum=0, maximum=20),
-    Param(wire="parallel_tool_calls", field="parallel_tools", type="bool", default=True),
-    Param(wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS),
-    Param(wire="safety_identifier", field="labels.safety_identifier", type="str"),
-    Param(wire="prompt_cache_key", field="labels.prompt_cache_key", type="str"),
+    Param("logprobs", "request.logprobs", "bool", default=False),
+    Param("top_logprobs", "request.top_logprobs", "int", minimum=0, maximum=20),
+    Param("parallel_tool_calls", "parallel_tools", "bool", default=True),
+    Param("reasoning_effort", "reasoning.effort", "str", choices=REASONING_EFFORTS),
+    Param("safety_identifier", "labels.safety_identifier", "str"),
+    Param("prompt_cache_key", "labels.prompt_cache_key", "str"),
     Param(
-        wire="prompt_cache_retention",
-        field="labels.prompt_cache_retention",
-        type="str",
+        "prompt_cache_retention",
+        "labels.prompt_cache_retention",
+        "str",
         choices=("in_memory", "in-memory", "24h"),
     ),
 )
@@ -106,84 +77,67 @@ CHAT_PARAMS: tuple[Param, ...] = (
 function_call, response_format, logit_bias, stream_options, metadata."""
 
 COMPLETION_PARAMS: tuple[Param, ...] = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0, default=16),
+    Param("max_tokens", "stopping.max_tokens", "int", minimum=0, default=16),
     *SHARED_PARAMS,
-    Param(
-        wire="best_of",
-        field="best_of",
-        type="int",
-        minimum=0,
-        maximum=20,
-        disabled_values=(0,),
-        default=1,
-    ),
-    Param(wire="echo", field="echo", type="bool", default=False),
-    Param(wire="logprobs", field="logprobs.top", type="int", minimum=0, maximum=5),
-    Param(wire="suffix", field="insert_before", type="str"),
+    Param("best_of", "best_of", "int", minimum=0, maximum=20, disabled_values=(0,), default=1),
+    Param("echo", "echo", "bool", default=False),
+    Param("logprobs", "logprobs.top", "int", minimum=0, maximum=5),
+    Param("suffix", "insert_before", "str"),
 )
 """``POST completions``. Not here: prompt, logit_bias, stream_options."""
 
 EMBEDDING_PARAMS: tuple[Param, ...] = (
-    Param(
-        wire="encoding_format",
-        field="encoding",
-        type="str",
-        choices=("float", "base64"),
-        default="float",
-    ),
-    Param(wire="dimensions", field="dimensions", type="int", minimum=1),
+    Param("encoding_format", "encoding", "str", choices=("float", "base64"), default="float"),
+    Param("dimensions", "dimensions", "int", minimum=1),
     _USER,
 )
 """``POST embeddings``. Not here: input."""
 
 EXTENSION_PARAMS: tuple[Param, ...] = (
-    Param(wire="top_k", field="sampling.top_k", type="int", minimum=1, disabled_values=(0, -1)),
-    Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=1),
-    Param(wire="typical_p", field="sampling.typical_p", type="float", minimum=0, maximum=1),
+    Param("top_k", "sampling.top_k", "int", minimum=1, disabled_values=(0, -1)),
+    Param("min_p", "sampling.min_p", "float", minimum=0, maximum=1),
+    Param("typical_p", "sampling.typical_p", "float", minimum=0, maximum=1),
     Param(
-        wire="repetition_penalty",
-        field="sampling.repetition_penalty",
-        type="float",
+        "repetition_penalty",
+        "sampling.repetition_penalty",
+        "float",
         minimum=0,
         exclusive_minimum=True,
     ),
-    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
-    Param(wire="use_beam_search", field="request.beam_search", type="bool", default=False),
-    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
-    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
-    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
-    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
-    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool"),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0),
-    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
-    Param(
-        wire="spaces_between_special_tokens",
-        field="stopping.spaces_between_special_tokens",
-        type="bool",
-    ),
-    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", minimum=-1),
-    Param(wire="add_special_tokens", field="templating.add_special_tokens", type="bool"),
-    Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
-    Param(wire="request_id", field="client_id", type="str"),
-    Param(wire="session_id", field="labels.session_id", type="str"),
-    Param(wire="return_token_ids", field="response_options.token_ids", type="bool"),
+    Param("length_penalty", "sampling.length_penalty", "float"),
+    Param("use_beam_search", "request.beam_search", "bool", default=False),
+    Param("allowed_token_ids", "sampling.allowed_token_ids", "ints"),
+    Param("bad_words", "sampling.bad_words", "string list"),
+    Param("stop_token_ids", "stopping.stop_token_ids", "ints"),
+    Param("include_stop_str_in_output", "stopping.include_stop", "bool"),
+    Param("ignore_eos", "stopping.ignore_eos", "bool"),
+    Param("min_tokens", "stopping.min_tokens", "int", minimum=0),
+    Param("skip_special_tokens", "stopping.skip_special_tokens", "bool"),
+    Param("spaces_between_special_tokens", "stopping.spaces_between_special_tokens", "bool"),
+    Param("truncate_prompt_tokens", "stopping.truncate_prompt", "int", minimum=-1),
+    Param("add_special_tokens", "templating.add_special_tokens", "bool"),
+    Param("priority", "priority", "int", minimum=0, maximum=255),
+    Param("request_id", "client_id", "str"),
+    Param("session_id", "labels.session_id", "str"),
+    Param("return_token_ids", "response_options.token_ids", "bool"),
 )
-"""What vLLM takes beside, for conversations and completions alike."""
+"""Additional parameters of vLLM for conversations and completions."""
 
 CHAT_EXTENSION_PARAMS: tuple[Param, ...] = (
     *EXTENSION_PARAMS,
-    Param(wire="add_generation_prompt", field="templating.add_generation_prompt", type="bool"),
-    Param(wire="continue_final_message", field="templating.continue_final", type="bool"),
-    Param(wire="chat_template", field="templating.template", type="str"),
-    Param(wire="include_reasoning", field="reasoning.include", type="bool"),
-    Param(wire="thinking_token_budget", field="reasoning.budget", type="int", minimum=0),
+    Param("add_generation_prompt", "templating.add_generation_prompt", "bool"),
+    Param("continue_final_message", "templating.continue_final", "bool"),
+    Param("chat_template", "templating.template", "str"),
+    Param("include_reasoning", "reasoning.include", "bool"),
+    Param("thinking_token_budget", "reasoning.budget", "int", minimum=0),
 )
-"""What vLLM takes beside for conversations. Not here: chat_template_kwargs, structured_outputs."""
+"""Additional parameters of vLLM for conversations. Not here: chat_template_kwargs,
+structured_outputs."""
 
 EMBEDDING_EXTENSION_PARAMS: tuple[Param, ...] = (
-    Param(wire="truncate_prompt_tokens", field="truncate", type="int", minimum=-1),
-    Param(wire="priority", field="priority", type="int", minimum=0, maximum=255),
-    Param(wire="request_id", field="client_id", type="str"),
+    Param("truncate_prompt_tokens", "truncate", "int", minimum=-1),
+    Param("priority", "priority", "int", minimum=0, maximum=255),
+    Param("request_id", "client_id", "str"),
 )
 """Further parameters of vLLM for embeddings."""
 
@@ -231,9 +185,9 @@ _TYPE_NAMES: Mapping[type, str] = {
 }
 
 
-def describe_type(got: Any) -> str:
+def describe_type(value: Any) -> str:
     """A JSON value's type, for error texts."""
-    return _TYPE_NAMES.get(type(got), "a value")
+    return _TYPE_NAMES.get(type(value), "a value")
 
 
 def missing_error(at: str) -> InvalidParameter:
@@ -241,40 +195,40 @@ def missing_error(at: str) -> InvalidParameter:
     return InvalidParameter(f"Missing required parameter: '{at}'.", param=at, problem="missing")
 
 
-def invalid_type_error(at: str, expected: str, got: Any) -> InvalidParameter:
+def invalid_type_error(at: str, expected: str, value: Any) -> InvalidParameter:
     """The error of a wrong type; ``expected`` is a phrase such as ``an object``."""
-    text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(got)} instead."
-    return InvalidParameter(text, param=at, problem="type", expected=expected, got=got)
+    text = f"Invalid type for '{at}': expected {expected}, but got {describe_type(value)} instead."
+    return InvalidParameter(text, param=at, problem="type", expected=expected, got=value)
 
 
-def invalid_value_error(at: str, got: Any, allowed: tuple[str, ...]) -> InvalidParameter:
+def invalid_value_error(at: str, value: Any, allowed: tuple[str, ...]) -> InvalidParameter:
     """The error of a value that is not allowed."""
-    shown = str(got)[:64]
+    excerpt = str(value)[:64]
     names = ", ".join(f"'{name}'" for name in allowed)
-    text = f"Invalid value: '{shown}'. Supported values are: {names}."
-    return InvalidParameter(text, param=at, problem="value", expected=allowed, got=got)
+    text = f"Invalid value: '{excerpt}'. Supported values are: {names}."
+    return InvalidParameter(text, param=at, problem="value", expected=allowed, got=value)
 
 
-def empty_value_error(at: str, got: Any = ()) -> InvalidParameter:
+def empty_value_error(at: str, value: Any = ()) -> InvalidParameter:
     """The error of an empty array or string."""
-    what = "string" if isinstance(got, str) else "array"
-    article = "an" if what == "array" else "a"
+    kind = "string" if isinstance(value, str) else "array"
+    article = "an" if kind == "array" else "a"
     text = (
-        f"Invalid '{at}': empty {what}. Expected {article} {what} with minimum length 1, "
-        f"but got an empty {what} instead."
+        f"Invalid '{at}': empty {kind}. Expected {article} {kind} with minimum length 1, "
+        f"but got an empty {kind} instead."
     )
-    return InvalidParameter(text, param=at, problem="empty", got=got)
+    return InvalidParameter(text, param=at, problem="empty", got=value)
 
 
-def too_long_error(at: str, limit: int, got: Any) -> InvalidParameter:
+def too_long_error(at: str, limit: int, value: Any) -> InvalidParameter:
     """The error of a string or array over its limit."""
-    what = "string" if isinstance(got, str) else "array"
-    article = "an" if what == "array" else "a"
+    kind = "string" if isinstance(value, str) else "array"
+    article = "an" if kind == "array" else "a"
     text = (
-        f"Invalid '{at}': {what} too long. Expected {article} {what} with maximum length {limit}, "
-        f"but got {article} {what} with length {len(got)} instead."
+        f"Invalid '{at}': {kind} too long. Expected {article} {kind} with maximum length {limit}, "
+        f"but got {article} {kind} with length {len(value)} instead."
     )
-    return InvalidParameter(text, param=at, problem="too_long", expected=limit, got=got)
+    return InvalidParameter(text, param=at, problem="too_long", expected=limit, got=value)
 
 
 def conflict_error(at: str, text: str) -> InvalidParameter:
@@ -289,30 +243,38 @@ def null_to_none(raw: Raw | None) -> Raw | None:
 
 def as_object(raw: Raw, at: str) -> dict[str, Raw]:
     """The fields of an object. Raises InvalidParameter or MalformedRequest."""
-    got = decode_value(raw)
-    if not isinstance(got, dict):
-        raise invalid_type_error(at, "an object", got)
+    value = decode_value(raw)
+    if not isinstance(value, dict):
+        raise invalid_type_error(at, "an object", value)
     return _decode_object(raw)
+
+
+def as_object_field(fields: Mapping[str, Raw], name: str, at: str) -> dict[str, Raw]:
+    """The fields of a required object of the object at ``at``. Raises InvalidParameter."""
+    raw, path = null_to_none(fields.get(name)), f"{at}.{name}"
+    if raw is None:
+        raise missing_error(path)
+    return as_object(raw, path)
 
 
 def as_array(raw: Raw, at: str) -> list[Raw]:
     """The items of an array. Raises InvalidParameter or MalformedRequest."""
-    got = decode_value(raw)
-    if not isinstance(got, list):
-        raise invalid_type_error(at, "an array", got)
+    value = decode_value(raw)
+    if not isinstance(value, list):
+        raise invalid_type_error(at, "an array", value)
     return _decode_array(raw)
 
 
 def as_text(fields: Mapping[str, Raw], name: str, at: str) -> str:
     """A required string of the object at ``at``. Raises InvalidParameter."""
     raw = null_to_none(fields.get(name))
-    where = f"{at}.{name}" if at else name
+    path = f"{at}.{name}" if at else name
     if raw is None:
-        raise missing_error(where)
-    got = decode_value(raw)
-    if not isinstance(got, str):
-        raise invalid_type_error(where, "a string", got)
-    return got
+        raise missing_error(path)
+    value = decode_value(raw)
+    if not isinstance(value, str):
+        raise invalid_type_error(path, "a string", value)
+    return value
 
 
 def as_optional_text(fields: Mapping[str, Raw], name: str, at: str) -> str | None:
@@ -325,7 +287,7 @@ def as_optional_bool(fields: Mapping[str, Raw], name: str, at: str) -> bool | No
     raw = null_to_none(fields.get(name))
     if raw is None:
         return None
-    got = decode_value(raw)
-    if not isinstance(got, bool):
-        raise invalid_type_error(f"{at}.{name}", "a boolean", got)
-    return got
+    value = decode_value(raw)
+    if not isinstance(value, bool):
+        raise invalid_type_error(f"{at}.{name}", "a boolean", value)
+    return value

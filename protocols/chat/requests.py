@@ -67,7 +67,7 @@ _TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 
 METADATA_LIMITS = 16, 64, 512
 MAX_IDENTIFIER_LENGTH = 64
-_MAX_INPUTS = 2048
+MAX_INPUTS = 2048
 
 
 class RequestRules(Struct, frozen=True, kw_only=True):
@@ -78,13 +78,10 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     embedding: ParamTable = ParamTable(*EMBEDDING_PARAMS, *EMBEDDING_EXTENSION_PARAMS)
     message_rules: MessageRules = DEFAULT_MESSAGE_RULES
     max_tools: int = 128
-    max_inputs: int = _MAX_INPUTS
     unknown_fields: Literal["forward", "ignore", "reject"] = "forward"
     """What happens to fields that are in no table."""
     default_completion_tokens: int | None = 16
     """The default of ``max_tokens`` of completions."""
-    completion_mode: Literal["raw", "server"] = "raw"
-    """``raw``: prompts go to the model unchanged; ``server``: the worker wraps them."""
 
 
 DEFAULT_REQUEST_RULES = RequestRules()
@@ -103,7 +100,7 @@ def read_model(fields: Mapping[str, Raw]) -> str:
 
 def read_chat(
     fields: Mapping[str, Raw],
-    reading: RequestRules = DEFAULT_REQUEST_RULES,
+    rules: RequestRules = DEFAULT_REQUEST_RULES,
     *,
     model: str | None = None,
     client_id: str | None = None,
@@ -111,13 +108,13 @@ def read_chat(
 ) -> GenerationRequest:
     """Decode a chat request. ``model``: if the body does not name it. Raises ClientError."""
     name = read_model(fields) if model is None else model
-    messages = read_messages(fields.get("messages"), reading.message_rules)
-    values = params.read_params(reading.chat, fields)
+    messages = read_messages(fields.get("messages"), rules.message_rules)
+    values = params.read_params(rules.chat, fields)
     _read_shared_fields(values, fields, client_id, timeout)
     _merge_logprobs(values)
     if "modalities" in values.provided_fields:
         _check_modalities(fields["modalities"])
-    tools, choice, legacy = _read_tools_and_choice(values, fields, reading)
+    tools, choice, legacy = _read_tools_and_choice(values, fields, rules)
     if not tools and values.get("parallel_tools") is not None:
         text = "'parallel_tool_calls' is only allowed when 'tools' are specified."
         raise conflict_error("parallel_tool_calls", text)
@@ -136,17 +133,17 @@ def read_chat(
         legacy_functions=legacy,
         output=_read_output_format(values, fields),
         labels=_read_labels(values, fields),
-        extra=_collect_extra(values, fields, reading.chat, CHAT_FIELDS, reading.unknown_fields),
+        extra=_collect_extra(values, fields, rules.chat, CHAT_FIELDS, rules.unknown_fields),
         **values.build_request_arguments(),
     )
 
 
 def _read_tools_and_choice(
-    values: ParsedParams, fields: Mapping[str, Raw], reading: RequestRules
+    values: ParsedParams, fields: Mapping[str, Raw], rules: RequestRules
 ) -> tuple[tuple[Tool, ...], ToolChoice | None, bool]:
     if values.provided_fields.isdisjoint(_TOOL_FIELDS):
         return (), None, False
-    tools = read_tools(fields, most=reading.max_tools)
+    tools = read_tools(fields, most=rules.max_tools)
     choice = read_tool_choice(fields, tools)
     functions, called = read_functions(fields)
     if tools and functions:
@@ -156,19 +153,19 @@ def _read_tools_and_choice(
 
 def _merge_logprobs(values: ParsedParams) -> None:
     """Combine ``logprobs`` and ``top_logprobs``."""
-    wanted, top = values.get("request.logprobs"), values.get("request.top_logprobs")
-    if top is not None and not wanted:
+    has_logprobs, top = values.get("request.logprobs"), values.get("request.top_logprobs")
+    if top is not None and not has_logprobs:
         text = "'top_logprobs' is only allowed when 'logprobs' is true."
         raise conflict_error("top_logprobs", text)
-    if wanted:
+    if has_logprobs:
         values["logprobs.top"] = top or 0
 
 
 def _check_modalities(raw: Raw) -> None:
-    got = decode_value(raw)
-    if not isinstance(got, list):
-        raise invalid_type_error("modalities", "an array of strings", got)
-    for i, one in enumerate(got):
+    value = decode_value(raw)
+    if not isinstance(value, list):
+        raise invalid_type_error("modalities", "an array of strings", value)
+    for i, one in enumerate(value):
         if one == "audio":
             raise UnsupportedFeature("Audio can't be answered.", param=f"modalities[{i}]")
         if one != "text":
@@ -180,7 +177,7 @@ def _check_modalities(raw: Raw) -> None:
 
 def read_completion(
     fields: Mapping[str, Raw],
-    reading: RequestRules = DEFAULT_REQUEST_RULES,
+    rules: RequestRules = DEFAULT_REQUEST_RULES,
     *,
     model: str | None = None,
     client_id: str | None = None,
@@ -189,18 +186,18 @@ def read_completion(
     """Decode a completion request with one or more prompts. Raises ClientError."""
     name = read_model(fields) if model is None else model
     prompts = read_prompts(fields.get("prompt"), "prompt")
-    values = params.read_params(reading.completion, fields)
+    values = params.read_params(rules.completion, fields)
     _read_shared_fields(values, fields, client_id, timeout)
     n, best_of = values.get("n") or 1, values.get("best_of")
     if best_of is not None and best_of < n:
         raise conflict_error("best_of", f"'best_of' ({best_of}) must be at least 'n' ({n}).")
     if best_of is not None and best_of > n and values.get("stream"):
         raise conflict_error("best_of", "'best_of' greater than 'n' can't be streamed.")
-    if values.get("stopping.max_tokens") is None and reading.default_completion_tokens is not None:
-        values["stopping.max_tokens"] = reading.default_completion_tokens
+    if values.get("stopping.max_tokens") is None and rules.default_completion_tokens is not None:
+        values["stopping.max_tokens"] = rules.default_completion_tokens
     if values.get("echo") and (top := values.get("logprobs.top")) is not None:
         values["logprobs.prompt"] = top
-    values["templating.mode"] = reading.completion_mode
+    values["templating.mode"] = "raw"
     return GenerationRequest(
         model=name,
         kind="completion",
@@ -208,7 +205,7 @@ def read_completion(
         output=_read_output_format(values, fields),
         labels=_read_labels(values, {}),
         extra=_collect_extra(
-            values, fields, reading.completion, COMPLETION_FIELDS, reading.unknown_fields
+            values, fields, rules.completion, COMPLETION_FIELDS, rules.unknown_fields
         ),
         **values.build_request_arguments(),
     )
@@ -221,41 +218,43 @@ def read_prompts(
 
     ``most`` is their largest number; ``blank`` allows an empty string.
     """
-    got = None if raw is None else decode_value(raw)
-    match got:
+    value = None if raw is None else decode_value(raw)
+    match value:
         case None:
             raise missing_error(at)
         case []:
-            raise empty_value_error(at, got)
+            raise empty_value_error(at, value)
         case str() | [int(), *_]:
-            return (_read_prompt(got, at, blank=blank),)
+            return (_read_prompt(value, at, blank=blank),)
         case list():
-            if most is not None and len(got) > most:
-                raise too_long_error(at, most, got)
-            if {type(one) for one in got} not in ({str}, {list}):
-                raise invalid_type_error(at, _PROMPT_TYPES, got)
-            return tuple(_read_prompt(one, f"{at}[{i}]", blank=blank) for i, one in enumerate(got))
+            if most is not None and len(value) > most:
+                raise too_long_error(at, most, value)
+            if {type(one) for one in value} not in ({str}, {list}):
+                raise invalid_type_error(at, _PROMPT_TYPES, value)
+            return tuple(
+                _read_prompt(one, f"{at}[{i}]", blank=blank) for i, one in enumerate(value)
+            )
         case _:
-            raise invalid_type_error(at, _PROMPT_TYPES, got)
+            raise invalid_type_error(at, _PROMPT_TYPES, value)
 
 
 _PROMPT_TYPES = "a string, array of strings, array of tokens, or array of token arrays"
 
 
-def _read_prompt(got: Any, at: str, *, blank: bool) -> Prompt:
-    if isinstance(got, str):
-        if not got and not blank:
-            raise empty_value_error(at, got)
-        return got
-    if not got:
-        raise empty_value_error(at, got)
-    for i, token in enumerate(got):
+def _read_prompt(value: Any, at: str, *, blank: bool) -> Prompt:
+    if isinstance(value, str):
+        if not value and not blank:
+            raise empty_value_error(at, value)
+        return value
+    if not value:
+        raise empty_value_error(at, value)
+    for i, token in enumerate(value):
         if type(token) is not int:
             raise invalid_type_error(f"{at}[{i}]", "an integer", token)
         if token < 0:
             text = f"Invalid '{at}[{i}]': a token id can't be negative."
             raise InvalidParameter(text, param=f"{at}[{i}]", problem="below", got=token)
-    return tuple(got)
+    return tuple(value)
 
 
 # --- embeddings -----------------------------------------------------------------------------------
@@ -263,7 +262,7 @@ def _read_prompt(got: Any, at: str, *, blank: bool) -> Prompt:
 
 def read_embedding(
     fields: Mapping[str, Raw],
-    reading: RequestRules = DEFAULT_REQUEST_RULES,
+    rules: RequestRules = DEFAULT_REQUEST_RULES,
     *,
     model: str | None = None,
     client_id: str | None = None,
@@ -271,24 +270,24 @@ def read_embedding(
 ) -> EmbeddingRequest:
     """Decode an embeddings request. Raises ClientError."""
     name = read_model(fields) if model is None else model
-    inputs = read_prompts(fields.get("input"), "input", most=reading.max_inputs, blank=False)
+    inputs = read_prompts(fields.get("input"), "input", most=MAX_INPUTS, blank=False)
     for i, one in enumerate(inputs):
-        if len(one) > _MAX_INPUTS and not isinstance(one, str):
-            raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", _MAX_INPUTS, one)
-    values = params.read_params(reading.embedding, fields)
+        if len(one) > MAX_INPUTS and not isinstance(one, str):
+            raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", MAX_INPUTS, one)
+    values = params.read_params(rules.embedding, fields)
     _set_request_info(values, fields, client_id, timeout)
     return EmbeddingRequest(
         model=name,
         inputs=inputs,
         labels=_read_labels(values, {}),
         extra=_collect_extra(
-            values, fields, reading.embedding, EMBEDDING_FIELDS, reading.unknown_fields
+            values, fields, rules.embedding, EMBEDDING_FIELDS, rules.unknown_fields
         ),
         **values.build_request_arguments(),
     )
 
 
-# --- what they have in common ---------------------------------------------------------------------
+# --- shared by all requests -----------------------------------------------------------------------
 
 
 def _set_request_info(
@@ -327,12 +326,12 @@ def _read_usage_mode(raw: Raw, *, stream: bool) -> Literal["none", "final", "eac
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise conflict_error("stream_options", text)
     options = as_object(raw, "stream_options")
-    wanted = as_optional_bool(options, "include_usage", "stream_options")
-    running = as_optional_bool(options, "continuous_usage_stats", "stream_options")
+    include_usage = as_optional_bool(options, "include_usage", "stream_options")
+    continuous = as_optional_bool(options, "continuous_usage_stats", "stream_options")
     as_optional_bool(options, "include_obfuscation", "stream_options")
-    if not wanted:
+    if not include_usage:
         return "none"
-    return "each" if running else "final"
+    return "each" if continuous else "final"
 
 
 def _read_logit_bias(raw: Raw) -> dict[int, float]:
@@ -392,15 +391,15 @@ def _collect_extra(
     values: ParsedParams,
     fields: Mapping[str, Raw],
     table: ParamTable,
-    known: frozenset[str],
+    known_fields: frozenset[str],
     unknown: str,
 ) -> dict[str, Raw]:
-    found = {
+    extra = {
         name: raw
         for name, raw in fields.items()
-        if name not in table.by_wire and name not in known and name in values.provided_fields
+        if name not in table.by_wire and name not in known_fields and name in values.provided_fields
     }
-    if found and unknown == "reject":
-        name = next(iter(found))
+    if extra and unknown == "reject":
+        name = next(iter(extra))
         raise UnknownParameter(f"Unknown parameter: '{name[:64]}'.", param=name[:64])
-    return found if unknown == "forward" else {}
+    return extra if unknown == "forward" else {}

@@ -39,28 +39,28 @@ _GUIDE_KINDS = ("json", "regex", "choice", "grammar")
 
 
 def _read_guide(fields: Mapping[str, Raw], at: str) -> OutputFormat | None:
-    asked = [kind for kind in _GUIDE_KINDS if null_to_none(fields.get(kind)) is not None]
-    if len(asked) > 1:
+    requested = [kind for kind in _GUIDE_KINDS if null_to_none(fields.get(kind)) is not None]
+    if len(requested) > 1:
         raise conflict_error(
             at.rstrip("._"), "Only one kind of structured output can be asked for."
         )
-    if not asked:
+    if not requested:
         return JsonObjectFormat() if as_optional_bool(fields, "json_object", at[:-1]) else None
-    kind = asked[0]
-    got = decode_value(fields[kind])
-    match kind, got:
+    kind = requested[0]
+    value = decode_value(fields[kind])
+    match kind, value:
         case "json", str():
-            return JsonSchemaFormat(_parse_schema_text(got, at + kind))
+            return JsonSchemaFormat(_parse_schema_text(value, at + kind))
         case "json", dict():
             return JsonSchemaFormat(fields[kind])
         case "regex", str():
-            return RegexFormat(got)
+            return RegexFormat(value)
         case "grammar", str():
-            return GrammarFormat(got)
-        case "choice", [_, *_] if all(isinstance(option, str) for option in got):
-            return ChoiceFormat(tuple(got))
+            return GrammarFormat(value)
+        case "choice", [_, *_] if all(isinstance(option, str) for option in value):
+            return ChoiceFormat(tuple(value))
         case _:
-            raise invalid_type_error(at + kind, _GUIDE_TYPES[kind], got)
+            raise invalid_type_error(at + kind, _GUIDE_TYPES[kind], value)
 
 
 def _parse_schema_text(text: str, at: str) -> Raw:

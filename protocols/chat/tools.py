@@ -1,7 +1,6 @@
-"""What binds an answer's form: tools, tool_choice, the older functions, and response_format.
+"""Tools, tool_choice, the older functions, and response_format.
 
-Each reader takes a request's fields and gives the internal form; each writer gives what a worker's
-JSON holds. The knobs are arguments::
+Readers convert a request's fields to the internal form, writers convert it to a worker's JSON::
 
     tools = read_tools(fields, most=32)
     choice = read_tool_choice(fields, tools)
@@ -18,6 +17,7 @@ from msgspec import Raw
 from protocols.chat.params import (
     as_array,
     as_object,
+    as_object_field,
     as_optional_bool,
     as_optional_text,
     as_text,
@@ -51,14 +51,13 @@ def read_tools(
     *,
     most: int = 128,
     kinds: tuple[str, ...] = ("function", "custom"),
-    none_as_absent: bool = False,
 ) -> tuple[Tool, ...]:
-    """The tools of a request. ``none_as_absent``: an empty array means no tools, not an error."""
+    """The tools of a request."""
     raw = null_to_none(fields.get("tools"))
     if raw is None:
         return ()
     items = as_array(raw, "tools")
-    if not items and not none_as_absent:
+    if not items:
         raise empty_value_error("tools", items)
     if len(items) > most:
         raise too_long_error("tools", most, items)
@@ -70,22 +69,18 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
     kind = as_text(fields, "type", at)
     if kind not in kinds:
         raise invalid_value_error(f"{at}.type", kind, kinds)
-    body = null_to_none(fields.get(kind))
-    if body is None:
-        raise missing_error(f"{at}.{kind}")
+    body, path = as_object_field(fields, kind, at), f"{at}.{kind}"
     if kind == "function":
-        return _read_function(body, f"{at}.function")
-    custom = as_object(body, f"{at}.custom")
+        return _read_function(body, path)
     return Tool(
-        _read_name(custom, f"{at}.custom"),
-        as_optional_text(custom, "description", f"{at}.custom"),
-        null_to_none(custom.get("format")),
+        _read_name(body, path),
+        as_optional_text(body, "description", path),
+        null_to_none(body.get("format")),
         kind="custom",
     )
 
 
-def _read_function(raw: Raw, at: str) -> Tool:
-    fields = as_object(raw, at)
+def _read_function(fields: Mapping[str, Raw], at: str) -> Tool:
     parameters = null_to_none(fields.get("parameters"))
     if parameters is not None:
         as_object(parameters, f"{at}.parameters")
@@ -117,7 +112,7 @@ def _write_tool(tool: Tool) -> dict[str, Any]:
         schema: tool.parameters,
         "strict": tool.strict,
     }
-    return {name: got for name, got in fields.items() if got is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- tool_choice ----------------------------------------------------------------------------------
@@ -155,16 +150,16 @@ def _unknown_tool_error(text: str) -> Exception:
 
 
 def _read_tool_choice_value(raw: Raw) -> ToolChoice:
-    got = decode_value(raw)
-    match got:
+    value = decode_value(raw)
+    match value:
         case "none" | "auto" | "required":
-            return _TOOL_CHOICE_MODES[got]
+            return _TOOL_CHOICE_MODES[value]
         case str():
-            raise invalid_value_error("tool_choice", got, ("none", "auto", "required"))
+            raise invalid_value_error("tool_choice", value, ("none", "auto", "required"))
         case dict():
             return _read_object_choice(as_object(raw, "tool_choice"))
         case _:
-            raise invalid_type_error("tool_choice", "one of a string or object", got)
+            raise invalid_type_error("tool_choice", "one of a string or object", value)
 
 
 _TOOL_CHOICE_MODES: Mapping[str, Literal["none", "auto", "required"]] = {
@@ -188,10 +183,7 @@ def _read_object_choice(fields: Mapping[str, Raw]) -> ToolChoice:
 
 def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
     at = "tool_choice.allowed_tools"
-    body = null_to_none(fields.get("allowed_tools"))
-    if body is None:
-        raise missing_error(at)
-    inner = as_object(body, at)
+    inner = as_object_field(fields, "allowed_tools", "tool_choice")
     mode = as_text(inner, "mode", at)
     if mode not in ("auto", "required"):
         raise invalid_value_error(f"{at}.mode", mode, ("auto", "required"))
@@ -200,17 +192,14 @@ def _read_allowed_tools(fields: Mapping[str, Raw]) -> AllowedTools:
         raise missing_error(f"{at}.tools")
     names = []
     for i, raw in enumerate(as_array(tools, f"{at}.tools")):
-        where = f"{at}.tools[{i}]"
-        item = as_object(raw, where)
-        names.append(_read_tool_name(item, as_text(item, "type", where), where))
+        path = f"{at}.tools[{i}]"
+        item = as_object(raw, path)
+        names.append(_read_tool_name(item, as_text(item, "type", path), path))
     return AllowedTools(mode, tuple(names))  # type: ignore[arg-type]
 
 
 def _read_tool_name(fields: Mapping[str, Raw], kind: str, at: str) -> str:
-    body = null_to_none(fields.get(kind))
-    if body is None:
-        raise missing_error(f"{at}.{kind}")
-    return as_text(as_object(body, f"{at}.{kind}"), "name", f"{at}.{kind}")
+    return as_text(as_object_field(fields, kind, at), "name", f"{at}.{kind}")
 
 
 def write_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> Any:
@@ -258,7 +247,10 @@ def read_functions(
         raise empty_value_error("functions", items)
     if len(items) > 128:  # noqa: PLR2004 - the specification's number
         raise too_long_error("functions", 128, items)
-    tools = tuple(_read_function(item, f"functions[{i}]") for i, item in enumerate(items))
+    tools = tuple(
+        _read_function(as_object(item, f"functions[{i}]"), f"functions[{i}]")
+        for i, item in enumerate(items)
+    )
     return tools, _read_function_call(fields, tools)
 
 
@@ -266,11 +258,11 @@ def _read_function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> Too
     raw = null_to_none(fields.get("function_call"))
     if raw is None:
         return None
-    got = decode_value(raw)
-    if isinstance(got, str):
-        if got not in ("none", "auto"):
-            raise invalid_value_error("function_call", got, ("none", "auto"))
-        return _TOOL_CHOICE_MODES[got]
+    value = decode_value(raw)
+    if isinstance(value, str):
+        if value not in ("none", "auto"):
+            raise invalid_value_error("function_call", value, ("none", "auto"))
+        return _TOOL_CHOICE_MODES[value]
     name = as_text(as_object(raw, "function_call"), "name", "function_call")
     if name not in {tool.name for tool in tools}:
         raise invalid_value_error("function_call", name, tuple(tool.name for tool in tools))
@@ -301,10 +293,7 @@ def read_response_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
 
 def _read_json_schema(fields: Mapping[str, Raw]) -> JsonSchemaFormat:
     at = "response_format.json_schema"
-    raw = null_to_none(fields.get("json_schema"))
-    if raw is None:
-        raise missing_error(at)
-    inner = as_object(raw, at)
+    inner = as_object_field(fields, "json_schema", "response_format")
     name = as_text(inner, "name", at)
     if not _NAME_PATTERN.fullmatch(name):
         text = f"Invalid '{at}.name': string does not match pattern '^[a-zA-Z0-9_-]{{1,64}}$'."
@@ -329,7 +318,7 @@ def write_response_format(output: OutputFormat | None) -> dict[str, Any] | None:
             return {"type": "json_object"}
         case JsonSchemaFormat(schema, name, description, strict):
             body = {"name": name, "description": description, "schema": schema, "strict": strict}
-            body = {key: got for key, got in body.items() if got is not None}
+            body = {key: value for key, value in body.items() if value is not None}
             return {"type": "json_schema", "json_schema": body}
         case _:
             return None

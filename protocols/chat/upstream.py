@@ -62,9 +62,9 @@ from protocols.params import Param, ParamTable
 # in front of them clamps nothing. The names are those of vLLM 0.32 where it has the parameter.
 
 _WORKER_PARAMS: Final = (
-    Param(wire="watermark", field="sampling.watermark", type="bool"),
-    Param(wire="beam_width", field="sampling.beam_width", type="int", minimum=1),
-    Param(wire="diversity_penalty", field="sampling.diversity_penalty", type="float"),
+    Param("watermark", "sampling.watermark", "bool"),
+    Param("beam_width", "sampling.beam_width", "int", minimum=1),
+    Param("diversity_penalty", "sampling.diversity_penalty", "float"),
 )
 _UNLIMITED: Final[dict[str, Any]] = {"minimum": None, "maximum": None}
 _WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
@@ -74,7 +74,7 @@ _WIDENED_RANGES: Final[dict[str, dict[str, Any]]] = {
     "n": {"maximum": None},
     "stop": {"max_items": None},
 }
-_UNLIMITED_BEST_OF: Final = Param(wire="best_of", field="best_of", type="int", minimum=1)
+_UNLIMITED_BEST_OF: Final = Param("best_of", "best_of", "int", minimum=1)
 
 INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
     chat=ParamTable(
@@ -97,9 +97,9 @@ INTERLINGUA_WORKER_RULES: Final[RequestRules] = RequestRules(
     ),
     embedding=ParamTable(
         *DEFAULT_REQUEST_RULES.embedding,
-        Param(wire="instruction", field="instruction", type="str"),
-        Param(wire="normalize", field="normalize", type="bool"),
-        Param(wire="overflow", field="overflow", type="str", choices=("error", "truncate")),
+        Param("instruction", "instruction", "str"),
+        Param("normalize", "normalize", "bool"),
+        Param("overflow", "overflow", "str", choices=("error", "truncate")),
     ),
 )
 
@@ -174,9 +174,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     """The rules of a listener with this profile."""
 
 
-SEED_PARAM = Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1)
-STOP_PARAM = Param(wire="stop", field="stopping.stop", type="strings")
-MAX_TOKENS_PARAM = Param(wire="max_tokens", field="stopping.max_tokens", type="int")
+SEED_PARAM = Param("seed", "sampling.seed", "int", minimum=0, maximum=2**64 - 1)
+STOP_PARAM = Param("stop", "stopping.stop", "strings")
+MAX_TOKENS_PARAM = Param("max_tokens", "stopping.max_tokens", "int")
 
 _BASE_PARAMS = (
     MAX_TOKENS_PARAM,
@@ -185,13 +185,11 @@ _BASE_PARAMS = (
     SEED_PARAM,
     STOP_PARAM,
 )
-_EFFORT = Param(
-    wire="reasoning_effort", field="reasoning.effort", type="str", choices=REASONING_EFFORTS
-)
-_PARALLEL = Param(wire="parallel_tool_calls", field="parallel_tools", type="bool")
-_ECHO = Param(wire="echo", field="echo", type="bool")
-_BEST_OF = Param(wire="best_of", field="best_of", type="int", minimum=1, maximum=20)
-_SUFFIX = Param(wire="suffix", field="insert_before", type="str")
+_EFFORT = Param("reasoning_effort", "reasoning.effort", "str", choices=REASONING_EFFORTS)
+_PARALLEL = Param("parallel_tool_calls", "parallel_tools", "bool")
+_ECHO = Param("echo", "echo", "bool")
+_BEST_OF = Param("best_of", "best_of", "int", minimum=1, maximum=20)
+_SUFFIX = Param("suffix", "insert_before", "str")
 
 
 def _find_params(*names: str) -> tuple[Param, ...]:
@@ -200,7 +198,7 @@ def _find_params(*names: str) -> tuple[Param, ...]:
 
 def _exclude_zero_top_p(table: tuple[Param, ...]) -> tuple[Param, ...]:
     """VLLM and SGLang reject 0; the smallest nucleus is the same one token."""
-    low = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
+    low = Param("top_p", "sampling.top_p", "float", minimum=1e-6, maximum=1)
     return tuple(low if param.wire == "top_p" else param for param in table)
 
 
@@ -233,12 +231,12 @@ _SGLANG_PARAMS = (
         "top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos"
     ),
     *_find_params("skip_special_tokens"),
-    Param(wire="no_stop_trim", field="stopping.include_stop", type="bool"),
+    Param("no_stop_trim", "stopping.include_stop", "bool"),
 )
 _LLAMACPP_PARAMS = (
     *_BASE_PARAMS,
     *_find_params("top_k", "min_p", "typical_p", "ignore_eos"),
-    Param(wire="repeat_penalty", field="sampling.repetition_penalty", type="float"),
+    Param("repeat_penalty", "sampling.repetition_penalty", "float"),
 )
 _PRIORITY = find_param(EXTENSION_PARAMS, "priority")
 
@@ -266,7 +264,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=(*_VLLM_PARAMS, _ECHO),
         embedding=(
             find_param(EMBEDDING_PARAMS, "dimensions"),
-            Param(wire="truncate_prompt_tokens", field="truncate", type="int"),
+            Param("truncate_prompt_tokens", "truncate", "int"),
         ),
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_vllm_guide,
@@ -286,7 +284,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         chat=(
             *_LLAMACPP_PARAMS,
             *_find_params("add_generation_prompt"),
-            Param(wire="reasoning_budget_tokens", field="reasoning.budget", type="int"),
+            Param("reasoning_budget_tokens", "reasoning.budget", "int"),
             _PARALLEL,
         ),
         completion=_LLAMACPP_PARAMS,
@@ -358,9 +356,9 @@ class RequestWriter:
         self._prefix = prefix
         self._allows_privileged = powers
         more = profile.privileged_params if powers else ()
-        plain = [param for param in more if param.wire != "chat_template"]
+        more_params = [param for param in more if param.wire != "chat_template"]
         self._chat_params = ParamTable(*profile.chat, *more)
-        self._completion_params = ParamTable(*profile.completion, *plain)
+        self._completion_params = ParamTable(*profile.completion, *more_params)
         self._embedding_params = ParamTable(*profile.embedding)
         self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
         self._embedding_support = params.build_parameter_support(self._embedding_params)
@@ -392,19 +390,19 @@ class RequestWriter:
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
-            found = loss.find_unsupported_parameters(
+            losses = loss.find_unsupported_parameters(
                 _ignore_overflow_error(request), self._embedding_support, names, extra=True
             )
         else:
-            found = self._find_generation_losses(request, names)
+            losses = self._find_generation_losses(request, names)
         if not request.extra:
-            return found
-        left = tuple(
+            return losses
+        excess = tuple(
             UnsupportedParameter(name, "dropped")
             for name in request.extra
             if not self.forwards_field(name)
         )
-        return found + left
+        return losses + excess
 
     def expects_echo(self, request: GenerationRequest) -> bool:
         """Whether the worker is asked to return the prompt."""
@@ -419,10 +417,10 @@ class RequestWriter:
     # --- bodies -----------------------------------------------------------------------------------
 
     def _write_embedding(self, request: EmbeddingRequest) -> dict[str, Any]:
-        alone = len(request.inputs) == 1
+        is_single = len(request.inputs) == 1
         body: dict[str, Any] = {
             "model": request.model,
-            "input": request.inputs[0] if alone else request.inputs,
+            "input": request.inputs[0] if is_single else request.inputs,
         }
         body |= params.write_params(self._embedding_params, request.set_fields)
         if request.encoding != "float":
@@ -527,13 +525,13 @@ class RequestWriter:
         if not request.labels:
             return {}
         labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}
-        told = {
+        values = {
             name.removeprefix("metadata."): text
             for name, text in request.labels.items()
             if name.startswith("metadata.")
         }
-        if told and "safety_identifier" in self._profile.labels:
-            return {**labels, "metadata": told}
+        if values and "safety_identifier" in self._profile.labels:
+            return {**labels, "metadata": values}
         return dict(labels)
 
     # --- losses -----------------------------------------------------------------------------------
@@ -547,7 +545,7 @@ class RequestWriter:
             return loss.find_unsupported_parameters(request, carries, names, extra=True)
         if more := self._build_request_support(request, chat=chat):
             carries = carries | more
-        found = list(
+        losses = list(
             loss.find_unsupported_parameters(
                 _ignore_overflow_error(request), carries, names, extra=True
             )
@@ -555,38 +553,40 @@ class RequestWriter:
         stops, most = len(request.stopping.stop), self._profile.max_stop_strings
         if most is not None and stops > most:
             wire = names.get("stopping.stop", "stop")
-            found.append(
+            losses.append(
                 UnsupportedParameter(wire, "clamped", f"{stops} to {most}", "stopping.stop")
             )
         if chat and len(request.prompts) > 1:
-            found.append(
+            losses.append(
                 UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
             )
         if request.response_options.token_ids and not self._profile.token_ids:
-            found.append(
+            losses.append(
                 UnsupportedParameter(
                     names.get("response_options.token_ids", "return_token_ids"), "dropped"
                 )
             )
         custom = chat and request.tools and not self._profile.custom_tools
         if custom and any(tool.kind == "custom" for tool in request.tools):
-            found.append(
+            losses.append(
                 UnsupportedParameter(
                     names.get("tools", "tools"), "dropped", "custom tools", "tools"
                 )
             )
         if request.messages:
-            found += self._find_ignored_parts(request, names)
-        return tuple(found)
+            losses += self._find_ignored_parts(request, names)
+        return tuple(losses)
 
     def _find_ignored_parts(
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> Iterator[UnsupportedParameter]:
         """The losses of content parts that the worker ignores."""
         parts = {type(part) for message in request.messages for part in message.parts}
-        if unseen := [told for kind, told in self._profile.ignored_parts.items() if kind in parts]:
-            where = names.get("messages", "messages")
-            yield UnsupportedParameter(where, "dropped", ", ".join(unseen), "messages")
+        if unseen := [
+            label for kind, label in self._profile.ignored_parts.items() if kind in parts
+        ]:
+            field = names.get("messages", "messages")
+            yield UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages")
         if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
             yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
 
@@ -689,22 +689,22 @@ class RequestReducer(Generic[RequestT]):
 
     def report(self, path: str, reason: LossReason, detail: str = "", *, wire: str = "") -> None:
         """Report a loss at a path; ``wire`` is its name if the client has none."""
-        shown = self._field_names.get(path, wire or path.rpartition(".")[2])
-        self.unsupported_parameters.append(UnsupportedParameter(shown, reason, detail, path))
+        field_name = self._field_names.get(path, wire or path.rpartition(".")[2])
+        self.unsupported_parameters.append(UnsupportedParameter(field_name, reason, detail, path))
 
     def drop_fields(self, *paths: str, detail: str = "") -> None:
         """Drop the values set at these paths."""
         for path in paths:
-            got = self._get_field(path)
-            if got is not None and got != ():
-                self.set_field(path, () if isinstance(got, tuple) else None)
+            value = self._get_field(path)
+            if value is not None and value != ():
+                self.set_field(path, () if isinstance(value, tuple) else None)
                 self.report(path, "dropped", detail)
 
     def _get_field(self, path: str) -> Any:
         """The value set at a path; None if a section is absent."""
         section, _, name = path.rpartition(".")
-        holder = getattr(self.request, section) if section else self.request
-        return getattr(holder, name, None)
+        section_value = getattr(self.request, section) if section else self.request
+        return getattr(section_value, name, None)
 
     def drop_foreign_extra(self, source: str) -> None:
         """Drop unknown fields unless they are from clients of ``source``."""
@@ -715,29 +715,29 @@ class RequestReducer(Generic[RequestT]):
             self.request = replace(self.request, extra={})
 
 
-def keep_first_prompt(narrow: RequestReducer[GenerationRequest]) -> None:
+def keep_first_prompt(reducer: RequestReducer[GenerationRequest]) -> None:
     """Keep only the first prompt."""
-    if len(narrow.request.prompts) > 1:
-        narrow.report("prompts", "dropped", "one at a time", wire="prompt")
-        narrow.set_field("prompts", narrow.request.prompts[:1])
+    if len(reducer.request.prompts) > 1:
+        reducer.report("prompts", "dropped", "one at a time", wire="prompt")
+        reducer.set_field("prompts", reducer.request.prompts[:1])
 
 
 def remove_parts(
-    narrow: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
+    reducer: RequestReducer[GenerationRequest], kinds: Mapping[type[ContentPart], str]
 ) -> None:
     """Drop content parts of these kinds; the values are their names in reports."""
-    found = {type(part) for message in narrow.request.messages for part in message.parts}
-    if lost := sorted(shown for kind, shown in kinds.items() if kind in found):
-        narrow.report("messages", "dropped", ", ".join(lost))
-        kept = tuple(
+    part_types = {type(part) for message in reducer.request.messages for part in message.parts}
+    if part_names := sorted(shown for kind, shown in kinds.items() if kind in part_types):
+        reducer.report("messages", "dropped", ", ".join(part_names))
+        messages = tuple(
             replace(m, parts=tuple(part for part in m.parts if type(part) not in kinds))
-            for m in narrow.request.messages
+            for m in reducer.request.messages
         )
-        narrow.set_field("messages", kept)
+        reducer.set_field("messages", messages)
 
 
-def remove_logprobs(narrow: RequestReducer[GenerationRequest], detail: str = "") -> None:
+def remove_logprobs(reducer: RequestReducer[GenerationRequest], detail: str = "") -> None:
     """Drop log probabilities."""
-    if narrow.request.logprobs is not None:
-        narrow.set_field("logprobs", None)
-        narrow.report("logprobs.top", "dropped", detail)
+    if reducer.request.logprobs is not None:
+        reducer.set_field("logprobs", None)
+        reducer.report("logprobs.top", "dropped", detail)

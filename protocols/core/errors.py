@@ -200,7 +200,7 @@ class RequestTooLarge(ClientError):
 
 
 class Unauthorized(ClientError):
-    """No API key, or an invalid one. ``missing`` tells which."""
+    """No API key, or an invalid one. ``missing``: there is none."""
 
     def __init__(self, message: str, *, missing: bool) -> None:
         super().__init__(message)

@@ -122,7 +122,7 @@ class ResponseEncoder(Protocol):
     def encode_error_event(self, error: GatewayError) -> bytes:
         """The error as bytes of a stream that has started; no end marker follows."""
 
-    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """The complete response."""
 
 
@@ -144,7 +144,7 @@ class ClientAdapter(Protocol):
         """
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response to this request."""
 
@@ -288,11 +288,12 @@ class SupportsCancel(Protocol):
 
 
 class PassthroughReader(Protocol):
-    """Reads a worker's response that is forwarded unchanged.
+    """Reads a worker's response that is passed through.
 
-    It returns the bytes to forward now (complete events of a stream, or a complete unary response)
-    and the events that they hold. None instead of bytes means that they must not be forwarded: the
-    encoder of the client's protocol encodes the events.
+    It returns the bytes for the client now (complete events of a stream, or a complete unary
+    response) and the events that they hold. Bytes that would break the client's protocol are
+    replaced by those of its encoder. None instead of bytes means that the body has another form
+    than the client asked for: the caller encodes the events.
     """
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
@@ -325,7 +326,7 @@ class SupportsPassthrough(Protocol):
     """An upstream adapter that forwards a client's own bytes."""
 
     def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
     ) -> PassthroughRequest | None:
         """A client's request for a worker, with the backend's model name.
 

@@ -62,7 +62,7 @@ def find_unsupported_parameters(
     ``names`` maps paths to the client's wire names, for the report. ``extra``: the target gets the
     fields that the gateway does not know.
     """
-    found = [] if extra else [UnsupportedParameter(name, "dropped") for name in request.extra]
+    losses = [] if extra else [UnsupportedParameter(name, "dropped") for name in request.extra]
     for path, value in request.set_fields.items():
         if path in _ALWAYS_SUPPORTED:
             continue
@@ -79,16 +79,16 @@ def find_unsupported_parameters(
                 continue
         elif value is False and "." not in path:
             continue
-        found.append(
+        losses.append(
             UnsupportedParameter(names.get(path, path.rpartition(".")[2]), reason, detail, path)
         )
-    return tuple(found)
+    return tuple(losses)
 
 
-def format_loss_header(found: tuple[UnsupportedParameter, ...]) -> str:
+def format_loss_header(losses: tuple[UnsupportedParameter, ...]) -> str:
     """The value of ``x-interlingua-loss``: ``name=reason,name=reason``, at most 2,000 characters.
 
     Names may come from the client: characters that are unsafe in a header become ``_``.
     """
-    shown = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:64])}={loss.reason}" for loss in found)
-    return ",".join(shown)[:2000]
+    items = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:64])}={loss.reason}" for loss in losses)
+    return ",".join(items)[:2000]

@@ -260,42 +260,42 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
 
         None and empty values count as not set.
         """
-        found = {}
+        values = {}
         unsaid = _UNSET_VALUES[type(self)]
         for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
             if name in _SECTION_PATHS:
-                places = _SECTION_PATHS[name]
-                for own, one in value.__rich_repr__():
-                    path, silence = places[own]
+                paths = _SECTION_PATHS[name]
+                for field_name, one in value.__rich_repr__():
+                    path, silence = paths[field_name]
                     if one is not None and one != silence:
-                        found[path] = one
+                        values[path] = one
             elif value != unsaid[name]:
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
     def without_fields(self, **silent: bool) -> Self:
         """A copy without the fields whose argument is true; their default must be None."""
-        said = dict(self.set_fields)
+        values = dict(self.set_fields)
         silenced: dict[str, None] = {}
         for name, is_silent in silent.items():
             if is_silent:
                 silenced[name] = None
-                said.pop(name, None)
-        return replace(self, **silenced).with_set_fields(said)
+                values.pop(name, None)
+        return replace(self, **silenced).with_set_fields(values)
 
     def bind_target(self, model: str, source: str) -> Self:
         """A copy with the target's model name, from the client's protocol ``source``."""
         copy = replace(self, model=model, source=source)
-        said = self.__dict__.get("set_fields")
+        values = self.__dict__.get("set_fields")
         return (
             copy
-            if said is None
-            else copy.with_set_fields({**said, "model": model, "source": source})
+            if values is None
+            else copy.with_set_fields({**values, "model": model, "source": source})
         )
 
-    def with_set_fields(self, said: Mapping[str, Any]) -> Self:
+    def with_set_fields(self, values: Mapping[str, Any]) -> Self:
         """This request, with ``set_fields`` already known."""
-        self.__dict__["set_fields"] = said
+        self.__dict__["set_fields"] = values
         return self
 
 

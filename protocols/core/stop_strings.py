@@ -16,23 +16,23 @@ class StopStringFilter:
         """The text that may be sent now, and the stop string that ended the text, if any."""
         if not self._stops:
             return text, None
-        held = self._buffer + text
-        first, matched = len(held), None
+        pending = self._buffer + text
+        first, matched = len(pending), None
         for stop in self._stops:
-            at = held.find(stop, 0, first + len(stop) - 1)
+            at = pending.find(stop, 0, first + len(stop) - 1)
             if 0 <= at < first:
                 first, matched = at, stop
         if matched is not None:
             self._buffer = ""
-            return held[: first + (len(matched) if self._include_stop else 0)], matched
-        keep = self._partial_match_length(held)
-        self._buffer = held[len(held) - keep :]
-        return held[: len(held) - keep], None
+            return pending[: first + (len(matched) if self._include_stop else 0)], matched
+        keep = self._partial_match_length(pending)
+        self._buffer = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep], None
 
     def flush(self) -> str:
         """The text held back, at the end of a text without a stop string."""
-        held, self._buffer = self._buffer, ""
-        return held
+        pending, self._buffer = self._buffer, ""
+        return pending
 
     def _partial_match_length(self, text: str) -> int:
         """The number of characters at the end of ``text`` that may start a stop string."""

@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import Raw, json
 
-from protocols.chat import errors as chat_errors
 from protocols.chat.params import invalid_type_error, null_to_none
 from protocols.chat.requests import read_model
 from protocols.core.catalog import Catalog, ModelInfo
@@ -18,17 +17,15 @@ from protocols.core.interfaces import (
     OpenApiFragment,
     PassthroughRequest,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.databricks import errors, listing, openapi, requests, responses, upstream
 from protocols.databricks.params import PARAM_TABLES
 from protocols.databricks.requests import RequestTask
-from protocols.databricks.upstream import DatabricksUpstream, map_worker_error
+from protocols.databricks.upstream import DatabricksUpstream
 from protocols.json_body import decode_value, read_object
 from protocols.params import Param
 
@@ -60,7 +57,7 @@ _ENDPOINTS = (
 )
 
 
-class Databricks:
+class Databricks(DatabricksUpstream):
     """Foundation Model APIs and model serving.
 
     ``stream_default`` is the default of ``stream``: the reference says true, the service's own SDK
@@ -98,8 +95,8 @@ class Databricks:
         extra_params: bool = False,
     ) -> None:
         if profile not in (None, *self.profiles):
-            known = ", ".join(self.profiles)
-            raise ValueError(f"databricks has no profile {profile!r}; it has {known}")
+            names = ", ".join(self.profiles)
+            raise ValueError(f"databricks has no profile {profile!r}; it has {names}")
         if role_rules not in get_args(requests.RoleRules):
             raise ValueError(f"role_rules is strict or lenient, not {role_rules!r}")
         if completion_index not in get_args(_CompletionIndex):
@@ -107,9 +104,7 @@ class Databricks:
         self._stream_default = stream_default
         self._role_rules = role_rules
         self._indexes_by_prompt = completion_index == "prompt"
-        self._upstream = DatabricksUpstream(
-            self.name, pay_per_token=pay_per_token, extra_params=extra_params
-        )
+        super().__init__(self.name, pay_per_token=pay_per_token, extra_params=extra_params)
         self._passthrough_rules = upstream.build_passthrough_rules()
 
     # --- towards clients --------------------------------------------------------------------------
@@ -140,14 +135,14 @@ class Databricks:
         return request
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
         del call
         if isinstance(request, EmbeddingRequest):
-            return responses.create_embedding_encoder(request, about)
+            return responses.create_embedding_encoder(request, context)
         return responses.create_generation_encoder(
-            request, about, by_prompt=self._indexes_by_prompt
+            request, context, by_prompt=self._indexes_by_prompt
         )
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
@@ -186,27 +181,17 @@ class Databricks:
     def _is_stream(self, call: ClientRequest, fields: Mapping[str, Raw]) -> bool:
         """Whether to stream; embeddings never do. Raises InvalidParameter."""
         raw = null_to_none(fields.get("stream"))
-        got = self._stream_default if raw is None else decode_value(raw)
-        if not isinstance(got, bool):
-            raise invalid_type_error("stream", "a boolean", got)
+        value = self._stream_default if raw is None else decode_value(raw)
+        if not isinstance(value, bool):
+            raise invalid_type_error("stream", "a boolean", value)
         embeds = call.endpoint.operation == "embedding" or (
             call.endpoint.operation == "invocations"
             and "input" in fields
             and "messages" not in fields
         )
-        return got and not embeds
+        return value and not embeds
 
     # --- towards workers --------------------------------------------------------------------------
-
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
@@ -219,15 +204,14 @@ class Databricks:
             task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
-
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
-
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return chat_errors.read_worker_error(status, headers, body, map_worker_error)
+        return upstream.build_passthrough(
+            self._passthrough_rules,
+            call,
+            about,
+            task,
+            stream=stream,
+            by_prompt=client._indexes_by_prompt,  # noqa: SLF001
+        )
 
 
 def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:

@@ -105,14 +105,17 @@ def _build_message(error: GatewayError) -> str:
         case ContextTooLong(tokens=int() as tokens, limit=int() as limit):
             return f"Bad request: the prompt has {tokens} tokens, the model's limit is {limit}"
         case InvalidParameter(expected=Param() as row, problem="below" | "above"):
-            got = str(error.value).removesuffix(".0")
-            return f"{error.param} must be {_describe_range(row)}, got {got}"
+            value = str(error.value).removesuffix(".0")
+            return f"{error.param} must be {_describe_range(row)}, got {value}"
         case _:
             return error.message
 
 
 def _describe_range(row: Param) -> str:
     if row.minimum is not None and row.maximum is not None:
-        left, right = "(" if row.exclusive_minimum else "[", ")" if row.exclusive_maximum else "]"
-        return f"in {left}{row.minimum:g}, {row.maximum:g}{right}"
+        opening, closing = (
+            "(" if row.exclusive_minimum else "[",
+            ")" if row.exclusive_maximum else "]",
+        )
+        return f"in {opening}{row.minimum:g}, {row.maximum:g}{closing}"
     return f"at least {row.minimum:g}" if row.minimum is not None else f"at most {row.maximum:g}"

@@ -103,12 +103,12 @@ def is_pay_per_token(info: ModelInfo) -> bool:
 
 def build_endpoint_list(models: Sequence[ModelInfo]) -> ServingEndpointList:
     """Every endpoint, without details."""
-    return ServingEndpointList([_build_endpoint(info, whole=False) for info in models])
+    return ServingEndpointList([_build_endpoint(info, detailed=False) for info in models])
 
 
 def build_endpoint_details(info: ModelInfo) -> ServingEndpoint:
     """One endpoint, with its traffic split."""
-    return _build_endpoint(info, whole=True)
+    return _build_endpoint(info, detailed=True)
 
 
 def build_model_list(infos: Sequence[ModelInfo]) -> DatabricksModelList:
@@ -118,32 +118,32 @@ def build_model_list(infos: Sequence[ModelInfo]) -> DatabricksModelList:
     )
 
 
-def _build_endpoint(info: ModelInfo, *, whole: bool) -> ServingEndpoint:
-    entities = [_build_entity(info, version, whole=whole) for version in info.versions]
+def _build_endpoint(info: ModelInfo, *, detailed: bool) -> ServingEndpoint:
+    entities = [_build_entity(info, version, detailed=detailed) for version in info.versions]
     config = _Config(entities)
-    if whole:
+    if detailed:
         config.traffic_config = _Traffic(_build_routes(info.versions))
         config.config_version = 1
-    made = info.created * 1000
+    created_ms = info.created * 1000
     return ServingEndpoint(
         info.name,
         hashlib.sha256(info.name.encode()).hexdigest()[:32],
-        made,
-        made,
+        created_ms,
+        created_ms,
         _State("READY" if info.ready else "NOT_READY"),
         _TASKS[info.task],
         config,
         [],
-        route_optimized=False if whole else UNSET,
-        permission_level="CAN_QUERY" if whole else UNSET,
+        route_optimized=False if detailed else UNSET,
+        permission_level="CAN_QUERY" if detailed else UNSET,
     )
 
 
-def _build_entity(info: ModelInfo, version: VersionInfo, *, whole: bool) -> _Entity:
+def _build_entity(info: ModelInfo, version: VersionInfo, *, detailed: bool) -> _Entity:
     entity = _Entity(version.name, version.backend_model, version.name, info.created * 1000)
     if is_pay_per_token(info):
         entity.foundation_model = _Foundation(version.backend_model, version.backend_model)
-    if whole:
+    if detailed:
         state = "DEPLOYMENT_READY" if version.ready else "DEPLOYMENT_RECOVERING"
         entity.state = _Deployment(state)
         entity.workload_size = "Small"

@@ -1,9 +1,11 @@
 """OpenAPI description of the endpoints."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from protocols.chat import openapi
 from protocols.chat.errors import ErrorBody
+from protocols.chat.requests import MAX_INPUTS
 from protocols.core.interfaces import OpenApiFragment
 from protocols.databricks import errors, listing, params
 from protocols.databricks.requests import REQUEST_RULES, STRICT_FIELDS, RequestTask
@@ -15,6 +17,7 @@ from protocols.openapi import (
     array_of,
     build_error_responses,
     build_event_data,
+    build_operation,
     build_param_schema,
     build_request_body,
     build_response,
@@ -22,76 +25,73 @@ from protocols.openapi import (
     map_of,
     nullable,
     object_of,
+    parse_types,
     ref,
 )
 
-_STRING_OR_STRINGS: Schema = {"anyOf": [STRING, array_of(STRING, minItems=1)]}
-_INPUT_SCHEMA: Schema = {
-    "anyOf": [
-        NONEMPTY_STRING,
-        array_of(NONEMPTY_STRING, minItems=1, maxItems=REQUEST_RULES.max_inputs),
-    ]
-}
-_THINKING_SCHEMA: Schema = {
-    "anyOf": [
-        object_of({"type": {"const": "disabled"}}, "type"),
-        object_of(
-            {
-                "type": {"const": "enabled"},
-                "budget_tokens": {"type": "integer", "minimum": 1},
-            },
-            "type",
-            "budget_tokens",
-        ),
-    ]
-}
-_EXTRA_PROPERTIES: Mapping[str, Schema] = {
+_FIELD_TYPES: Final = parse_types(
+    """
+    prompt = string | string[1..]
+    input = NonemptyString | Inputs
+    thinking = {type: "disabled"} | {type: "enabled", budget_tokens: Budget} | null
+    usage_context = Context | null
+    """,
+    NonemptyString=NONEMPTY_STRING,
+    Inputs=array_of(NONEMPTY_STRING, minItems=1, maxItems=MAX_INPUTS),
+    Budget={"type": "integer", "minimum": 1},
+    Context=map_of(STRING),
+)
+_SHARED_PROPERTIES: Final[Mapping[str, Schema]] = {
     "extra_params": {
         **nullable({"type": "object"}),
         "description": "Further parameters; a field of the request's own wins.",
     },
-    "usage_context": nullable(map_of(STRING)),
+    "usage_context": _FIELD_TYPES["usage_context"],
 }
-_TASK_PROPERTIES: Mapping[RequestTask, Mapping[str, Schema]] = {
-    "chat": {"thinking": nullable(_THINKING_SCHEMA)},
+_TASK_PROPERTIES: Final[Mapping[RequestTask, Mapping[str, Schema]]] = {
+    "chat": {"thinking": _FIELD_TYPES["thinking"]},
     "completion": {
-        "prompt": _STRING_OR_STRINGS,
+        "prompt": _FIELD_TYPES["prompt"],
         "use_raw_prompt": build_param_schema(params.USE_RAW_PROMPT),
     },
-    "embedding": {"input": _INPUT_SCHEMA},
+    "embedding": {"input": _FIELD_TYPES["input"]},
 }
-_RESPONSE_NAMES: Mapping[RequestTask, str] = {
-    "chat": "ChatAnswer",
-    "completion": "TextAnswer",
-    "embedding": "EmbeddingList",
+_LISTING_OPERATIONS: Final[Mapping[str, tuple[str, Schema]]] = {
+    "endpoints": ("List the endpoints.", ref("ServingEndpointList")),
+    "endpoint": ("Describe one endpoint.", ref("ServingEndpoint")),
+    "models": ("List the endpoints as models.", ref("DatabricksModelList")),
+    "config": ("Describe the host; every field is optional, a gateway has none.", object_of({})),
 }
 
 
 def describe_api() -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
-    refused = build_error_responses(errors.ERROR_STATUSES, ref("DatabricksErrorBody"))
-    failed = ref("StreamFailed")
-    operations = openapi.build_operations(REQUEST_RULES, refused, failed)
+    failures = build_error_responses(errors.ERROR_STATUSES, ref("DatabricksErrorBody"))
+    failure = ref("StreamFailed")
+    operations = openapi.build_operations(REQUEST_RULES, failures, failure)
     bodies: dict[RequestTask, Schema] = {
-        "chat": openapi.build_chat_request(REQUEST_RULES, kinds=("function",)),
+        "chat": openapi.build_chat_request(REQUEST_RULES, tool_types=("FunctionTool",)),
         "completion": openapi.build_completion_request(REQUEST_RULES),
         "embedding": openapi.build_embedding_request(REQUEST_RULES),
     }
     for task, schema in bodies.items():
-        schema["properties"] |= {**_TASK_PROPERTIES[task], **_EXTRA_PROPERTIES}
-        operations[task] = {**operations[task], "requestBody": build_request_body(schema)}
-    chunk: Schema = {"anyOf": [ref("ChatChunk"), ref("TextChunk"), failed]}
-    whole: Schema = {"anyOf": [ref(name) for name in _RESPONSE_NAMES.values()]}
-    operations["invocations"] = {
-        "summary": "Query one endpoint; the fields decide: chat, completion or embeddings.",
-        "requestBody": build_request_body(
-            {"anyOf": [_restrict_properties(bodies[task], task) for task in bodies]}
-        ),
-        "responses": {"200": build_response(whole, build_event_data(chunk, "[DONE]")), **refused},
-    }
-    for variant, (summary, schema) in _LISTING_OPERATIONS.items():
-        responses = {"200": build_response(schema), **refused}
-        operations[variant] = {"summary": summary, "responses": responses}
+        schema["properties"] |= {**_TASK_PROPERTIES[task], **_SHARED_PROPERTIES}
+        operations[task]["requestBody"] = build_request_body(schema)
+    types = parse_types(
+        """
+        Response = ChatAnswer | TextAnswer | EmbeddingList
+        Chunk = ChatChunk | TextChunk | StreamFailed
+        StreamFailed = {error: ErrorBody}
+        """
+    )
+    operations["invocations"] = build_operation(
+        "Query one endpoint; the fields decide: chat, completion or embeddings.",
+        build_response(types["Response"], build_event_data(types["Chunk"], "[DONE]")),
+        failures,
+        request={"anyOf": [_restrict_properties(bodies[task], task) for task in bodies]},
+    )
+    for name, (summary, schema) in _LISTING_OPERATIONS.items():
+        operations[name] = build_operation(summary, build_response(schema), failures)
     return OpenApiFragment(
         operations,
         {
@@ -101,25 +101,18 @@ def describe_api() -> OpenApiFragment:
                 listing.ServingEndpointList,
                 listing.DatabricksModelList,
                 errors.DatabricksErrorBody,
+                ErrorBody,
             ),
-            **build_struct_schemas(ErrorBody),
-            "StreamFailed": object_of({"error": ref("ErrorBody")}, "error"),
+            "StreamFailed": types["StreamFailed"],
         },
     )
 
 
-_LISTING_OPERATIONS: Mapping[str, tuple[str, Schema]] = {
-    "endpoints": ("List the endpoints.", ref("ServingEndpointList")),
-    "endpoint": ("Tell of one endpoint.", ref("ServingEndpoint")),
-    "models": ("List the endpoints as models.", ref("DatabricksModelList")),
-    "config": ("Tell of the host; every field is optional, and a gateway has none.", object_of({})),
-}
-
-
 def _restrict_properties(schema: Schema, task: RequestTask) -> Schema:
     """The body where the path names the model and other fields are rejected."""
-    known = STRICT_FIELDS[task]
-    properties = {name: one for name, one in schema["properties"].items() if name in known}
+    properties = {
+        name: value for name, value in schema["properties"].items() if name in STRICT_FIELDS[task]
+    }
     properties["model"] = {"description": "Ignored: the path names the endpoint."}
-    needed = [name for name in schema["required"] if name != "model"]
-    return object_of(properties, *needed, more=False)
+    required = [name for name in schema["required"] if name != "model"]
+    return object_of(properties, *required, more=False)

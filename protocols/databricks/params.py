@@ -15,13 +15,9 @@ MAX_TOOLS = 32
 MAX_TOOL_PROPERTIES = 15
 
 _TOP_K = Param(
-    wire="top_k",
-    field="sampling.top_k",
-    type="int",
-    minimum=1,
-    description="null is no limit; 0 is refused",
+    "top_k", "sampling.top_k", "int", minimum=1, description="null is no limit; 0 is refused"
 )
-_REQUEST_ID = Param(wire="client_request_id", field="client_id", type="str")
+_REQUEST_ID = Param("client_request_id", "client_id", "str")
 _EXTENSION_PARAMS = remove_params(params.EXTENSION_PARAMS, "top_k", "request_id", "use_beam_search")
 
 _SHARED_CHANGES: dict[str, dict[str, Any]] = {
@@ -41,9 +37,9 @@ CHAT_PARAMS: tuple[Param, ...] = (*_BASE_CHAT_PARAMS, _TOP_K, _REQUEST_ID)
 """Fields of a chat request on the strict path."""
 
 USE_RAW_PROMPT = Param(
-    wire="use_raw_prompt",
-    field="request.raw_prompt",
-    type="bool",
+    "use_raw_prompt",
+    "request.raw_prompt",
+    "bool",
     default=False,
     description="false: the server may wrap the prompt as its template wants",
 )
@@ -56,11 +52,7 @@ COMPLETION_PARAMS: tuple[Param, ...] = (
     ),
     _TOP_K,
     Param(
-        wire="error_behavior",
-        field="stopping.overflow",
-        type="str",
-        choices=("truncate", "error"),
-        default="error",
+        "error_behavior", "stopping.overflow", "str", choices=("truncate", "error"), default="error"
     ),
     USE_RAW_PROMPT,
     _REQUEST_ID,
@@ -69,7 +61,7 @@ COMPLETION_PARAMS: tuple[Param, ...] = (
 
 EMBEDDING_PARAMS: tuple[Param, ...] = (
     *params.EMBEDDING_PARAMS,
-    Param(wire="instruction", field="instruction", type="str"),
+    Param("instruction", "instruction", "str"),
     _REQUEST_ID,
 )
 

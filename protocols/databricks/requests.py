@@ -59,8 +59,8 @@ def _normalize_message(message: Message) -> Message:
     if message.role == "developer":
         return replace(message, role="system")
     if message.tool_calls and not message.text.strip():
-        kept = tuple(part for part in message.parts if not isinstance(part, TextPart))
-        return replace(message, parts=kept)
+        parts = tuple(part for part in message.parts if not isinstance(part, TextPart))
+        return replace(message, parts=parts)
     return message
 
 
@@ -87,8 +87,8 @@ def check_role_order(messages: Sequence[Message]) -> None:
             allowed = " or ".join(_NEXT_ROLES[before])
             raise _build_role_error(at, f"{at} must be {allowed}, got {role}")
         if message.tool_calls and message.text.strip():
-            where = f"messages[{i}].content"
-            raise _build_role_error(where, f"{where} must not be set beside tool_calls")
+            path = f"messages[{i}].content"
+            raise _build_role_error(path, f"{path} must not be set beside tool_calls")
         before = "calling" if message.tool_calls else role
     if before not in ("user", "tool"):
         raise _build_role_error("messages", "messages must end with a message of the role user")
@@ -135,7 +135,7 @@ def find_task(fields: RawFields) -> RequestTask:
         if name in fields:
             return task
     for name in fields:
-        if not any(name in known for known in STRICT_FIELDS.values()):
+        if not any(name in names for names in STRICT_FIELDS.values()):
             raise UnknownParameter(f"unknown field {name[:64]!r}", param=name[:64])
     text = "one of messages, prompt and input is required"
     raise InvalidParameter(text, param="messages", problem="missing")
@@ -257,21 +257,21 @@ def _read_thinking(raw: Raw) -> dict[str, Any]:
         case dict():
             text = "thinking.type must be enabled or disabled"
             raise InvalidParameter(text, param="thinking.type")
-        case got:
-            raise invalid_type_error("thinking", "an object", got)
+        case value:
+            raise invalid_type_error("thinking", "an object", value)
 
 
-# --- what comes beside ----------------------------------------------------------------------------
+# --- usage_context and extra_params ---------------------------------------------------------------
 
 
 def _read_usage_context(raw: Raw | None) -> dict[str, str]:
     raw = null_to_none(raw)
     if raw is None:
         return {}
-    got = decode_value(raw)
-    if not isinstance(got, dict) or not all(isinstance(one, str) for one in got.values()):
-        raise invalid_type_error("usage_context", "an object of strings", got)
-    return {f"usage_context.{name}": one for name, one in got.items()}
+    value = decode_value(raw)
+    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        raise invalid_type_error("usage_context", "an object of strings", value)
+    return {f"usage_context.{name}": one for name, one in value.items()}
 
 
 def _merge_extra_params(fields: RawFields, raw: Raw | None, task: RequestTask) -> None:
@@ -286,15 +286,15 @@ def _merge_extra_params(fields: RawFields, raw: Raw | None, task: RequestTask) -
 
 def _convert_string(raw: Raw, row: Param | None) -> Raw:
     """A value sent as a string, with the type of its parameter."""
-    got = decode_value(raw)
-    if not isinstance(got, str) or (row is not None and row.type == "str"):
+    value = decode_value(raw)
+    if not isinstance(value, str) or (row is not None and row.type == "str"):
         return raw
     try:
-        meant = msgspec.json.decode(got)
+        parsed = msgspec.json.decode(value)
     except msgspec.DecodeError:
         return raw
-    wanted = list if row is not None and row.type in _LIST_TYPES else bool | int | float
-    return Raw(got.encode()) if isinstance(meant, wanted) else raw
+    types = list if row is not None and row.type in _LIST_TYPES else bool | int | float
+    return Raw(value.encode()) if isinstance(parsed, types) else raw
 
 
 _LIST_TYPES = ("strings", "string list", "ints")

@@ -26,18 +26,24 @@ _DEFAULT_USAGE_STYLE = replace(RESPONSE_STYLE, usage_position="finish")
 
 
 def create_generation_encoder(
-    request: GenerationRequest, about: ResponseContext, *, by_prompt: bool
+    request: GenerationRequest,
+    context: ResponseContext,
+    *,
+    by_prompt: bool,
+    id: str | None = None,  # noqa: A002 - the wire's word
 ) -> ResponseEncoder:
     """The encoder of a chat or completion response; ``by_prompt``: an index per prompt."""
     style = RESPONSE_STYLE if "stream_options" in request.provided_fields else _DEFAULT_USAGE_STYLE
     if request.kind == "chat":
-        return ChatEncoder(style, request, about, model=about.backend_model)
+        return ChatEncoder(style, request, context, id=id, model=context.backend_model)
     if by_prompt:
         style = replace(style, index_scope="prompt")
-    return CompletionEncoder(style, request, about, model=about.backend_model)
+    return CompletionEncoder(style, request, context, id=id, model=context.backend_model)
 
 
-def create_embedding_encoder(request: EmbeddingRequest, about: ResponseContext) -> ResponseEncoder:
+def create_embedding_encoder(
+    request: EmbeddingRequest, context: ResponseContext
+) -> ResponseEncoder:
     """The encoder of an embeddings response."""
-    name = f"embd-{about.id}"
-    return EmbeddingEncoder(RESPONSE_STYLE, request, about, id=name, model=about.backend_model)
+    name = f"embd-{context.id}"
+    return EmbeddingEncoder(RESPONSE_STYLE, request, context, id=name, model=context.backend_model)

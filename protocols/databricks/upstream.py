@@ -17,21 +17,18 @@ from protocols.chat import errors
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder
 from protocols.chat.errors import WorkerErrorBody
-from protocols.chat.messages import MessageStyle
-from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
-from protocols.chat.passthrough import (
+from protocols.chat.field_types import (
     INPUTS,
     OPTIONAL_BOOL,
     OPTIONAL_STRING,
     PLAIN_MESSAGES,
     PROMPTS,
     TOOL_FIELDS,
-    PassthroughRule,
-    PassthroughRules,
     build_count_type,
-    create_passthrough_decoder,
     is_valid_chat,
 )
+from protocols.chat.messages import MessageStyle
+from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
 from protocols.chat.responses import create_header_builder
 from protocols.chat.tools import restrict_tools
 from protocols.chat.upstream import (
@@ -42,11 +39,13 @@ from protocols.chat.upstream import (
     remove_parts,
 )
 from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
+from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientRequest,
     PassthroughRequest,
     ResponseContext,
     ResponseDecoder,
+    ResponseEncoder,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
@@ -67,9 +66,15 @@ from protocols.core.request import (
 from protocols.databricks import params
 from protocols.databricks.params import MAX_TOOL_PROPERTIES, MAX_TOOLS
 from protocols.databricks.requests import RequestTask
-from protocols.databricks.responses import RESPONSE_STYLE
+from protocols.databricks.responses import RESPONSE_STYLE, create_generation_encoder
 from protocols.json_body import decode_value
 from protocols.params import Param
+from protocols.passthrough import (
+    PassthroughResponse,
+    PassthroughRule,
+    PassthroughRules,
+    create_passthrough_decoder,
+)
 
 # --- parameters -----------------------------------------------------------------------------------
 #
@@ -79,11 +84,11 @@ from protocols.params import Param
 EFFORT_MAPPING = {"minimal": "low", "xhigh": "high", "max": "high"}
 """The nearest supported effort, for the others."""
 
-_MAX_TOKENS = Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1)
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
-_STOP = Param(wire="stop", field="stopping.stop", type="strings")
-_N = Param(wire="n", field="n", type="int", minimum=1)
-_EFFORT = Param(wire="reasoning_effort", field="reasoning.effort", type="str")
+_MAX_TOKENS = Param("max_tokens", "stopping.max_tokens", "int", minimum=1)
+_TOP_P = Param("top_p", "sampling.top_p", "float", minimum=1e-6, maximum=1)
+_STOP = Param("stop", "stopping.stop", "strings")
+_N = Param("n", "n", "int", minimum=1)
+_EFFORT = Param("reasoning_effort", "reasoning.effort", "str")
 _ERROR_BEHAVIOR = find_param(params.COMPLETION_PARAMS, "error_behavior")
 
 _SHARED_PARAMS = (
@@ -102,7 +107,7 @@ _COMPLETION_PARAMS = (
 _PENALTY_PARAMS = tuple(
     find_param(CHAT_PARAMS, name) for name in ("presence_penalty", "frequency_penalty")
 )
-_SEED = Param(wire="seed", field="sampling.seed", type="int")
+_SEED = Param("seed", "sampling.seed", "int")
 _EXTRA_COMPLETION_PARAMS = (
     *_PENALTY_PARAMS,
     _SEED,
@@ -171,10 +176,10 @@ class DatabricksUpstream:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        narrow = self._reduce_request(request, names)
+        reducer = self._reduce_request(request, names)
         return (
-            *narrow.unsupported_parameters,
-            *self._select_writer(request).unsupported_parameters(narrow.request, names),
+            *reducer.unsupported_parameters,
+            *self._select_writer(request).unsupported_parameters(reducer.request, names),
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
@@ -182,8 +187,8 @@ class DatabricksUpstream:
         texts = request.inputs if isinstance(request, EmbeddingRequest) else request.prompts
         _check_texts(texts, "input" if isinstance(request, EmbeddingRequest) else "prompt")
         writer = self._select_writer(request)
-        asked = replace(self._reduce_request(request, {}).request, extra={})
-        _, body = writer.write_body(asked)
+        requested = replace(self._reduce_request(request, {}).request, extra={})
+        _, body = writer.write_body(requested)
         del body["model"]
         if isinstance(request, GenerationRequest):
             _finish_body(body, request)
@@ -205,9 +210,13 @@ class DatabricksUpstream:
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
-        narrow = self._reduce_generation(request, {})
-        echoes = self._select_writer(request).expects_echo(narrow.request)
-        return GenerationDecoder(narrow.request, echoes=echoes, complaint=complaint)
+        reducer = self._reduce_request(request, {})
+        echoes = self._select_writer(request).expects_echo(reducer.request)
+        return GenerationDecoder(reducer.request, echoes=echoes, complaint=complaint)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body, map_worker_error)
 
     def _select_writer(self, request: Request) -> RequestWriter:
         return self._writers[self._extra_params or request.source == self._source]
@@ -216,41 +225,34 @@ class DatabricksUpstream:
 
     def _reduce_request(self, request: Request, names: Mapping[str, str]) -> RequestReducer[Any]:
         """The request, reduced to what an endpoint supports."""
+        reducer: RequestReducer[Any] = RequestReducer(request, names)
+        reducer.drop_foreign_extra(self._source)
         if isinstance(request, EmbeddingRequest):
-            vectors = RequestReducer(request, names)
-            vectors.drop_foreign_extra(self._source)
-            vectors.set_field("encoding", "float")  # the gateway encodes base64 itself
-            return vectors
-        return self._reduce_generation(request, names)
-
-    def _reduce_generation(
-        self, request: GenerationRequest, names: Mapping[str, str]
-    ) -> RequestReducer[GenerationRequest]:
-        narrow = RequestReducer(request, names)
-        narrow.drop_foreign_extra(self._source)
-        narrow.drop_fields("sampling.logit_bias")
-        narrow.set_field("provided_fields", request.provided_fields - {"max_completion_tokens"})
+            reducer.set_field("encoding", "float")  # the gateway encodes base64 itself
+            return reducer
+        reducer.drop_fields("sampling.logit_bias")
+        reducer.set_field("provided_fields", request.provided_fields - {"max_completion_tokens"})
         if request.kind == "chat":
             if self._pay_per_token and (request.n or 1) > 1:
-                narrow.drop_fields("n", detail="one at a time")
-            _reduce_messages(narrow)
-            _reduce_tools(narrow)
-            _reduce_reasoning(narrow, own=request.source == self._source)
+                reducer.drop_fields("n", detail="one at a time")
+            _reduce_messages(reducer)
+            _reduce_tools(reducer)
+            _reduce_reasoning(reducer, from_databricks=request.source == self._source)
         else:
             if (request.n or 1) > 1:
-                narrow.drop_fields("n", detail="those of one prompt have one index")
-            narrow.set_field("n", None)
-            narrow.set_field("templating.mode", "raw")  # an endpoint wraps prompts itself
-            remove_logprobs(narrow)
-        return narrow
+                reducer.drop_fields("n", detail="those of one prompt have one index")
+            reducer.set_field("n", None)
+            reducer.set_field("templating.mode", "raw")  # an endpoint wraps prompts itself
+            remove_logprobs(reducer)
+        return reducer
 
 
-def _reduce_messages(narrow: RequestReducer[GenerationRequest]) -> None:
-    remove_parts(narrow, _UNSUPPORTED_PARTS)
-    if any(message.name and message.role != "user" for message in narrow.request.messages):
-        narrow.report("messages", "dropped", "names")
-    narrow.set_field(
-        "messages", tuple(_reduce_message(message) for message in narrow.request.messages)
+def _reduce_messages(reducer: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(reducer, _UNSUPPORTED_PARTS)
+    if any(message.name and message.role != "user" for message in reducer.request.messages):
+        reducer.report("messages", "dropped", "names")
+    reducer.set_field(
+        "messages", tuple(_reduce_message(message) for message in reducer.request.messages)
     )
 
 
@@ -258,35 +260,35 @@ def _reduce_message(message: Message) -> Message:
     """The message for an endpoint: only users have names, and no blank text beside tool calls."""
     name = message.name if message.role == "user" else None
     blank = bool(message.tool_calls) and not message.text.strip()
-    kept = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
-    return replace(message, name=name, parts=kept)
+    parts = tuple(part for part in message.parts if not (blank and isinstance(part, TextPart)))
+    return replace(message, name=name, parts=parts)
 
 
-def _reduce_tools(narrow: RequestReducer[GenerationRequest]) -> None:
+def _reduce_tools(reducer: RequestReducer[GenerationRequest]) -> None:
     """At most the allowed number of tools; one that must be called is among them."""
-    choice, tools = restrict_tools(narrow.request.tool_choice, narrow.request.tools)
+    choice, tools = restrict_tools(reducer.request.tool_choice, reducer.request.tools)
     if len(tools) > MAX_TOOLS:
-        narrow.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
+        reducer.report("tools", "clamped", f"{len(tools)} to {MAX_TOOLS}")
         named = choice.name if isinstance(choice, NamedTool) else None
-        kept = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
-        narrow.set_field("tools", tuple(kept))
-        narrow.set_field("tool_choice", choice)
+        offered_tools = sorted(tools, key=lambda tool: tool.name != named)[:MAX_TOOLS]
+        reducer.set_field("tools", tuple(offered_tools))
+        reducer.set_field("tool_choice", choice)
 
 
-def _reduce_reasoning(narrow: RequestReducer[GenerationRequest], *, own: bool) -> None:
+def _reduce_reasoning(reducer: RequestReducer[GenerationRequest], *, from_databricks: bool) -> None:
     """``thinking`` replaces fields that are dropped here without a loss."""
-    asked = narrow.request.reasoning
-    if asked is None:
+    requested = reducer.request.reasoning
+    if requested is None:
         return
-    if asked.effort == "none":
-        narrow.drop_fields("reasoning.effort")
-    elif (nearest := EFFORT_MAPPING.get(asked.effort or "")) is not None:
-        narrow.report("reasoning.effort", "clamped", f"{asked.effort} to {nearest}")
-        narrow.set_field("reasoning.effort", nearest)
-    if asked.include is False and not own:
-        narrow.report("reasoning.include", "approximated", "no thinking at all")
-    narrow.set_field("reasoning.budget", None)
-    narrow.set_field("reasoning.include", None)
+    if requested.effort == "none":
+        reducer.drop_fields("reasoning.effort")
+    elif (nearest := EFFORT_MAPPING.get(requested.effort or "")) is not None:
+        reducer.report("reasoning.effort", "clamped", f"{requested.effort} to {nearest}")
+        reducer.set_field("reasoning.effort", nearest)
+    if requested.include is False and not from_databricks:
+        reducer.report("reasoning.include", "approximated", "no thinking at all")
+    reducer.set_field("reasoning.budget", None)
+    reducer.set_field("reasoning.include", None)
 
 
 def _finish_body(body: dict[str, Any], request: GenerationRequest) -> None:
@@ -309,9 +311,9 @@ def _check_texts(texts: tuple[Prompt, ...], param: str) -> None:
         raise UnsupportedFeature("The model's workers take text, not token ids.", param=param)
 
 
-def _as_text(got: Any) -> str:
+def _as_text(value: Any) -> str:
     """A value in ``extra_params``, where all values are strings."""
-    return got if isinstance(got, str) else _encode(got).decode()
+    return value if isinstance(value, str) else _encode(value).decode()
 
 
 def _build_usage_context(request: Request) -> dict[str, str]:
@@ -358,14 +360,14 @@ def map_worker_error(
 ) -> GatewayError:
     """A ``protocols.chat.errors.WorkerErrorMapper`` that uses the error's code."""
     status = _STATUS_BY_CODE.get(str(fault.code), status)
-    if found := _PROMPT_TOO_LONG.search(fault.text):
-        return ContextTooLong(fault.text, tokens=int(found[1]), limit=int(found[2]))
+    if match := _PROMPT_TOO_LONG.search(fault.text):
+        return ContextTooLong(fault.text, tokens=int(match[1]), limit=int(match[2]))
     return errors.map_worker_error(status, fault, retry_after)
 
 
 # --- pass-through ---------------------------------------------------------------------------------
 #
-# See ``protocols.chat.passthrough``. A request keeps the kind of path that it arrived on, because
+# See ``protocols.passthrough``. A request keeps the kind of path that it arrived on, because
 # the OpenAI-compatible paths treat prompts differently. A body has no model where the path names
 # it. Only fields of the reference pass: a translation puts others into ``extra_params``, and the
 # service rejects ``stream_options``.
@@ -427,35 +429,35 @@ _OPENAI_PATHS: Final[Mapping[RequestTask, str]] = {
 
 def build_passthrough_rules() -> PassthroughRules:
     """Rules for every endpoint: fields that only some support are translated."""
-    taken = build_profile(pay_per_token=False, extra=False)
-    form = partial(PassthroughRule, gateway_fields=_GATEWAY_FIELDS)
-    forms: Mapping[RequestTask, PassthroughRule] = {
-        "chat": form(
+    profile = build_profile(pay_per_token=False, extra=False)
+    rule = partial(PassthroughRule, gateway_fields=_GATEWAY_FIELDS, default_usage="final")
+    rules: Mapping[RequestTask, PassthroughRule] = {
+        "chat": rule(
             path=_INVOCATIONS_PATH,
             field_types=_CHAT_FIELD_TYPES,
-            worker_params=taken.chat,
+            worker_params=profile.chat,
             client_params=params.CHAT_PARAMS,
             is_valid_body=is_valid_chat,
         ),
-        "completion": form(
+        "completion": rule(
             path=_INVOCATIONS_PATH,
             field_types=_COMPLETION_FIELD_TYPES,
-            worker_params=taken.completion,
+            worker_params=profile.completion,
             client_params=params.COMPLETION_PARAMS,
         ),
-        "embedding": form(
+        "embedding": rule(
             path=_INVOCATIONS_PATH,
             field_types=_EMBEDDING_FIELD_TYPES,
-            worker_params=taken.embedding,
+            worker_params=profile.embedding,
             client_params=params.EMBEDDING_PARAMS,
         ),
     }
     return PassthroughRules(
         {
-            **{f"{task} of an endpoint": one for task, one in forms.items()},
-            **{task: replace(one, path=_OPENAI_PATHS[task]) for task, one in forms.items()},
+            **{f"{task} of an endpoint": rule for task, rule in rules.items()},
+            **{task: replace(rule, path=_OPENAI_PATHS[task]) for task, rule in rules.items()},
         },
-        read=partial(
+        create_decoder=partial(
             create_passthrough_decoder,
             complaint=partial(errors.raise_worker_error, judge=map_worker_error),
         ),
@@ -463,12 +465,13 @@ def build_passthrough_rules() -> PassthroughRules:
 
 
 def build_passthrough(
-    relays: PassthroughRules,
+    rules: PassthroughRules,
     call: ClientRequest,
     about: ResponseContext,
     task: RequestTask,
     *,
     stream: bool,
+    by_prompt: bool,
 ) -> PassthroughRequest | None:
     """See ``protocols.core.interfaces.SupportsPassthrough``.
 
@@ -477,8 +480,26 @@ def build_passthrough(
     """
     if about.backend_model in _INVALID_NAMES:
         return None
-    form = f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task
-    streams = stream and task != "embedding"
-    names = {"model": about.backend_model}
-    headers = create_header_builder(RESPONSE_STYLE, about, ())
-    return relays.prepare_passthrough(form, call, about, headers, names=names, stream=streams)
+    return rules.prepare_passthrough(
+        f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task,
+        call,
+        about,
+        PassthroughResponse(
+            create_header_builder(RESPONSE_STYLE, about, ()),
+            partial(_create_passthrough_encoder, about, by_prompt),
+            {"model": about.backend_model},
+        ),
+        stream=stream and task != "embedding",
+    )
+
+
+def _create_passthrough_encoder(
+    about: ResponseContext,
+    by_prompt: bool,  # noqa: FBT001 - given once, for all
+    request: GenerationRequest,
+    worker: ResponseMetadata,
+) -> ResponseEncoder:
+    """See ``protocols.passthrough.EncoderFactory``."""
+    created = about.created if worker.created is None else worker.created
+    about = replace(about, created=created)
+    return create_generation_encoder(request, about, by_prompt=by_prompt, id=worker.id or None)

@@ -8,6 +8,7 @@ the differences of 1.0.RC1, its published pages.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import GenerationRequest
+from protocols.json_body import JSON_ERRORS
 from protocols.mindie.errors import raise_worker_error
 
 # Wire types of generate and generate_stream responses; they accept what real servers send.
@@ -74,8 +76,8 @@ decode_text_response = msgspec.json.Decoder(WorkerTextResponse).decode
 
 def get_token_count(details: WorkerTextDetails) -> int | None:
     """The number of tokens generated so far; None if the worker does not report it."""
-    got = _parse_number(details.generated_tokens)
-    return None if got is None else int(got)
+    count = _parse_number(details.generated_tokens)
+    return None if count is None else int(count)
 
 
 def list_timings(wire: WorkerTextResponse, details: WorkerTextDetails) -> list[Timing]:
@@ -84,43 +86,37 @@ def list_timings(wire: WorkerTextResponse, details: WorkerTextDetails) -> list[T
     prefills, decodes = _parse_numbers(wire.prefill_time), _parse_numbers(wire.decode_time)
     if stat := _parse_perf_stat(details.perf_stat):
         prefills, decodes = stat[:1], [None, *stat[1:]]
-    found = []
-    for i in range(max(map(len, (batches, queues, prefills, decodes)))):
-        batch = _get_item(batches, i)
-        found.append(
-            Timing(
-                _to_seconds(_get_item(queues, i), 1e6),
-                _to_seconds(_get_item(prefills, i), 1e3),
-                _to_seconds(_get_item(decodes, i), 1e3),
-                None if batch is None else int(batch),
-            )
+    timings = []
+    for batch, queue, prefill, decode in zip_longest(batches, queues, prefills, decodes):
+        timing = Timing(
+            _to_seconds(queue, 1e6),
+            _to_seconds(prefill, 1e3),
+            _to_seconds(decode, 1e3),
+            None if batch is None else int(batch),
         )
-    return [one for one in found if one != Timing()]
+        if timing != Timing():
+            timings.append(timing)
+    return timings
 
 
-def _parse_perf_stat(got: Any) -> list[float | None]:
-    if not isinstance(got, list):
-        return []
-    return [_parse_number(pair[1]) for pair in got if isinstance(pair, list) and len(pair) > 1]
+def _parse_perf_stat(value: Any) -> list[float | None]:
+    pairs = value if isinstance(value, list) else []
+    return [_parse_number(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) > 1]
 
 
-def _parse_numbers(got: Any) -> list[float | None]:
-    return [_parse_number(one) for one in (got if isinstance(got, list) else [got])]
+def _parse_numbers(value: Any) -> list[float | None]:
+    return [*map(_parse_number, value if isinstance(value, list) else [value])]
 
 
-def _parse_number(got: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     """A plausible count or duration; None for any other value."""
-    if isinstance(got, bool) or not isinstance(got, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return got if 0 <= got < _MAX_NUMBER else None
+    return value if 0 <= value < _MAX_NUMBER else None
 
 
-def _get_item(figures: Sequence[float | None], i: int) -> float | None:
-    return figures[i] if i < len(figures) else None
-
-
-def _to_seconds(figure: float | None, scale: float) -> float | None:
-    return None if figure is None else figure / scale
+def _to_seconds(duration: float | None, scale: float) -> float | None:
+    return None if duration is None else duration / scale
 
 
 _END_TOKEN_PATTERN = re.compile(r"</s>|<\|\w{1,32}\|>")
@@ -159,9 +155,8 @@ class TextDecoder:
         self._closing = True
         if (body := self._body_reader.unary_body) is not None:
             return self._decode_unary(bytes(body))
-        events = (
-            [] if self._is_done else self._decode_events(b"\n\n")
-        )  # the last newline may be missing
+        # The last newlines may be missing.
+        events = [] if self._is_done else self._decode_events(b"\n\n")
         if not self._is_done:
             raise StreamBroken("The worker's stream stopped before its end.")
         return events
@@ -184,10 +179,9 @@ class TextDecoder:
             raise WorkerFailed(_BROKEN_RESPONSE)
 
     def _decode_event(self, payload: bytes, events: list[Event]) -> None:
-        wire = self._decode_wire(payload)
-        details = wire.details or WorkerTextDetails()
-        made = get_token_count(details)
-        count = 1 if made is None else max(made - self._token_count, 0)
+        wire, details = self._decode_wire(payload)
+        total = get_token_count(details)
+        count = 1 if total is None else max(total - self._token_count, 0)
         self._token_count += count
         reason = details.finish_reason or wire.finish_reason
         text = wire.text_output or ""
@@ -201,21 +195,20 @@ class TextDecoder:
     # --- one JSON object --------------------------------------------------------------------------
 
     def _decode_unary(self, body: bytes) -> list[Event]:
-        wire = self._decode_wire(body)
-        details = wire.details or WorkerTextDetails()
+        wire, details = self._decode_wire(body)
         events: list[Event] = []
         self._add_metadata(wire, details, events)
-        made = get_token_count(details)
-        events.append(TextDelta(wire.text_output or "", tokens=1 if made is None else made))
+        count = get_token_count(details)
+        events.append(TextDelta(wire.text_output or "", tokens=1 if count is None else count))
         self._add_end(details.finish_reason or wire.finish_reason or "", events)
         return events
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _decode_wire(self, body: bytes) -> WorkerTextResponse:
+    def _decode_wire(self, body: bytes) -> tuple[WorkerTextResponse, WorkerTextDetails]:
         try:
             wire = decode_text_response(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except JSON_ERRORS as e:
             raise_worker_error(body)
             if self._closing and self._body_reader.unary_body is None:
                 raise StreamBroken("The worker's stream stopped inside an event.") from e
@@ -223,7 +216,7 @@ class TextDecoder:
         if wire.text_output is None or wire.error is not None:
             raise_worker_error(body)
             raise WorkerFailed("The worker's answer has no text.")
-        return wire
+        return wire, wire.details or WorkerTextDetails()
 
     def _add_metadata(
         self, wire: WorkerTextResponse, details: WorkerTextDetails, events: list[Event]
@@ -241,11 +234,11 @@ class TextDecoder:
             events += list_timings(wire, details)
 
     def _add_end(self, reason: str, events: list[Event]) -> None:
-        known = FINISH_REASONS.get(reason, "unknown")
-        if known is None:
+        finish_reason = FINISH_REASONS.get(reason, "unknown")
+        if finish_reason is None:
             raise WorkerFailed(_BROKEN_RESPONSE)
         self._is_done = True
-        events += [ChoiceEnd(known), StreamEnd()]
+        events += [ChoiceEnd(finish_reason), StreamEnd()]
 
 
 class OpenAiStyleDecoder:
@@ -301,11 +294,10 @@ class OpenAiStyleDecoder:
 
     def _sum_usage(self) -> Usage:
         """The total usage of all choices, which share one prompt."""
-        usages = self._usages.values()
-        thought = [one.reasoning_tokens for one in usages if one.reasoning_tokens is not None]
-        last = next(reversed(usages))
+        usages = [*self._usages.values()]
+        reasoning = [u.reasoning_tokens for u in usages if u.reasoning_tokens is not None]
         return replace(
-            last,
-            completion_tokens=sum(one.completion_tokens for one in usages),
-            reasoning_tokens=sum(thought) if thought else None,
+            usages[-1],
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            reasoning_tokens=sum(reasoning) if reasoning else None,
         )

@@ -8,7 +8,6 @@ implements them; cluster internals (roles, adapters, dresult) are not supported.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from protocols.core.catalog import Catalog, ModelInfo
@@ -22,13 +21,11 @@ from protocols.core.interfaces import (
     PassthroughRequest,
     PromptRenderer,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
     Token,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.mindie import errors, openapi, params, requests, responses
 from protocols.mindie.params import (
@@ -38,6 +35,7 @@ from protocols.mindie.params import (
     MindieConfig,
     PromptMode,
     build_param_error,
+    check_value,
     get_field,
     read_body_fields,
 )
@@ -52,7 +50,7 @@ from protocols.mindie.responses import (
     build_json_response,
     encode_json,
 )
-from protocols.mindie.upstream import HEALTH_REQUEST, ChatMode, MindiePassthrough, MindieUpstream
+from protocols.mindie.upstream import ChatMode, MindiePassthrough, MindieUpstream
 from protocols.params import Param
 
 # Responses on the state of the server and its models.
@@ -61,18 +59,11 @@ from protocols.params import Param
 # since clients read the keys; model readiness is real. Source: MindIE-LLM 0695772,
 # parse_protocol.cpp and http_handler.cpp.
 
-_encode = msgspec.json.Encoder().encode
-
 _TOTAL_SLOTS: Final = 200
 _MAX_BATCH_TOKENS: Final = 8192
 _DEFAULT_MAX_SEQUENCE: Final = 2560
 _DEFAULT_MAX_ITER_TIMES: Final = 512
 _SERVER_NAME: Final = "MindIE Server"
-
-
-def build_info_response(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """See ``protocols.core.interfaces.ClientAdapter``. Raises ModelNotFound or PathNotFound."""
-    return _INFO_HANDLERS[call.endpoint.operation](call, catalog, setup)
 
 
 def read_path_model(call: ClientRequest) -> str:
@@ -83,169 +74,103 @@ def read_path_model(call: ClientRequest) -> str:
     return name
 
 
-def _build_json_response(value: Any) -> HttpResponse:
-    return HttpResponse(200, _encode(value), errors.JSON_HEADERS)
-
-
 def _find_model(call: ClientRequest, catalog: Catalog) -> ModelInfo:
     return catalog.find_model(read_path_model(call))
 
 
-def _describe_server(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    del call, catalog
-    return _build_json_response(
-        {
-            "name": _SERVER_NAME,
-            "version": setup.profile.version,
-            "extensions": {
-                "max_iter_times": setup.max_iter_times or _DEFAULT_MAX_ITER_TIMES,
-                "prefill_policy_type": 0,
-                "decode_policy_type": 0,
-                "max_prefill_batch_size": 50,
-                "max_prefill_tokens": _MAX_BATCH_TOKENS,
-            },
-        }
-    )
-
-
-def _describe_tensor(name: str) -> dict[str, Any]:
-    return {"name": name, "shape": [-1], "datatype": "UINT32"}
-
-
-def _describe_model(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    del setup
-    _find_model(call, catalog)
-    return _build_json_response(
-        {
-            "name": call.path_params["model"],
-            "platform": _SERVER_NAME,
-            "inputs": [_describe_tensor("input0")],
-            "outputs": [_describe_tensor("output0")],
-        }
-    )
-
-
-def _describe_model_config(
-    call: ClientRequest, catalog: Catalog, setup: MindieConfig
-) -> HttpResponse:
-    del setup
-    model = _find_model(call, catalog)
-    return _build_json_response(
-        {
-            "model_name": call.path_params["model"],
-            "input_datatype": "INT64",
-            "output_datatype": "INT64",
-            "max_seq_len": model.context_length or _DEFAULT_MAX_SEQUENCE,
-            "npu_mem_size": -1,
-            "cpu_mem_size": 0,
-            "world_size": 1,
-            "model_weight_path": model.name,
-            "model_instance_type": "Standard",
-        }
-    )
-
-
-def _describe_slots(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """Return the slot counts. A model that is not ready has no free slot."""
-    del setup
-    model = _find_model(call, catalog)
-    free = model.ready and catalog.ready
-    return _build_json_response(
-        {
-            "total_slots": _TOTAL_SLOTS,
-            "free_slots": _TOTAL_SLOTS if free else 0,
-            "available_tokens_length": (model.context_length or _DEFAULT_MAX_SEQUENCE)
-            * _TOTAL_SLOTS
-            if free
-            else 0,
-        }
-    )
-
-
-def _describe_server_info(
-    call: ClientRequest, catalog: Catalog, setup: MindieConfig
-) -> HttpResponse:
-    del call
-    models = catalog.list_models()
-    return _build_json_response(
-        {
-            "docker_label": None,
-            "max_batch_total_tokens": _MAX_BATCH_TOKENS,
-            "max_best_of": 1,
-            "max_concurrent_requests": _TOTAL_SLOTS,
-            "max_stop_sequences": None,
-            "max_waiting_tokens": None,
-            "sha": None,
-            "validation_workers": None,
-            "version": setup.profile.version,
-            "waiting_served_ratio": None,
-            "models": [_describe_info_model(model) for model in models],
-            "max_input_length": max(
-                (m.context_length or _DEFAULT_MAX_SEQUENCE for m in models),
-                default=_DEFAULT_MAX_SEQUENCE,
-            ),
-        }
-    )
-
-
-def _describe_info_model(model: ModelInfo) -> dict[str, Any]:
+def _describe_server(_call: ClientRequest, _catalog: Catalog, setup: MindieConfig) -> Any:
     return {
-        "model_device_type": "npu",
-        "model_dtype": "float16",
-        "model_id": model.name,
-        "model_pipeline_tag": "text-generation",
-        "model_sha": None,
-        "max_total_tokens": model.context_length or _DEFAULT_MAX_SEQUENCE,
+        "name": _SERVER_NAME,
+        "version": setup.profile.version,
+        "extensions": {
+            "max_iter_times": setup.max_iter_times or _DEFAULT_MAX_ITER_TIMES,
+            "prefill_policy_type": 0,
+            "decode_policy_type": 0,
+            "max_prefill_batch_size": 50,
+            "max_prefill_tokens": _MAX_BATCH_TOKENS,
+        },
     }
+
+
+def _describe_model(call: ClientRequest, catalog: Catalog, _setup: MindieConfig) -> Any:
+    _find_model(call, catalog)
+    return {
+        "name": call.path_params["model"],
+        "platform": _SERVER_NAME,
+        "inputs": [{"name": "input0", "shape": [-1], "datatype": "UINT32"}],
+        "outputs": [{"name": "output0", "shape": [-1], "datatype": "UINT32"}],
+    }
+
+
+def _describe_model_config(call: ClientRequest, catalog: Catalog, _setup: MindieConfig) -> Any:
+    model = _find_model(call, catalog)
+    return {
+        "model_name": call.path_params["model"],
+        "input_datatype": "INT64",
+        "output_datatype": "INT64",
+        "max_seq_len": model.context_length or _DEFAULT_MAX_SEQUENCE,
+        "npu_mem_size": -1,
+        "cpu_mem_size": 0,
+        "world_size": 1,
+        "model_weight_path": model.name,
+        "model_instance_type": "Standard",
+    }
+
+
+def _describe_slots(call: ClientRequest, catalog: Catalog, _setup: MindieConfig) -> Any:
+    """Return the slot counts. A model that is not ready has no free slot."""
+    model = _find_model(call, catalog)
+    free_slots = _TOTAL_SLOTS if model.ready and catalog.ready else 0
+    return {
+        "total_slots": _TOTAL_SLOTS,
+        "free_slots": free_slots,
+        "available_tokens_length": (model.context_length or _DEFAULT_MAX_SEQUENCE) * free_slots,
+    }
+
+
+def _describe_server_info(_call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> Any:
+    models: list[dict[str, Any]] = [
+        {
+            "model_device_type": "npu",
+            "model_dtype": "float16",
+            "model_id": model.name,
+            "model_pipeline_tag": "text-generation",
+            "model_sha": None,
+            "max_total_tokens": model.context_length or _DEFAULT_MAX_SEQUENCE,
+        }
+        for model in catalog.list_models()
+    ]
+    lengths = [model["max_total_tokens"] for model in models]
+    return {
+        "docker_label": None,
+        "max_batch_total_tokens": _MAX_BATCH_TOKENS,
+        "max_best_of": 1,
+        "max_concurrent_requests": _TOTAL_SLOTS,
+        "max_stop_sequences": None,
+        "max_waiting_tokens": None,
+        "sha": None,
+        "validation_workers": None,
+        "version": setup.profile.version,
+        "waiting_served_ratio": None,
+        "models": models,
+        "max_input_length": max(lengths, default=_DEFAULT_MAX_SEQUENCE),
+    }
+
+
+def _list_models(_call: ClientRequest, catalog: Catalog, _setup: MindieConfig) -> Any:
+    data = [_build_model_card(model.name, model.created) for model in catalog.list_models()]
+    return {"object": "list", "data": data}
+
+
+def _get_model_card(call: ClientRequest, catalog: Catalog, _setup: MindieConfig) -> Any:
+    return _build_model_card(call.path_params["model"], _find_model(call, catalog).created)
 
 
 def _build_model_card(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": _SERVER_NAME}
 
 
-def _list_models(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    del call, setup
-    data = [_build_model_card(model.name, model.created) for model in catalog.list_models()]
-    return _build_json_response({"object": "list", "data": data})
-
-
-def _get_model_card(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    del setup
-    return _build_json_response(
-        _build_model_card(call.path_params["model"], _find_model(call, catalog).created)
-    )
-
-
-def _check_live(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """Return the liveness response: 200 until shutdown, even if no worker is available."""
-    del call, setup
-    return (
-        errors.build_empty_response(200)
-        if catalog.ready
-        else errors.build_status_response(503, errors.SERVICE_STOPPED)
-    )
-
-
-def _check_ready(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """Return 200 if any model is ready, otherwise 503 with no body, as while an engine starts."""
-    if not catalog.ready or any(model.ready for model in catalog.list_models()):
-        return _check_live(call, catalog, setup)
-    return errors.build_empty_response(503)
-
-
-def _check_model_ready(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    if not catalog.ready or _find_model(call, catalog).ready:
-        return _check_live(call, catalog, setup)
-    return errors.build_empty_response(503)
-
-
-def _confirm_stop(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
-    """Return the response to a cancelled request, which repeats its id."""
-    del catalog, setup
-    return _build_json_response(dict(read_body_fields(call)))
-
-
-_INFO_HANDLERS: Mapping[str, Callable[[ClientRequest, Catalog, MindieConfig], HttpResponse]] = {
+_DESCRIPTIONS: Mapping[str, Callable[[ClientRequest, Catalog, MindieConfig], Any]] = {
     "server": _describe_server,
     "metadata": _describe_model,
     "config": _describe_model_config,
@@ -253,11 +178,29 @@ _INFO_HANDLERS: Mapping[str, Callable[[ClientRequest, Catalog, MindieConfig], Ht
     "info": _describe_server_info,
     "models": _list_models,
     "model": _get_model_card,
-    "live": _check_live,
-    "ready": _check_ready,
-    "model_ready": _check_model_ready,
-    "stop": _confirm_stop,
+    "stop": lambda call, _catalog, _setup: read_body_fields(call),  # repeats the id
 }
+
+
+def build_info_response(call: ClientRequest, catalog: Catalog, setup: MindieConfig) -> HttpResponse:
+    """See ``protocols.core.interfaces.ClientAdapter``. Raises ModelNotFound or PathNotFound."""
+    operation = call.endpoint.operation
+    if operation in _DESCRIPTIONS:
+        return build_json_response(encode_json(_DESCRIPTIONS[operation](call, catalog, setup)))
+    if not catalog.ready:
+        return errors.build_status_response(503, errors.SERVICE_STOPPED)
+    return errors.build_empty_response(200 if _is_ready(call, catalog) else 503)
+
+
+def _is_ready(call: ClientRequest, catalog: Catalog) -> bool:
+    """Whether the server lives, any of its models is ready, or the model of the path is."""
+    match call.endpoint.operation:
+        case "live":
+            return True
+        case "ready":
+            return any(model.ready for model in catalog.list_models())
+        case _:
+            return _find_model(call, catalog).ready
 
 
 # /v1/tokenizer: the tokens of a text: their count and, by default, their texts.
@@ -267,20 +210,23 @@ _INFO_HANDLERS: Mapping[str, Callable[[ClientRequest, Catalog, MindieConfig], Ht
 
 def read_tokenizer_text(call: ClientRequest, setup: MindieConfig) -> str:
     """Return the text to tokenize. Raises InvalidParameter or MalformedRequest."""
-    got = get_field(read_body_fields(call), "inputs")
-    if not isinstance(got, str):
-        raise build_param_error("Inputs in request body is invalid.", "inputs", "type")
+    inputs: str = check_value(
+        get_field(read_body_fields(call), "inputs"),
+        str,
+        "inputs",
+        "Inputs in request body is invalid.",
+    )
     limit = setup.profile.max_text_length
-    if (length := get_invalid_length(got, limit)) is not None:
+    if (length := get_invalid_length(inputs, limit)) is not None:
         text = f"Inputs data length in [0, {limit}], but the length of inputs is {length}"
         raise build_param_error(text, "inputs", "too_long" if length else "empty")
-    return got
+    return inputs
 
 
 def build_tokenizer_response(call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
     """Build the response. A token without text (special, or part of a character) only counts."""
-    shown = get_field(read_body_fields(call), "do_decode") is not False
-    texts = [text for _, text in tokens if shown and text]
+    with_texts = get_field(read_body_fields(call), "do_decode") is not False
+    texts = [text for _, text in tokens if with_texts and text]
     return build_json_response(encode_json({"token_number": len(tokens), "tokens": texts}))
 
 
@@ -295,7 +241,7 @@ def _build_generate_endpoint(path: str, variant: str) -> Endpoint:
     return Endpoint("POST", path, "generate", variant)
 
 
-class MindIE:
+class MindIE(MindieUpstream):
     """MindIE, towards clients and workers.
 
     ``vllm_validator`` is the server's ``openAiSupport``: whether chat requests are checked by the
@@ -309,9 +255,10 @@ class MindIE:
     """
 
     name = "mindie"
-    health_request: UpstreamRequest = HEALTH_REQUEST
+    health_request = UpstreamRequest("/v2/health/ready", b"", method="GET")
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
+    param_tables: Mapping[str, tuple[Param, ...]]
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
     endpoints: tuple[Endpoint, ...] = (
         _build_generate_endpoint(f"{_MODEL_PATH}/generate", "text"),
@@ -354,24 +301,33 @@ class MindIE:
         if chosen is None:
             known = ", ".join(self.profiles)
             raise ValueError(f"{profile!r} is not a profile of mindie; accepted: {known}")
-        self._config = MindieConfig(
+        config = MindieConfig(
             profile=chosen,
             vllm_validator=vllm_validator,
             default_model=model,
             templating=PROMPT_OPTIONS_BY_MODE[prompts],
             max_iter_times=max_iter_times,
         )
-        self._text_field_names = params.map_field_names(chosen.text_params)
-        self.param_tables: Mapping[str, tuple[Param, ...]] = {
-            "text": params.list_params(chosen.text_params),
-            "text_stream": params.list_params(chosen.text_params),
-            "chat": params.list_params(self._config.chat_params),
-            **_PARAM_TABLES,
+        super().__init__(config, chats, renderer)
+        tables = {
+            "text": chosen.text_params,
+            "text_stream": chosen.text_params,
+            "chat": config.chat_params,
+            "tokens": params.TOKENS_PARAMS,
+            "completion": params.COMPLETION_PARAMS,
+            "generate": params.TGI_STYLE_PARAMS,
+            "generate_stream": params.TGI_STYLE_PARAMS,
+            "root": params.TGI_STYLE_PARAMS,
+            "generate, of a prompt": params.VLLM_STYLE_PARAMS,
+            "native": params.NATIVE_PARAMS,
         }
-        self._chat_field_names = (
-            params.map_field_names(self._config.chat_params) | _CHAT_FIELD_NAMES
-        )
-        self._upstream = MindieUpstream(self._config, chats, renderer)
+        self.param_tables = {
+            operation: params.list_params(table) for operation, table in tables.items()
+        }
+        self._field_names = {
+            operation: {**params.map_field_names(table), **_FIELD_NAMES.get(operation, {})}
+            for operation, table in tables.items()
+        }
         self._passthrough = MindiePassthrough(self._config, chats)
 
     # --- towards clients --------------------------------------------------------------------------
@@ -398,7 +354,7 @@ class MindIE:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         setup = self._config
-        match call.endpoint.operation:
+        match _get_operation(call):
             case "text" | "text_stream" as variant:
                 return requests.read_text_request(call, setup, stream=variant == "text_stream")
             case "tokens":
@@ -409,7 +365,7 @@ class MindIE:
                 return requests.read_completion_request(call, setup)
             case "native":
                 return requests.read_native_request(call, setup, self._read_default_model(call))
-            case "generate" if requests.detect_generate_style(call) == "prompt":
+            case "generate, of a prompt":
                 return requests.read_vllm_style_request(call, setup, self._read_default_model(call))
             case _:
                 stream = self._read_default_routing(call).stream
@@ -423,7 +379,7 @@ class MindIE:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         profile, headers = self._config.profile, build_headers(call)
-        match call.endpoint.operation:
+        match _get_operation(call):
             case "text" | "text_stream":
                 return TextEncoder(profile, request, about, headers)
             case "tokens":
@@ -439,7 +395,7 @@ class MindIE:
                 )
             case "native":
                 return NativeEncoder(profile, request, about, headers)
-            case "generate" if requests.detect_generate_style(call) == "prompt":
+            case "generate, of a prompt":
                 return VllmStyleEncoder(request, headers)
             case variant:
                 return TgiStyleEncoder(profile, request, headers, listed=variant == "root")
@@ -462,31 +418,13 @@ class MindIE:
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        match call.endpoint.operation:
-            case "text" | "text_stream":
-                return self._text_field_names
-            case "chat":
-                return self._chat_field_names
-            case "generate" if requests.detect_generate_style(call) == "prompt":
-                return _VLLM_STYLE_FIELD_NAMES
-            case _:
-                return _FIELD_NAMES[call.endpoint.operation]
+        return self._field_names[_get_operation(call)]
 
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
         return openapi.describe_api(self._config, self.param_tables)
 
     # --- towards workers --------------------------------------------------------------------------
-
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
@@ -496,26 +434,6 @@ class MindIE:
             return None
         return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
-
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body)
-
-    def encode_cancel(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.SupportsCancel``."""
-        return self._upstream.encode_cancel(request)
-
-    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``protocols.core.interfaces.ModelMetadataReader``."""
-        return self._upstream.metadata_requests(model)
-
-    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``protocols.core.interfaces.ModelMetadataReader``."""
-        return self._upstream.load_metadata(model, answers)
-
     # --- routing ----------------------------------------------------------------------------------
 
     def _read_stop_routing(self, call: ClientRequest) -> RoutingInfo:
@@ -524,10 +442,10 @@ class MindIE:
         fields = read_body_fields(call)
         if "id" not in fields:
             raise build_param_error("Not found id.", "id", "missing")
-        got = get_field(fields, "id")
-        if got is None:
+        request_id = get_field(fields, "id")
+        if request_id is None:
             raise build_param_error("id must not be null.", "id", "missing")
-        return RoutingInfo(model, client_id=requests.check_request_id(got))
+        return RoutingInfo(model, client_id=requests.check_request_id(request_id))
 
     def _read_default_routing(self, call: ClientRequest) -> RoutingInfo:
         stream = _STREAM_READERS[call.endpoint.operation](call)
@@ -535,8 +453,8 @@ class MindIE:
 
     def _read_default_model(self, call: ClientRequest) -> str:
         """Return the model of an endpoint without a required model; the body may still name one."""
-        got = get_field(read_body_fields(call), "model")
-        name = got if isinstance(got, str) and got else self._config.default_model
+        model = get_field(read_body_fields(call), "model")
+        name = model if isinstance(model, str) and model else self._config.default_model
         if not name:
             raise build_param_error("Request contains not model or model null", "model", "missing")
         return name
@@ -548,6 +466,14 @@ def _add_headers(reply: HttpResponse, call: ClientRequest | None) -> HttpRespons
     return replace(reply, headers=(*reply.headers, *build_headers(call)))
 
 
+def _get_operation(call: ClientRequest) -> str:
+    """Return the operation; of a vLLM-style /generate request, ``generate, of a prompt``."""
+    operation = call.endpoint.operation
+    if operation == "generate" and requests.detect_generate_style(call) == "prompt":
+        return "generate, of a prompt"
+    return operation
+
+
 def _read_body_stream(call: ClientRequest) -> bool:
     return get_field(read_body_fields(call), "stream") is True
 
@@ -556,51 +482,28 @@ def _read_generate_stream(call: ClientRequest) -> bool:
     return requests.detect_generate_style(call) == "prompt" and _read_body_stream(call)
 
 
-def _always_streams(call: ClientRequest) -> bool:
-    del call
-    return True
-
-
 _STREAM_READERS: Mapping[str, Callable[[ClientRequest], bool]] = {
     "generate": _read_generate_stream,
-    "generate_stream": _always_streams,
+    "generate_stream": lambda _call: True,
     "native": _read_body_stream,
     "root": requests.read_stream_flag,
 }
 
 
 _OUTPUT_FIELD_NAMES = {"output": "response_format", "sampling.beam_width": "use_beam_search"}
-_CHAT_FIELD_NAMES = {
-    **_OUTPUT_FIELD_NAMES,
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-    "logprobs.top": "top_logprobs",
-    "templating.template": "chat_template",
-    "templating.arguments": "chat_template_kwargs",
-}
-_VLLM_STYLE_FIELD_NAMES = params.map_field_names(params.VLLM_STYLE_PARAMS)
-_TGI_STYLE_FIELD_NAMES = {
-    **params.map_field_names(params.TGI_STYLE_PARAMS),
-    "adapter": "adapter_id",
-}
-_PARAM_TABLES: Mapping[str, tuple[Param, ...]] = {
-    "tokens": params.list_params(params.TOKENS_PARAMS),
-    "completion": params.list_params(params.COMPLETION_PARAMS),
-    "generate": params.list_params(params.TGI_STYLE_PARAMS),
-    "generate_stream": params.list_params(params.TGI_STYLE_PARAMS),
-    "root": params.list_params(params.TGI_STYLE_PARAMS),
-    "generate, of a prompt": params.list_params(params.VLLM_STYLE_PARAMS),
-    "native": params.list_params(params.NATIVE_PARAMS),
-}
+_TGI_STYLE_FIELD_NAMES = {"adapter": "adapter_id"}
 _FIELD_NAMES: Mapping[str, Mapping[str, str]] = {
-    "tokens": params.map_field_names(params.TOKENS_PARAMS),
-    "native": params.map_field_names(params.NATIVE_PARAMS),
-    "completion": {
-        **params.map_field_names(params.COMPLETION_PARAMS),
+    "chat": {
         **_OUTPUT_FIELD_NAMES,
-        "logprobs.top": "logprobs",
+        "tools": "tools",
+        "tool_choice": "tool_choice",
+        "logprobs.top": "top_logprobs",
+        "templating.template": "chat_template",
+        "templating.arguments": "chat_template_kwargs",
     },
+    "completion": {**_OUTPUT_FIELD_NAMES, "logprobs.top": "logprobs"},
     "generate": _TGI_STYLE_FIELD_NAMES,
     "generate_stream": _TGI_STYLE_FIELD_NAMES,
     "root": _TGI_STYLE_FIELD_NAMES,
 }
+"""Wire names of fields that have no row in a table, by operation."""

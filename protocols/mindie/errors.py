@@ -99,11 +99,9 @@ def describe_unknown_model(name: str) -> str:
 
 def encode_stream_error(error: GatewayError, timeout: float | None) -> bytes:
     """Encode the plain text that ends a failed stream; ``timeout`` is the client's, in seconds."""
-    match error:
-        case DeadlineExceeded(phase=which):
-            return _describe_timeout(which, timeout is not None).encode()
-        case _:
-            return b"Failed to get engine response"
+    if isinstance(error, DeadlineExceeded):
+        return _describe_timeout(error.phase, client_timeout=timeout is not None).encode()
+    return b"Failed to get engine response"
 
 
 def build_error_response(error: GatewayError, call: ClientRequest | None) -> HttpResponse:
@@ -128,9 +126,10 @@ def build_error_response(error: GatewayError, call: ClientRequest | None) -> Htt
             return _build_too_large_response(limit)
         case RateLimitExceeded() | QuotaExceeded():
             return _build_rate_limit_response(error, variant)
-        case DeadlineExceeded(phase=which):
-            own = call is not None and _has_client_timeout(call)
-            return build_status_response(500, _describe_timeout(which, own))
+        case DeadlineExceeded(phase=phase):
+            client_timeout = call is not None and _has_client_timeout(call)
+            text = _describe_timeout(phase, client_timeout=client_timeout)
+            return build_status_response(500, text)
         case InternalError():
             return HttpResponse(500, b"Server internal error", JSON_HEADERS)
         case _:
@@ -163,38 +162,37 @@ def _build_too_large_response(limit: int) -> HttpResponse:
 
 
 def _build_rate_limit_response(error: GatewayError, variant: str) -> HttpResponse:
-    shape: dict[str, Any]
+    body: dict[str, Any]
     match variant:
         case "chat" | "completion":
-            inside = {"message": error.message, "type": "server_error", "code": 429}
-            shape = {"error": inside}
+            body = {"error": {"message": error.message, "type": "server_error", "code": 429}}
         case "generate" | "generate_stream" | "root":
-            shape = {"error": error.message, "error_type": "overloaded"}
+            body = {"error": error.message, "error_type": "overloaded"}
         case _:
-            shape = {"error": error.message, "code": 429}
-    return _add_retry_after(HttpResponse(429, _encode(shape), JSON_HEADERS), error)
+            body = {"error": error.message, "code": 429}
+    return _add_retry_after(HttpResponse(429, _encode(body), JSON_HEADERS), error)
 
 
 def _add_retry_after(reply: HttpResponse, error: GatewayError) -> HttpResponse:
     if error.retry_after is None:
         return reply
-    after = ("Retry-After", str(math.ceil(error.retry_after)))
-    return HttpResponse(reply.status, reply.body, (*reply.headers, after))
+    header = ("Retry-After", str(math.ceil(error.retry_after)))
+    return HttpResponse(reply.status, reply.body, (*reply.headers, header))
 
 
-def _describe_timeout(which: str, own: bool) -> str:  # noqa: FBT001 - whether the limit was the client's
-    names = {"idle": "server tokenTimeout", "first_token": "server tokenTimeout"}
-    limit = names.get(which) or ("client timeout" if own else "server e2eTimeout")
+def _describe_timeout(phase: str, *, client_timeout: bool) -> str:
+    """Describe a timeout; ``client_timeout``: the client set the total one."""
+    limit = "client timeout" if client_timeout else "server e2eTimeout"
+    if phase in ("idle", "first_token"):
+        limit = "server tokenTimeout"
     return f"Engine callback timeout: {limit}"
 
 
 def _has_client_timeout(call: ClientRequest) -> bool:
     """Whether the client set a timeout. False if the body is incomplete or invalid."""
     try:
-        return (
-            get_field(read_object_field(read_body_fields(call), "parameters"), "timeout")
-            is not None
-        )
+        parameters = read_object_field(read_body_fields(call), "parameters")
+        return get_field(parameters, "timeout") is not None
     except (MalformedRequest, InvalidParameter):
         return False
 
@@ -209,9 +207,9 @@ _STATUS_BY_TYPE: Final = {name: status for status, name in ERROR_TYPES.items()} 
     "overloaded": 429
 }
 _TOKEN_LIMIT_PATTERN = re.compile(
-    r"maximum input ids length cannot be greater than (?:\w+ )?(?P<limit>\d{1,12}),\s*"
-    r"the input ids length is (?P<got>\d{1,12})"
-    r"|token length must be in \(0, (?P<most>\d{1,12})\], but got (?P<tokens>\d{1,12})"
+    r"maximum input ids length cannot be greater than (?:\w+ )?(?P<max_ids>\d{1,12}),\s*"
+    r"the input ids length is (?P<ids>\d{1,12})"
+    r"|token length must be in \(0, (?P<max_tokens>\d{1,12})\], but got (?P<tokens>\d{1,12})"
 )
 _TEXT_LIMIT_PATTERN = re.compile(
     r"(?:length|len not) in \(0, \d+\]?, but the length of inputs is [1-9]"
@@ -237,9 +235,9 @@ def raise_worker_error(body: bytes) -> None:
     Returns if there is none.
     """
     errors.raise_worker_error(body, _map_worker_error)
-    if (found := _STREAM_ERROR_PATTERN.search(body)) is not None:
+    if (match := _STREAM_ERROR_PATTERN.search(body)) is not None:
         error = WorkerFailed("The worker broke off its answer.")
-        error.add_note(f"the worker said: {found[0].decode()}")
+        error.add_note(f"the worker said: {match[0].decode()}")
         raise error
 
 
@@ -255,13 +253,13 @@ def _map_mindie_error(status: int, fault: WorkerErrorBody) -> GatewayError | Non
     text = fault.text
     if status in (404, 422) and _UNKNOWN_MODEL_PATTERN.fullmatch(text):
         return WorkerFailed("The worker does not know the model.", status=status)
-    if (found := _TOKEN_LIMIT_PATTERN.search(text)) is not None:
-        got, limit = found["got"] or found["tokens"], found["limit"] or found["most"]
-        return ContextTooLong(text, tokens=int(got), limit=int(limit))
+    if (match := _TOKEN_LIMIT_PATTERN.search(text)) is not None:
+        tokens, limit = match["ids"] or match["tokens"], match["max_ids"] or match["max_tokens"]
+        return ContextTooLong(text, tokens=int(tokens), limit=int(limit))
     if _TEXT_LIMIT_PATTERN.search(text):
         return ContextTooLong(text)
-    if status == 413 and (found := _BODY_LIMIT_PATTERN.search(text)) is not None:  # noqa: PLR2004 - HTTP's
-        return RequestTooLarge(text, limit=int(found[1]) << 20)
+    if status == 413 and (match := _BODY_LIMIT_PATTERN.search(text)) is not None:  # noqa: PLR2004 - HTTP's
+        return RequestTooLarge(text, limit=int(match[1]) << 20)
     if status == 424 and text.startswith(_ENQUEUE_ERROR):  # noqa: PLR2004 - HTTP's
         return UnsupportedFeature(text)  # the engine reports an invalid argument
     return None

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from protocols import params
 from protocols.core.errors import InvalidParameter, MalformedRequest, ParameterProblem
@@ -28,8 +29,6 @@ from protocols.params import Param, ParamType, ParsedParams
 # library. Source: MindIE-LLM 0695772, src/server/endpoint/utils/infer_param.cpp and
 # parameters_checker.cpp.
 
-ParamKind = Literal["float", "integer", "unsigned", "boolean"]
-
 decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 """Decode the fields of a JSON object; the values stay raw."""
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
@@ -38,13 +37,13 @@ _EXPONENT_THRESHOLD = 10**15
 _REPR_EXPONENT_THRESHOLD = 10**16
 
 
-class MindieParam(Struct, frozen=True):
-    """A scalar parameter and its error texts; ``{got}`` stands for the received value."""
+class MindieParam(Param, frozen=True):
+    """A scalar parameter and its error texts."""
 
-    param: Param
-    kind: ParamKind
+    unsigned: bool = False
+    """Whether the server reads an unsigned integer."""
     range_error: str = ""
-    """The text for a value outside the range."""
+    """The text for a value outside the range; by default, that of ``_RANGE_ERRORS``."""
     type_error: str = ""
     """The text for a value of another type; by default ``NAME must be KIND type.``"""
 
@@ -65,10 +64,26 @@ MindieParamTable = tuple[MindieParam | ParamCheck, ...]
 
 
 def build_param_error(
-    text: str, param: str, problem: ParameterProblem = "value", got: Any = None
+    text: str, param: str, problem: ParameterProblem = "value"
 ) -> InvalidParameter:
     """Build an error with the server's text."""
-    return InvalidParameter(text, param=param, problem=problem, got=got)
+    return InvalidParameter(text, param=param, problem=problem)
+
+
+def check_value(
+    value: Any, kind: type, param: str, wrong_type: str, *, missing: str = "", empty: str = ""
+) -> Any:
+    """Return the value if it is of this type. Raises InvalidParameter with one of the texts.
+
+    Without ``missing``, null is a wrong type; without ``empty``, an empty value is accepted.
+    """
+    if value is None and missing:
+        raise build_param_error(missing, param, "missing")
+    if not isinstance(value, kind):
+        raise build_param_error(wrong_type, param, "type")
+    if empty and not value:
+        raise build_param_error(empty, param, "empty")
+    return value
 
 
 def read_body_fields(call: ClientRequest) -> Mapping[str, Raw]:
@@ -93,11 +108,10 @@ def get_field(fields: Mapping[str, Raw], name: str) -> Any:
 
 def read_object_field(fields: Mapping[str, Raw], name: str) -> Mapping[str, Raw]:
     """Decode a nested object. Raises InvalidParameter or MalformedRequest."""
-    got = get_field(fields, name)
-    if got is None:
+    value = get_field(fields, name)
+    if value is None:
         return {}
-    if not isinstance(got, dict):
-        raise build_param_error(f"{name} must be object type.", name, "type")
+    check_value(value, dict, name, f"{name} must be object type.")
     return decode_fields(fields[name])
 
 
@@ -109,71 +123,61 @@ def read_first_object(raw: Raw) -> Mapping[str, Raw]:
 def read_params(table: MindieParamTable, fields: Mapping[str, Raw]) -> ParsedParams:
     """Read the values of ``table`` in order. Raises InvalidParameter or MalformedRequest."""
     values = ParsedParams()
-    for step in table:
-        if isinstance(step, ParamCheck):
-            step.run(fields, values)
-            continue
-        param = step.param
-        if param.wire not in fields:
-            continue
-        try:
-            params.read_param(param, fields[param.wire], values)
-        except InvalidParameter as error:
-            got = get_field(fields, param.wire)  # keep the JSON as it was sent: 0, not 0.0
-            raise _reword_error(step, error, got) from None
+    for row in table:
+        if isinstance(row, ParamCheck):
+            row.run(fields, values)
+        elif row.wire in fields:
+            _read_param(row, fields, values)
     return values
 
 
+def _read_param(param: MindieParam, fields: Mapping[str, Raw], values: ParsedParams) -> None:
+    try:
+        params.read_param(param, fields[param.wire], values)
+    except InvalidParameter as error:
+        value = get_field(fields, param.wire)  # keep the JSON as it was sent: 0, not 0.0
+        raise _reword_error(param, error, value) from None
+
+
 def collect_extra_fields(
-    table: MindieParamTable, fields: Mapping[str, Raw], known: Iterable[str] = ()
+    table: MindieParamTable, fields: Mapping[str, Raw], read_elsewhere: Iterable[str] = ()
 ) -> dict[str, Raw]:
     """Return the raw fields that are not part of the internal request."""
-    read_names = {step.wire if isinstance(step, ParamCheck) else step.param.wire for step in table}
-    kept = {
-        s.param.wire
-        for s in table
-        if isinstance(s, MindieParam) and s.param.field.startswith("extra.")
-    }
-    dropped = (read_names - kept) | set(known)
+    dropped = {row.wire for row in table if not row.field.startswith("extra.")} | set(
+        read_elsewhere
+    )
     return {name: raw for name, raw in fields.items() if name not in dropped}
 
 
 def map_field_names(table: MindieParamTable) -> dict[str, str]:
     """Return the wire name of each path of the internal request."""
-    found = {}
-    for step in table:
-        path, wire = (
-            (step.field, step.wire)
-            if isinstance(step, ParamCheck)
-            else (step.param.field, step.param.wire)
-        )
-        if not path.startswith(("request.", "extra.")):
-            found[path] = wire
-    return found
+    return {
+        row.field: row.wire for row in table if not row.field.startswith(("request.", "extra."))
+    }
 
 
 def list_params(table: MindieParamTable) -> tuple[Param, ...]:
     """List the parameters of a table, including those that a check reads."""
-    found = []
-    for step in table:
-        if isinstance(step, MindieParam):
-            found.append(step.param)
-        elif step.type is not None:
-            found.append(Param(wire=step.wire, field=step.field, type=step.type))
-    return tuple(found)
+    rows: list[Param] = []
+    for row in table:
+        if isinstance(row, MindieParam):
+            rows.append(row)
+        elif row.type is not None:
+            rows.append(Param(row.wire, row.field, row.type))
+    return tuple(rows)
 
 
-def format_json_number(got: Any) -> str:
+def format_json_number(number: Any) -> str:
     """Format a number as nlohmann::json does: exponents from 1e+15 on, and below 1e-4."""
-    if isinstance(got, int) and not -_INT64_LIMIT <= got < 2 * _INT64_LIMIT:
-        got = float(got)
-    text = repr(got)
+    if isinstance(number, int) and not -_INT64_LIMIT <= number < 2 * _INT64_LIMIT:
+        number = float(number)
+    text = repr(number)
     if (
-        isinstance(got, float)
-        and _EXPONENT_THRESHOLD <= abs(got) < _REPR_EXPONENT_THRESHOLD
+        isinstance(number, float)
+        and _EXPONENT_THRESHOLD <= abs(number) < _REPR_EXPONENT_THRESHOLD
         and "e" not in text
     ):
-        sign = "-" if got < 0 else ""
+        sign = "-" if number < 0 else ""
         digits = text.lstrip("-").replace(".", "").rstrip("0")
         return f"{sign}{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e+15"
     return text
@@ -184,19 +188,23 @@ def count_utf16_units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
-def _reword_error(row: MindieParam, error: InvalidParameter, got: Any) -> InvalidParameter:
-    param = row.param
+def _reword_error(param: MindieParam, error: InvalidParameter, value: Any) -> InvalidParameter:
+    integer = "unsigned" if param.unsigned else "integer"
     mistyped = error.problem == "type"
-    if row.kind in ("integer", "unsigned") and type(got) is int:
-        low = (
-            0 if row.kind == "unsigned" else -_INT64_LIMIT
-        )  # integers outside this range are of another JSON type
-        mistyped = not low <= got < 2 * _INT64_LIMIT
+    if param.type == "strict int" and type(value) is int:
+        minimum = 0 if param.unsigned else -_INT64_LIMIT
+        mistyped = not minimum <= value < 2 * _INT64_LIMIT  # others are of another JSON type
     if mistyped:
-        text = row.type_error or f"{param.wire} must be {row.kind} type."
-        return InvalidParameter(text, param=param.wire, problem="type", expected=param, got=got)
-    text = row.range_error.format(got=format_json_number(got))
-    return InvalidParameter(text, param=param.wire, problem=error.problem, expected=param, got=got)
+        kind = {"float": "float", "bool": "boolean"}.get(param.type, integer)
+        text = param.type_error or f"{param.wire} must be {kind} type."
+        problem: ParameterProblem = "type"
+    else:
+        text = (param.range_error or _RANGE_ERRORS[param.wire]).format(
+            got=format_json_number(value),
+            maximum="3.40282e+38" if param.maximum == FLOAT32_MAX else param.maximum,
+        )
+        problem = error.problem
+    return InvalidParameter(text, param=param.wire, problem=problem, expected=param, got=value)
 
 
 INT32_MAX = 2147483647
@@ -207,249 +215,159 @@ MAX_STOP_STRINGS = 1024
 MAX_TOTAL_STOP_LENGTH = 32768
 
 
-def _build_float_param(wire: str, field: str, range_error: str, **more: Any) -> MindieParam:
-    return MindieParam(Param(wire=wire, field=field, type="float", **more), "float", range_error)
-
-
-def _build_int_param(
-    wire: str, field: str, range_error: str, *, kind: ParamKind = "integer", **more: Any
-) -> MindieParam:
-    return MindieParam(Param(wire=wire, field=field, type="strict int", **more), kind, range_error)
-
-
-def _build_bool_param(wire: str, field: str) -> MindieParam:
-    return MindieParam(Param(wire=wire, field=field, type="bool"), "boolean")
-
-
-def _build_temperature(most: str = "3.40282e+38", **limits: Any) -> MindieParam:
-    range_error = f"Parameter temperature must be in (0.0,{most}], got {{got}}."
-    return _build_float_param("temperature", "sampling.temperature", range_error, **limits)
-
-
-def _build_top_k(**limits: Any) -> MindieParam:
-    range_error = f"Parameter top_k must be in -1 || (0,{INT32_MAX}], got {{got}}"
-    return _build_int_param("top_k", "sampling.top_k", range_error, maximum=INT32_MAX, **limits)
-
-
-def _build_probability(wire: str, **limits: Any) -> MindieParam:
-    range_error = f"Parameter {wire} must be in (0.0,1.0], got {{got}}."
-    return _build_float_param(
-        wire,
-        f"sampling.{wire}",
-        range_error,
-        minimum=0,
-        exclusive_minimum=True,
-        maximum=1,
-        **limits,
-    )
-
-
-def _build_repetition_penalty(most: str, maximum: float) -> MindieParam:
-    range_error = f"Parameter 'repetition_penalty' must be in (0.0, {most}], got {{got}}."
-    path = "sampling.repetition_penalty"
-    return _build_float_param(
-        "repetition_penalty", path, range_error, minimum=0, exclusive_minimum=True, maximum=maximum
-    )
-
-
-def _build_seed(minimum: int, maximum: int, interval: str) -> MindieParam:
-    range_error = f"Parameter seed must be in {interval}, got {{got}}."
-    return _build_int_param(
-        "seed", "sampling.seed", range_error, kind="unsigned", minimum=minimum, maximum=maximum
-    )
-
-
-_TEMPERATURE = _build_temperature(minimum=0, exclusive_minimum=True, maximum=FLOAT32_MAX)
-_TEMPERATURE_OR_0 = _build_temperature(minimum=0, maximum=FLOAT32_MAX)
-_TOP_K_OR_0 = _build_top_k(minimum=0, disabled_values=(0,))
-_TOP_K = _build_top_k(minimum=1)
-_TOP_K_OR_ALL = _build_top_k(minimum=1, disabled_values=(-1,))
-_TOP_P = _build_probability("top_p")
-_TOP_P_BELOW_1 = _build_probability("top_p", exclusive_maximum=True)
-_TYPICAL_P = _build_probability("typical_p")
-_DO_SAMPLE = _build_bool_param("do_sample", "sampling.do_sample")
-_SEED = _build_seed(0, 2**63 - 1, f"[0, {2**63 - 1}]")
-_SEED_RC1 = _build_seed(1, 2**64 - 1, f"(0, {2**64 - 1}]")
-_REPETITION_PENALTY = _build_repetition_penalty("3.40282e+38", FLOAT32_MAX)
-_REPETITION_PENALTY_MAX_2 = _build_repetition_penalty("2", 2)
-_WATERMARK = _build_bool_param("watermark", "sampling.watermark")
-_DETAILS = _build_bool_param("details", "request.details")
-_STREAM = _build_bool_param("stream", "stream")
-_PRIORITY = _build_int_param(
-    "priority",
-    "priority",
-    "Parameter priority must be in [1,5], got {got}.",
-    kind="unsigned",
-    minimum=1,
-    maximum=5,
-    default=5,
-)
-_TIMEOUT = _build_int_param(
-    "timeout",
-    "timeout",
-    "Parameter timeout must be strictly positive and small than 65535 seconds, got {got}.",
-    kind="unsigned",
-    minimum=1,
-    maximum=65535,
-    default=65535,
-)
-_MAX_NEW_TOKENS = _build_int_param(
-    "max_new_tokens",
-    "stopping.max_tokens",
-    f"Parameter max_new_tokens must be in (0,{INT32_MAX}], got {{got}}.",
-    minimum=1,
-    maximum=INT32_MAX,
-    default=DEFAULT_MAX_NEW_TOKENS,
-)
-_BATCH_SIZE = _build_int_param(
-    "batch_size",
-    "extra.batch_size",
-    f"Parameter batch_size must be in (0,{INT32_MAX}], got {{got}}.",
-    minimum=1,
-    maximum=INT32_MAX,
-)
-
-# --- parameters of some endpoints only ------------------------------------------------------------
-
-_IGNORE_EOS = _build_bool_param("ignore_eos", "stopping.ignore_eos")
-_SKIP_SPECIAL_TOKENS = _build_bool_param("skip_special_tokens", "stopping.skip_special_tokens")
-_FREQUENCY_PENALTY = _build_float_param(
-    "frequency_penalty",
-    "sampling.frequency_penalty",
-    "Parameter frequency_penalty should be in [-2.0, 2.0], got {got}.",
-    minimum=-2,
-    maximum=2,
-)
-_PRESENCE_PENALTY = _build_float_param(
-    "presence_penalty",
-    "sampling.presence_penalty",
-    "Parameter presence_penalty not in [-2.0, 2.0], but got {got}.",
-    minimum=-2,
-    maximum=2,
-)
-_BEST_OF = _build_int_param(
-    "best_of",
-    "best_of",
-    "Parameter [best_of] should be in [1, 128], got {got}.",
-    kind="unsigned",
-    minimum=1,
-    maximum=128,
-)
-_N = _build_int_param(
-    "n",
-    "n",
-    "Parameter [n] should be in [1, 8192], got {got}. ",
-    kind="unsigned",
-    minimum=1,
-    maximum=8192,
-)
-_USE_BEAM_SEARCH = _build_bool_param("use_beam_search", "request.beams")
-_LOGPROBS = _build_bool_param("logprobs", "request.logprobs")
-_TOP_LOGPROBS = _build_int_param(
-    "top_logprobs",
-    "request.top_logprobs",
-    "Parameter top logprobs must be in [0, 20], got {got}.",
-    kind="unsigned",
-    minimum=0,
-    maximum=20,
-)
-_COMPLETION_LOGPROBS = _build_int_param(
-    "logprobs",
-    "request.top_logprobs",
-    "logprobs should be in range [0, 5], got {got}.",
-    kind="unsigned",
-    minimum=0,
-    maximum=5,
-)
-_MAX_TOKENS = MindieParam(
-    Param(
-        wire="max_tokens",
-        field="stopping.max_tokens",
-        type="strict int",
-        minimum=1,
-        maximum=INT32_MAX,
+_RANGE_ERRORS: Final[Mapping[str, str]] = {
+    "temperature": "Parameter temperature must be in (0.0,{maximum}], got {got}.",
+    "top_k": "Parameter top_k must be in -1 || (0,{maximum}], got {got}",
+    "top_p": "Parameter top_p must be in (0.0,1.0], got {got}.",
+    "typical_p": "Parameter typical_p must be in (0.0,1.0], got {got}.",
+    "repetition_penalty": "Parameter 'repetition_penalty' must be in (0.0, {maximum}], got {got}.",
+    "frequency_penalty": "Parameter frequency_penalty should be in [-2.0, 2.0], got {got}.",
+    "presence_penalty": "Parameter presence_penalty not in [-2.0, 2.0], but got {got}.",
+    "seed": "Parameter seed must be in [0, {maximum}], got {got}.",
+    "priority": "Parameter priority must be in [1,5], got {got}.",
+    "timeout": (
+        "Parameter timeout must be strictly positive and small than 65535 seconds, got {got}."
     ),
-    "integer",
-    f"Parameter max_tokens must be (0,{INT32_MAX}], got {{got}}",
-    "Parameter max_tokens not number_integer",
-)
-_TRUNCATE = _build_int_param(
-    "truncate",
-    "stopping.truncate_prompt",
-    f"truncate must be in (0,{INT32_MAX}], got {{got}}.",
+    "max_new_tokens": "Parameter max_new_tokens must be in (0,{maximum}], got {got}.",
+    "max_tokens": "Parameter max_tokens must be (0,{maximum}], got {got}",
+    "batch_size": "Parameter batch_size must be in (0,{maximum}], got {got}.",
+    "truncate": "truncate must be in (0,{maximum}], got {got}.",
+    "best_of": "Parameter [best_of] should be in [1, 128], got {got}.",
+    "n": "Parameter [n] should be in [1, 8192], got {got}. ",
+    "top_logprobs": "Parameter top logprobs must be in [0, 20], got {got}.",
+    "logprobs": "logprobs should be in range [0, 5], got {got}.",
+}
+"""Texts for a value outside the range, by wire name."""
+
+_TEMPERATURE_OR_0 = MindieParam("temperature", "sampling.temperature", "float", 0, FLOAT32_MAX)
+_TEMPERATURE = replace(_TEMPERATURE_OR_0, exclusive_minimum=True)
+_TOP_K = MindieParam("top_k", "sampling.top_k", "strict int", 1, INT32_MAX)
+_TOP_K_OR_0 = replace(_TOP_K, minimum=0, disabled_values=(0,))
+_TOP_K_OR_ALL = replace(_TOP_K, disabled_values=(-1,))
+_TOP_P = MindieParam("top_p", "sampling.top_p", "float", 0, 1, exclusive_minimum=True)
+_TOP_P_BELOW_1 = replace(_TOP_P, exclusive_maximum=True)
+_TYPICAL_P = replace(_TOP_P, wire="typical_p", field="sampling.typical_p")
+_DO_SAMPLE = MindieParam("do_sample", "sampling.do_sample", "bool")
+_SEED = MindieParam("seed", "sampling.seed", "strict int", 0, 2**63 - 1, unsigned=True)
+_SEED_RC1 = replace(
+    _SEED,
     minimum=1,
-    maximum=INT32_MAX,
+    maximum=2**64 - 1,
+    range_error="Parameter seed must be in (0, {maximum}], got {got}.",
 )
+_REPETITION_PENALTY = replace(
+    _TEMPERATURE, wire="repetition_penalty", field="sampling.repetition_penalty"
+)
+_REPETITION_PENALTY_MAX_2 = replace(_REPETITION_PENALTY, maximum=2)
+_FREQUENCY_PENALTY = MindieParam("frequency_penalty", "sampling.frequency_penalty", "float", -2, 2)
+_PRESENCE_PENALTY = MindieParam("presence_penalty", "sampling.presence_penalty", "float", -2, 2)
+_WATERMARK = MindieParam("watermark", "sampling.watermark", "bool")
+_DETAILS = MindieParam("details", "request.details", "bool")
+_STREAM = MindieParam("stream", "stream", "bool")
+_PRIORITY = MindieParam("priority", "priority", "strict int", 1, 5, default=5, unsigned=True)
+_TIMEOUT = MindieParam("timeout", "timeout", "strict int", 1, 65535, default=65535, unsigned=True)
+_MAX_TOKENS = MindieParam(
+    "max_tokens",
+    "stopping.max_tokens",
+    "strict int",
+    1,
+    INT32_MAX,
+    type_error="Parameter max_tokens not number_integer",
+)
+_MAX_NEW_TOKENS = replace(
+    _MAX_TOKENS, wire="max_new_tokens", default=DEFAULT_MAX_NEW_TOKENS, type_error=""
+)
+_BATCH_SIZE = MindieParam("batch_size", "extra.batch_size", "strict int", 1, INT32_MAX)
+_TRUNCATE = MindieParam("truncate", "stopping.truncate_prompt", "strict int", 1, INT32_MAX)
+_IGNORE_EOS = MindieParam("ignore_eos", "stopping.ignore_eos", "bool")
+_SKIP_SPECIAL_TOKENS = MindieParam("skip_special_tokens", "stopping.skip_special_tokens", "bool")
+_BEST_OF = MindieParam(
+    "best_of",
+    "best_of",
+    "strict int",
+    1,
+    128,
+    unsigned=True,
+    description="at least n; in a stream of chat or completions, n",
+)
+_N = MindieParam(
+    "n",
+    "n",
+    "strict int",
+    1,
+    8192,
+    unsigned=True,
+    description="more than one needs a temperature",
+)
+_USE_BEAM_SEARCH = MindieParam("use_beam_search", "request.beams", "bool")
+_LOGPROBS = MindieParam("logprobs", "request.logprobs", "bool")
+_TOP_LOGPROBS = MindieParam(
+    "top_logprobs", "request.top_logprobs", "strict int", 0, 20, unsigned=True
+)
+_COMPLETION_LOGPROBS = replace(_TOP_LOGPROBS, wire="logprobs", maximum=5)
 
 
-def _build_stop_check(most: int) -> ParamCheck:
-    """Build the check of stop strings; a single one has at most ``most`` UTF-16 units."""
+def _build_stop_check(max_length: int) -> ParamCheck:
+    """Build the check of stop strings; a single one has at most ``max_length`` UTF-16 units."""
 
     def run(fields: Mapping[str, Raw], values: ParsedParams) -> None:
-        got = get_field(fields, "stop")
-        if got is None:
-            return
-        if isinstance(got, str):
-            if not 1 <= count_utf16_units(got) <= most:
-                raise build_param_error(
-                    f"Input validation error: length of `stop` must be in [1, {most}], "
-                    f"but got {count_utf16_units(got)}",
-                    "stop",
-                )
-            got = [got]
-        elif not isinstance(got, list):
-            raise build_param_error(
-                "Input validation error: param stop must be string or list[string]", "stop", "type"
-            )
-        elif not _are_valid_stops(got):
-            raise build_param_error(
-                "Input validation error: `stop` must be list[string] if list, and item length in "
-                f"[1, {MAX_STOP_STRINGS}] with total <= {MAX_TOTAL_STOP_LENGTH}",
-                "stop",
-            )
+        match get_field(fields, "stop"):
+            case None:
+                return
+            case str(stop):
+                stops = [stop]
+                if not 1 <= (length := count_utf16_units(stop)) <= max_length:
+                    raise build_param_error(
+                        f"Input validation error: length of `stop` must be in [1, {max_length}], "
+                        f"but got {length}",
+                        "stop",
+                    )
+            case list(stops):
+                if not _are_valid_stops(stops):
+                    raise build_param_error(
+                        "Input validation error: `stop` must be list[string] if list, and item "
+                        f"length in [1, {MAX_STOP_STRINGS}] with total <= {MAX_TOTAL_STOP_LENGTH}",
+                        "stop",
+                    )
+            case _:
+                text = "Input validation error: param stop must be string or list[string]"
+                raise build_param_error(text, "stop", "type")
         values.provided_fields.add("stop")
-        values["stopping.stop"] = tuple(got)
+        values["stopping.stop"] = tuple(stops)
 
     return ParamCheck("stop", "stopping.stop", run, "strings")
 
 
 def _are_valid_stops(stops: list[Any]) -> bool:
-    if not all(
-        isinstance(stop, str) and 1 <= count_utf16_units(stop) <= MAX_STOP_STRINGS for stop in stops
-    ):
-        return False
+    lengths = [count_utf16_units(stop) for stop in stops if isinstance(stop, str)]
     return (
-        len(stops) <= MAX_STOP_STRINGS
-        and sum(map(count_utf16_units, stops)) <= MAX_TOTAL_STOP_LENGTH
+        len(lengths) == len(stops) <= MAX_STOP_STRINGS
+        and all(1 <= length <= MAX_STOP_STRINGS for length in lengths)
+        and sum(lengths) <= MAX_TOTAL_STOP_LENGTH
     )
 
 
 def _check_stop_token_ids(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     """Read ``stop_token_ids``; ignore ids out of range, as the server does."""
-    got = get_field(fields, "stop_token_ids")
-    if got is None:
+    ids = get_field(fields, "stop_token_ids")
+    if ids is None:
         return
-    if not isinstance(got, list):
+    if not isinstance(ids, list):
         raise build_param_error("Parameter stop_token_ids not array", "stop_token_ids", "type")
-    if not all(type(token) is int for token in got):
+    if not all(type(token) is int for token in ids):
         raise build_param_error("Parameter stop_token_ids not list[int]", "stop_token_ids", "type")
     values.provided_fields.add("stop_token_ids")
-    ids = sorted({token for token in got if 0 <= token <= INT32_MAX})
-    values["stopping.stop_token_ids"] = tuple(ids)
+    valid_ids = {token for token in ids if 0 <= token <= INT32_MAX}
+    values["stopping.stop_token_ids"] = tuple(sorted(valid_ids))
+
+
+_INCLUDE_STOP_PARAM = MindieParam("include_stop_str_in_output", "stopping.include_stop", "bool")
 
 
 def _check_include_stop(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     """Read the flag only if there are stop strings or stop token ids."""
-    if "stop" not in fields and "stop_token_ids" not in fields:
-        return
-    name = "include_stop_str_in_output"
-    got = get_field(fields, name)
-    if got is None:
-        return
-    if not isinstance(got, bool):
-        raise build_param_error(f"{name} must be boolean type.", name, "type")
-    values.provided_fields.add(name)
-    values["stopping.include_stop"] = got
+    if _INCLUDE_STOP_PARAM.wire in fields and ("stop" in fields or "stop_token_ids" in fields):
+        _read_param(_INCLUDE_STOP_PARAM, fields, values)
 
 
 def _check_logprobs(fields: Mapping[str, Raw], values: ParsedParams) -> None:
@@ -472,11 +390,8 @@ def _check_thinking_budget(fields: Mapping[str, Raw], values: ParsedParams) -> N
     if type(budget) is not int:
         raise build_param_error("thinking_budget must be integer type.", "thinking_budget", "type")
     if not 0 < budget <= INT32_MAX:
-        received = format_json_number(budget)
-        raise build_param_error(
-            f"Parameter thinking_budget must be in [1,{INT32_MAX}], got {received}",
-            "thinking_budget",
-        )
+        text = f"Parameter thinking_budget must be in [1,{INT32_MAX}], got "
+        raise build_param_error(text + format_json_number(budget), "thinking_budget")
     if kwargs.get("enable_thinking"):
         values.provided_fields.add("chat_template_kwargs")
         values["reasoning.budget"] = budget
@@ -493,15 +408,14 @@ _THINKING_BUDGET = ParamCheck("chat_template_kwargs", "reasoning.budget", _check
 
 # --- the tables -----------------------------------------------------------------------------------
 
+_SHARED_PARAMS = (_DO_SAMPLE, _SEED, _REPETITION_PENALTY, _WATERMARK)
+"""The endpoints that are not OpenAI-style have these in a row."""
 TEXT_PARAMS: MindieParamTable = (
     _TEMPERATURE,
     _TOP_K_OR_0,
     _TOP_P,
     _TYPICAL_P,
-    _DO_SAMPLE,
-    _SEED,
-    _REPETITION_PENALTY,
-    _WATERMARK,
+    *_SHARED_PARAMS,
     _PRIORITY,
     _MAX_NEW_TOKENS,
     _DETAILS,
@@ -510,89 +424,68 @@ TEXT_PARAMS: MindieParamTable = (
 )
 TEXT_PARAMS_RC1: MindieParamTable = tuple(_SEED_RC1 if row is _SEED else row for row in TEXT_PARAMS)
 TOKENS_PARAMS: MindieParamTable = (
-    *(
-        _TEMPERATURE,
-        _TOP_K_OR_0,
-        _TOP_P,
-        _DO_SAMPLE,
-        _SEED,
-        _REPETITION_PENALTY,
-        _WATERMARK,
-        _PRIORITY,
-    ),
-    *(_MAX_NEW_TOKENS, _TIMEOUT, _DETAILS, _BATCH_SIZE),
+    _TEMPERATURE,
+    _TOP_K_OR_0,
+    _TOP_P,
+    *_SHARED_PARAMS,
+    _PRIORITY,
+    _MAX_NEW_TOKENS,
+    _TIMEOUT,
+    _DETAILS,
+    _BATCH_SIZE,
 )
+_NATIVE_SAMPLING_PARAMS = (_TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, *_SHARED_PARAMS)
 NATIVE_PARAMS: MindieParamTable = (
-    *(_TEMPERATURE, _TOP_K, _TOP_P_BELOW_1, _TYPICAL_P, _DO_SAMPLE, _SEED, _REPETITION_PENALTY),
-    *(_WATERMARK, _PRIORITY, _MAX_NEW_TOKENS, _TIMEOUT, _DETAILS),
+    *_NATIVE_SAMPLING_PARAMS,
+    _PRIORITY,
+    _MAX_NEW_TOKENS,
+    _TIMEOUT,
+    _DETAILS,
 )
 TGI_STYLE_PARAMS: MindieParamTable = (
-    *(
-        _build_stop_check(MAX_STOP_STRINGS),
-        _TEMPERATURE,
-        _TOP_K,
-        _TOP_P_BELOW_1,
-        _TYPICAL_P,
-        _DO_SAMPLE,
-        _SEED,
-    ),
-    *(_REPETITION_PENALTY, _WATERMARK, _MAX_NEW_TOKENS, _DETAILS),
-    _build_bool_param("decoder_input_details", "request.prefill"),
-    _build_bool_param("return_full_text", "extra.return_full_text"),
+    _build_stop_check(MAX_STOP_STRINGS),
+    *_NATIVE_SAMPLING_PARAMS,
+    _MAX_NEW_TOKENS,
+    _DETAILS,
+    MindieParam("decoder_input_details", "request.prefill", "bool"),
+    MindieParam("return_full_text", "extra.return_full_text", "bool"),
     _TRUNCATE,
 )
 """The TGI-style endpoints."""
+_STOP = _build_stop_check(MAX_TOTAL_STOP_LENGTH)
+_OPENAI_SAMPLING_PARAMS = (_TEMPERATURE_OR_0, _TOP_K_OR_ALL, _TOP_P, _SEED)
+_OPENAI_PENALTY_PARAMS = (_FREQUENCY_PENALTY, _PRESENCE_PENALTY, _SKIP_SPECIAL_TOKENS, _BEST_OF, _N)
 VLLM_STYLE_PARAMS: MindieParamTable = (
-    *(
-        _IGNORE_EOS,
-        _build_stop_check(MAX_TOTAL_STOP_LENGTH),
-        _STOP_TOKEN_IDS,
-        _INCLUDE_STOP,
-        _TEMPERATURE_OR_0,
-    ),
-    *(
-        _TOP_K_OR_ALL,
-        _TOP_P,
-        _SEED,
-        _REPETITION_PENALTY,
-        _FREQUENCY_PENALTY,
-        _PRESENCE_PENALTY,
-        _SKIP_SPECIAL_TOKENS,
-    ),
-    *(_BEST_OF, _N, _MAX_TOKENS, _STREAM),
+    _IGNORE_EOS,
+    _STOP,
+    _STOP_TOKEN_IDS,
+    _INCLUDE_STOP,
+    *_OPENAI_SAMPLING_PARAMS,
+    _REPETITION_PENALTY,
+    *_OPENAI_PENALTY_PARAMS,
+    _MAX_TOKENS,
+    _STREAM,
 )
 """The vLLM-style endpoint."""
 CHAT_PARAMS: MindieParamTable = (
-    *(
-        _IGNORE_EOS,
-        _build_stop_check(MAX_TOTAL_STOP_LENGTH),
-        _STOP_TOKEN_IDS,
-        _INCLUDE_STOP,
-        _TEMPERATURE_OR_0,
-    ),
-    *(
-        _TOP_K_OR_ALL,
-        _TOP_P,
-        _SEED,
-        _THINKING_BUDGET,
-        _REPETITION_PENALTY_MAX_2,
-        _FREQUENCY_PENALTY,
-        _PRESENCE_PENALTY,
-    ),
-    *(
-        _SKIP_SPECIAL_TOKENS,
-        _BEST_OF,
-        _N,
-        _USE_BEAM_SEARCH,
-        _LOGPROBS,
-        _TOP_LOGPROBS,
-        _LOGPROBS_CHECK,
-    ),
-    *(_MAX_TOKENS, _STREAM),
+    _IGNORE_EOS,
+    _STOP,
+    _STOP_TOKEN_IDS,
+    _INCLUDE_STOP,
+    *_OPENAI_SAMPLING_PARAMS,
+    _THINKING_BUDGET,
+    _REPETITION_PENALTY_MAX_2,
+    *_OPENAI_PENALTY_PARAMS,
+    _USE_BEAM_SEARCH,
+    _LOGPROBS,
+    _TOP_LOGPROBS,
+    _LOGPROBS_CHECK,
+    _MAX_TOKENS,
+    _STREAM,
 )
 _SERVER_VALIDATOR_REPLACEMENTS: Mapping[MindieParam | ParamCheck, MindieParam | ParamCheck] = {
-    CHAT_PARAMS[1]: _build_stop_check(MAX_STOP_STRINGS),
-    _TEMPERATURE_OR_0: _build_temperature("2", minimum=0, maximum=2),
+    _STOP: _build_stop_check(MAX_STOP_STRINGS),
+    _TEMPERATURE_OR_0: replace(_TEMPERATURE_OR_0, maximum=2),
     _TOP_K_OR_ALL: _TOP_K_OR_0,
 }
 CHAT_PARAMS_SERVER_VALIDATOR: MindieParamTable = tuple(
@@ -602,33 +495,26 @@ CHAT_PARAMS_SERVER_VALIDATOR: MindieParamTable = tuple(
 )
 """The server's own validator, used instead of the vLLM-compatible one."""
 CHAT_PARAMS_RC1: MindieParamTable = (
-    *(
-        _build_temperature("2", minimum=0, exclusive_minimum=True, maximum=2),
-        _TOP_P,
-        _SEED_RC1,
-        _FREQUENCY_PENALTY,
-        _PRESENCE_PENALTY,
-    ),
-    *(_MAX_TOKENS, _STREAM),
+    replace(_TEMPERATURE, maximum=2),
+    _TOP_P,
+    _SEED_RC1,
+    _FREQUENCY_PENALTY,
+    _PRESENCE_PENALTY,
+    _MAX_TOKENS,
+    _STREAM,
 )
 COMPLETION_PARAMS: MindieParamTable = (
-    *(
-        _IGNORE_EOS,
-        _build_stop_check(MAX_TOTAL_STOP_LENGTH),
-        _INCLUDE_STOP,
-        _STOP_TOKEN_IDS,
-        _TEMPERATURE_OR_0,
-    ),
-    *(
-        _TOP_K_OR_ALL,
-        _TOP_P,
-        _SEED,
-        _REPETITION_PENALTY_MAX_2,
-        _FREQUENCY_PENALTY,
-        _PRESENCE_PENALTY,
-        _SKIP_SPECIAL_TOKENS,
-    ),
-    *(_BEST_OF, _N, _USE_BEAM_SEARCH, _COMPLETION_LOGPROBS, _MAX_TOKENS, _STREAM),
+    _IGNORE_EOS,
+    _STOP,
+    _INCLUDE_STOP,
+    _STOP_TOKEN_IDS,
+    *_OPENAI_SAMPLING_PARAMS,
+    _REPETITION_PENALTY_MAX_2,
+    *_OPENAI_PENALTY_PARAMS,
+    _USE_BEAM_SEARCH,
+    _COMPLETION_LOGPROBS,
+    _MAX_TOKENS,
+    _STREAM,
 )
 
 
@@ -704,12 +590,9 @@ class MindieConfig(Struct, frozen=True, kw_only=True):
     @property
     def chat_params(self) -> MindieParamTable:
         """The chat parameters."""
-        later = not self.profile.early
-        return (
-            CHAT_PARAMS_SERVER_VALIDATOR
-            if later and not self.vllm_validator
-            else self.profile.chat_params
-        )
+        if self.vllm_validator or self.profile.early:
+            return self.profile.chat_params
+        return CHAT_PARAMS_SERVER_VALIDATOR
 
     def get_request_id(self, call: ClientRequest) -> str:
         """The client's request id from the header, or the next generated one."""

@@ -1,39 +1,35 @@
 """Client bodies to the internal request: prompts, token ids, TGI and vLLM style, chat, completions.
 
 Sources: MindIE-LLM 0695772, src/server/endpoint/single_req_infer_interface/*.cpp. Where the source
-and the published pages differ on requests without a temperature: see ``apply_sampling_defaults``.
+and the published pages differ on requests without a temperature: see ``read_prompt_params``.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
 
 from protocols.chat.tools import read_response_format, read_tool_choice, read_tools
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import ClientRequest
-from protocols.core.request import (
-    AudioPart,
-    ContentPart,
-    GenerationRequest,
-    ImagePart,
-    Message,
-    ResponseOptions,
-    TextPart,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    VideoPart,
-)
+from protocols.core.request import GenerationRequest, Message, OutputFormat, ResponseOptions
 from protocols.mindie import params
 from protocols.mindie.errors import MISSING_INPUT_ERROR, describe_unknown_model
+from protocols.mindie.messages import (
+    check_function_name,
+    check_media,
+    has_media,
+    read_messages,
+    read_parts,
+)
 from protocols.mindie.params import (
     PROMPT_OPTIONS_BY_MODE,
     RAW_PROMPT_OPTIONS,
     MindieConfig,
     MindieParamTable,
     build_param_error,
+    check_value,
     collect_extra_fields,
     count_utf16_units,
     decode_fields,
@@ -45,72 +41,18 @@ from protocols.mindie.params import (
 )
 from protocols.params import ParsedParams
 
-_MAX_MEDIA_PARTS = 20
 MAX_BEAM_TOKENS = 128
 PRIORITY_STEP = 51
 """Map priorities 1 to 5 to 0 to 204; in both, lower values go first."""
-_MEDIA_KEYS = ("image_url", "audio_url", "video_url")
-
-
-# --- text and media -------------------------------------------------------------------------------
 
 
 def get_invalid_length(text: str | Raw, limit: int) -> int | None:
     """Return the length in UTF-16 units if the text is empty or longer than ``limit``."""
-    found = text if isinstance(text, str) else bytes(text).decode()
-    if found and len(found) * 2 <= limit:
+    text = text if isinstance(text, str) else bytes(text).decode()
+    if text and len(text) * 2 <= limit:
         return None
-    length = count_utf16_units(found)
+    length = count_utf16_units(text)
     return None if 0 < length <= limit else length
-
-
-def has_media(items: Sequence[Any]) -> bool:
-    """Whether a list of parts holds more than text."""
-    return any(isinstance(item, dict) and any(key in item for key in _MEDIA_KEYS) for item in items)
-
-
-def check_media(items: Sequence[Any]) -> None:
-    """Check a list of parts. Raises InvalidParameter for parts that the server rejects."""
-    found = 0
-    for item in items:
-        if not isinstance(item, dict):
-            continue
-        if not isinstance(item.get("text", ""), str):
-            raise build_param_error("Request param text must be string", "text", "type")
-        media = [key for key in _MEDIA_KEYS if key in item]
-        for key in media:
-            if item[key] is None:
-                raise build_param_error(f"Request param {key} null", key, "missing")
-        found += bool(media)
-        if found > _MAX_MEDIA_PARTS:
-            text = f"The number of multimodal url should be no more than {_MAX_MEDIA_PARTS}"
-            raise build_param_error(text, media[0], "too_long")
-
-
-def read_parts(items: Sequence[Any]) -> tuple[ContentPart, ...]:
-    """Convert the parts that ``check_media`` accepted; ignore items that are not parts."""
-    parts: list[ContentPart] = []
-    for item in items:
-        match item:
-            case {"image_url": got}:
-                parts.append(ImagePart(_read_media_url(got)))
-            case {"video_url": got}:
-                parts.append(VideoPart(_read_media_url(got)))
-            case {"audio_url": got}:
-                parts.append(AudioPart(_read_media_url(got)))
-            case {"text": str(text)}:
-                parts.append(TextPart(text))
-            case _:
-                pass
-    return tuple(parts)
-
-
-def _read_media_url(got: Any) -> str:
-    match got:
-        case str(url) | {"url": str(url)}:
-            return url
-        case _:
-            raise build_param_error("The type of inputs is abnormal", "inputs", "type")
 
 
 # --- number of choices ----------------------------------------------------------------------------
@@ -150,28 +92,28 @@ VLLM_STYLE_COUNT_ERRORS = ChoiceCountErrors(
 
 def resolve_choice_count(values: ParsedParams, count_errors: ChoiceCountErrors) -> None:
     """Set ``n`` to the number of candidates. Raises InvalidParameter."""
-    n, best = values.get("n"), values.get("best_of")
+    n, best_of = values.get("n"), values.get("best_of")
     if values.get("request.beams"):
         _resolve_beam_width(values)
         return
-    b, shown = best or count_errors.null_text, n or count_errors.null_text
-    if best is not None and values.get("stream") and count_errors.best_of_not_n and best != n:
+    b = best_of or count_errors.null_text
+    if best_of is not None and values.get("stream") and count_errors.best_of_not_n and best_of != n:
         text = CHAT_COUNT_ERRORS.best_of_not_n if n is None else count_errors.best_of_not_n
         raise build_param_error(text.format(b=b, n=n), "best_of", "conflict")
-    if best is not None and n is not None and best < n:
-        raise build_param_error(
-            count_errors.best_of_below_n.format(b=b, n=n), "best_of", "conflict"
-        )
-    answers = best or n or 1
-    if answers > 1 and not values.get("sampling.temperature"):
-        raise build_param_error(count_errors.no_temperature.format(b=b, n=shown), "n", "conflict")
+    if best_of is not None and n is not None and best_of < n:
+        text = count_errors.best_of_below_n.format(b=b, n=n)
+        raise build_param_error(text, "best_of", "conflict")
+    choices = best_of or n
+    if (choices or 1) > 1 and not values.get("sampling.temperature"):
+        text = count_errors.no_temperature.format(b=b, n=n or count_errors.null_text)
+        raise build_param_error(text, "n", "conflict")
     values["best_of"] = None
-    values["n"] = answers if best or n else None
+    values["n"] = choices
 
 
 def _resolve_beam_width(values: ParsedParams) -> None:
-    most = values.get("stopping.max_tokens")
-    if most is None or most > MAX_BEAM_TOKENS:
+    max_tokens = values.get("stopping.max_tokens")
+    if max_tokens is None or max_tokens > MAX_BEAM_TOKENS:
         raise build_param_error(
             f"Please set the max_tokens to be not larger than {MAX_BEAM_TOKENS} when the "
             "use_beam_search is on.",
@@ -191,11 +133,14 @@ def build_request(
     setup: MindieConfig,
     table: MindieParamTable,
     fields: Mapping[str, Raw],
+    *,
+    read_elsewhere: tuple[str, ...] = (),
     **more: Any,
 ) -> GenerationRequest:
     """Build the request from the values that ``table`` read from ``fields``.
 
-    ``more`` are fields of the request; ``known`` are wire fields that are read elsewhere.
+    ``read_elsewhere`` are further wire fields that have been read; ``more`` are fields of the
+    request.
     """
     if (priority := values.get("priority")) is not None:
         values["priority"] = (priority - 1) * PRIORITY_STEP
@@ -204,31 +149,27 @@ def build_request(
     if setup.max_iter_times is not None:
         max_tokens = values.get("stopping.max_tokens") or setup.max_iter_times
         values["stopping.max_tokens"] = min(max_tokens, setup.max_iter_times)
-    known = more.pop("known", ())
-    return GenerationRequest(
-        **{
-            **values.build_request_arguments(),
-            "extra": collect_extra_fields(table, fields, known),
-            **more,
-        }
-    )
+    extra = collect_extra_fields(table, fields, read_elsewhere)
+    return GenerationRequest(**{**values.build_request_arguments(), "extra": extra, **more})
 
 
-def apply_sampling_defaults(
-    values: ParsedParams, setup: MindieConfig, *, tokens: int | None
-) -> None:
-    """Set the defaults of the endpoints that are not OpenAI-style.
+def read_prompt_params(
+    table: MindieParamTable, fields: Mapping[str, Raw], setup: MindieConfig
+) -> ParsedParams:
+    """Read the parameters of an endpoint that is not OpenAI-style, and set its defaults.
 
-    ``tokens`` is the default of max_tokens. A request without sampling is greedy; in the early
-    releases that is every request with neither ``do_sample`` nor a temperature (inferred from the
-    published default of ``do_sample``, not measured).
+    A request without sampling is greedy; in the early releases that is every request with neither
+    ``do_sample`` nor a temperature (inferred from the published default of ``do_sample``, not
+    measured).
     """
-    if tokens is not None and values.get("stopping.max_tokens") is None:
-        values["stopping.max_tokens"] = tokens
+    values = read_params(table, fields)
+    if values.get("stopping.max_tokens") is None:
+        values["stopping.max_tokens"] = params.DEFAULT_MAX_NEW_TOKENS
     do_sample = values.get("sampling.do_sample")
     silent = setup.profile.early and values.get("sampling.temperature") is None
     if do_sample is False or (do_sample is None and silent):
         values["sampling.temperature"] = 0.0
+    return values
 
 
 def build_response_options(
@@ -244,7 +185,10 @@ def build_response_options(
 # Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp; in 1.0.RC1 the published
 # page of generate_stream.
 
-LENGTH_ERROR_SUFFIX: Final = ", but the length of inputs is {length}"
+_REQUIRED_ERROR_SUFFIX: Final = (
+    " must be necessary and data type must be string and length in (0, {limit}]"
+    ", but the length of inputs is {length}"
+)
 _REQUEST_ID_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 _REQUEST_ID_ERROR = (
     "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 "
@@ -260,13 +204,18 @@ class PromptErrorTexts(Struct, frozen=True):
     wrong_length: str
 
 
-def check_request_id(got: Any, *, early: bool = False) -> str:
+def check_request_id(value: Any, *, early: bool = False) -> str:
     """Read the client's request id. Raises InvalidParameter."""
-    if not isinstance(got, str):
-        raise build_param_error("id must be string type.", "id", "type")
-    if not (got if early else _REQUEST_ID_PATTERN.fullmatch(got)):
+    request_id: str = check_value(value, str, "id", "id must be string type.")
+    if not (request_id if early else _REQUEST_ID_PATTERN.fullmatch(request_id)):
         raise build_param_error(_REQUEST_ID_ERROR, "id")
-    return got
+    return request_id
+
+
+def _read_request_id(fields: Mapping[str, Raw], generated_id: str, *, early: bool = False) -> str:
+    """Read the request id of the body, if it has one. Raises InvalidParameter."""
+    value = get_field(fields, "id")
+    return generated_id if value is None else check_request_id(value, early=early) or generated_id
 
 
 def read_text_request(
@@ -275,16 +224,12 @@ def read_text_request(
     """Read a generate request: ``text_input`` and ``parameters``."""
     fields = read_body_fields(call)
     name = setup.get_request_id(call)
-    early = setup.profile.early
-    client_id = (
-        None if (got := get_field(fields, "id")) is None else check_request_id(got, early=early)
-    )
+    client_id = _read_request_id(fields, name, early=setup.profile.early)
     prompt = _read_text_input(fields, setup, name)
     parameters = read_object_field(fields, "parameters")
     table = setup.profile.text_params
-    values = read_params(table, parameters)
-    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
-    timing = parameters.get("perf_stat") is not None and get_field(parameters, "perf_stat") is True
+    values = read_prompt_params(table, parameters, setup)
+    timing = get_field(parameters, "perf_stat") is True
     return build_request(
         values,
         setup,
@@ -293,50 +238,49 @@ def read_text_request(
         model=call.path_params["model"],
         stream=stream,
         response_options=build_response_options(values, timing=timing),
-        client_id=client_id or name,
+        client_id=client_id,
         **prompt,
     )
 
 
 def _read_text_input(fields: Mapping[str, Raw], setup: MindieConfig, name: str) -> dict[str, Any]:
-    got = get_field(fields, "text_input")
-    abnormal = f"The type of text_input is abnormal. The requestId is {name}"
-    if got is None:
+    error_texts = PromptErrorTexts(
+        f"The type of text_input is abnormal. The requestId is {name}",
+        "Parameter text_input arr is empty",
+        "text_input" + _REQUIRED_ERROR_SUFFIX,
+    )
+    value = get_field(fields, "text_input")
+    if value is None:
         raise build_param_error("The text_input not found", "text_input", "missing")
-    if isinstance(got, list) and setup.profile.early:
-        raise build_param_error(abnormal, "text_input", "type")
-    error_text = (
-        "text_input must be necessary and data type must be string and length in (0, {limit}]"
-    )
-    words = PromptErrorTexts(
-        abnormal, "Parameter text_input arr is empty", error_text + LENGTH_ERROR_SUFFIX
-    )
-    return read_prompt(fields, "text_input", setup, words)
+    if isinstance(value, list) and setup.profile.early:
+        raise build_param_error(error_texts.wrong_type, "text_input", "type")
+    return read_prompt(fields, "text_input", setup, error_texts)
 
 
 def read_prompt(
-    fields: Mapping[str, Raw], key: str, setup: MindieConfig, words: PromptErrorTexts
+    fields: Mapping[str, Raw], key: str, setup: MindieConfig, error_texts: PromptErrorTexts
 ) -> dict[str, Any]:
     """Convert a prompt (text or parts) to request fields. Raises InvalidParameter."""
-    got, limit = get_field(fields, key), setup.profile.max_text_length
-    if isinstance(got, list):
-        if not got:
-            raise build_param_error(words.empty_list, key, "empty")
-        check_media(got)
-    elif not isinstance(got, str):
-        raise build_param_error(words.wrong_type, key, "type")
-    measured = got if isinstance(got, str) else fields[key]
-    if (length := get_invalid_length(measured, limit)) is not None:
-        text = words.wrong_length.format(limit=limit, length=length)
+    value, limit = get_field(fields, key), setup.profile.max_text_length
+    if isinstance(value, list):
+        if not value:
+            raise build_param_error(error_texts.empty_list, key, "empty")
+        check_media(value)
+    elif not isinstance(value, str):
+        raise build_param_error(error_texts.wrong_type, key, "type")
+    length = get_invalid_length(value if isinstance(value, str) else fields[key], limit)
+    if length is not None:
+        text = error_texts.wrong_length.format(limit=limit, length=length)
         raise build_param_error(text, key, "too_long" if length else "empty")
-    if isinstance(got, str):
-        return {"kind": "completion", "prompts": (got,), "templating": setup.templating}
-    if not has_media(got):
-        text = "".join(item["text"] for item in got if isinstance(item, dict) and "text" in item)
-        return {"kind": "completion", "prompts": (text,), "templating": setup.templating}
-    # The server places media in the prompt itself, as in a user message.
-    said_by_user = (Message("user", read_parts(got)),)
-    return {"kind": "chat", "messages": said_by_user, "templating": PROMPT_OPTIONS_BY_MODE["chat"]}
+    if isinstance(value, list) and has_media(value):
+        # The server places media in the prompt itself, as in a user message.
+        message = Message("user", read_parts(value))
+        templating = PROMPT_OPTIONS_BY_MODE["chat"]
+        return {"kind": "chat", "messages": (message,), "templating": templating}
+    if isinstance(value, list):
+        parts = (item for item in value if isinstance(item, dict))
+        value = "".join(part.get("text", "") for part in parts)
+    return {"kind": "completion", "prompts": (value,), "templating": setup.templating}
 
 
 # Requests of the endpoints without a model name: native, TGI style and vLLM style.
@@ -349,10 +293,6 @@ _MAX_TOKEN_ID = 1 << 20
 _ADAPTER_ID_PATTERN = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
 _INPUTS_TYPE_ERROR = "The type of inputs is abnormal"
 _INPUTS_EMPTY_ERROR = "Inputs arr is empty"
-_REQUIRED_ERROR_SUFFIX = (
-    " must be necessary and data type must be string and length in (0, {limit}]"
-    + LENGTH_ERROR_SUFFIX
-)
 _NATIVE_ERRORS = PromptErrorTexts(
     _INPUTS_TYPE_ERROR, _INPUTS_EMPTY_ERROR, "Inputs" + _REQUIRED_ERROR_SUFFIX
 )
@@ -394,44 +334,47 @@ def read_native_request(call: ClientRequest, setup: MindieConfig, model: str) ->
     else:
         raise build_param_error("Not found inputs.", "inputs", "missing")
     parameters = read_object_field(fields, "parameters")
-    values = read_params(params.NATIVE_PARAMS, parameters)
-    if (stream := get_field(fields, "stream")) is not None and not isinstance(stream, bool):
-        raise build_param_error("stream must be boolean type.", "stream", "type")
-    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
+    values = read_prompt_params(params.NATIVE_PARAMS, parameters, setup)
+    stream = _read_stream(fields, "stream must be boolean type.")
     return build_request(
         values,
         setup,
         params.NATIVE_PARAMS,
         parameters,
         model=model,
-        stream=bool(stream),
-        response_options=build_response_options(values, token_ids=True, timing=bool(stream)),
+        stream=stream,
+        response_options=build_response_options(values, token_ids=True, timing=stream),
         client_id=setup.get_request_id(call),
         **prompt,
     )
 
 
-def _read_token_ids(got: Any) -> tuple[int, ...]:
-    if got is None:
-        raise build_param_error("Input_id should not be empty", "input_id", "missing")
-    if not isinstance(got, list):
-        raise build_param_error("Parameter input_id must be an array", "input_id", "type")
-    if not all(type(one) is int for one in got):
+def _read_token_ids(value: Any) -> tuple[int, ...]:
+    ids: list[Any] = check_value(
+        value,
+        list,
+        "input_id",
+        "Parameter input_id must be an array",
+        missing="Input_id should not be empty",
+    )
+    if not all(type(token) is int for token in ids):
         raise build_param_error("Parameter input_id must be integer", "input_id", "type")
-    if not all(0 <= one <= _MAX_TOKEN_ID for one in got):
+    if not all(0 <= token <= _MAX_TOKEN_ID for token in ids):
         raise build_param_error("Data element in param input_id is invalid", "input_id")
-    if not 0 < len(got) <= _MAX_TOKEN_ID:
-        text = f"Inputs token length must be in (0, {_MAX_TOKEN_ID}], but got {len(got)}"
-        raise build_param_error(text, "input_id", "too_long" if got else "empty")
-    return tuple(got)
+    if not 0 < len(ids) <= _MAX_TOKEN_ID:
+        text = f"Inputs token length must be in (0, {_MAX_TOKEN_ID}], but got {len(ids)}"
+        raise build_param_error(text, "input_id", "too_long" if ids else "empty")
+    return tuple(ids)
 
 
 def read_stream_flag(call: ClientRequest) -> bool:
     """Whether a request to / is streamed. Raises InvalidParameter or MalformedRequest."""
-    stream = get_field(read_body_fields(call), "stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise build_param_error("Stream must be boolean type.", "stream", "type")
-    return bool(stream)
+    return _read_stream(read_body_fields(call), "Stream must be boolean type.")
+
+
+def _read_stream(fields: Mapping[str, Raw], wrong_type: str) -> bool:
+    stream = get_field(fields, "stream")
+    return stream is not None and bool(check_value(stream, bool, "stream", wrong_type))
 
 
 def read_tgi_style_request(
@@ -444,17 +387,16 @@ def read_tgi_style_request(
         raise build_param_error(text, "inputs", "missing")
     prompt = read_prompt(fields, "inputs", setup, _TGI_STYLE_ERRORS)
     parameters = read_object_field(fields, "parameters")
-    values = read_params(params.TGI_STYLE_PARAMS, parameters)
+    values = read_prompt_params(params.TGI_STYLE_PARAMS, parameters, setup)
     if stream and values.get("request.prefill"):
         text = "The decoder_input_details must not be true when stream is true."
         raise build_param_error(text, "decoder_input_details", "conflict")
-    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
     return build_request(
         values,
         setup,
         params.TGI_STYLE_PARAMS,
         parameters,
-        known=("adapter_id",),
+        read_elsewhere=("adapter_id",),
         model=model,
         adapter=_read_adapter(parameters, values),
         stream=stream,
@@ -467,15 +409,13 @@ def read_tgi_style_request(
 
 
 def _read_adapter(parameters: Mapping[str, Raw], values: ParsedParams) -> str | None:
-    got = get_field(parameters, "adapter_id")
-    if got is None:
-        return None
-    if not isinstance(got, str):
-        raise build_param_error("adapter_id must be string type.", "adapter_id", "type")
-    if not _ADAPTER_ID_PATTERN.fullmatch(got):
-        raise build_param_error("The format of adapter_id is invalid.", "adapter_id")
-    values.provided_fields.add("adapter_id")
-    return got
+    adapter: str | None = get_field(parameters, "adapter_id")
+    if adapter is not None:
+        check_value(adapter, str, "adapter_id", "adapter_id must be string type.")
+        if not _ADAPTER_ID_PATTERN.fullmatch(adapter):
+            raise build_param_error("The format of adapter_id is invalid.", "adapter_id")
+        values.provided_fields.add("adapter_id")
+    return adapter
 
 
 def read_vllm_style_request(
@@ -491,177 +431,11 @@ def read_vllm_style_request(
         setup,
         params.VLLM_STYLE_PARAMS,
         fields,
-        known=("prompt", "model"),
+        read_elsewhere=("prompt", "model"),
         model=model,
         client_id=setup.get_request_id(call),
         **prompt,
     )
-
-
-# Chat messages.
-#
-# Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp. For 1.0.RC1 (roles, no
-# empty content) the published page.
-
-Role = Literal["system", "user", "assistant", "tool"]
-Fields = Mapping[str, Any]
-
-ROLES: Final = ("system", "user", "assistant", "tool")
-_FUNCTION_NAME_PATTERN = re.compile(r"[a-zA-Z0-9_\u4e00-\u9fa5-]{1,64}")
-_MISSING_CONTENT_ERROR = "Request param contains not content or content null"
-
-
-def read_messages(got: Any, *, full: bool, tools: bool) -> tuple[Message, ...]:
-    """Read the messages. Raises InvalidParameter.
-
-    ``full``: content must not be empty. ``tools``: the request has tools, for which the server has
-    another error text if the messages are not a list.
-    """
-    if got is None:
-        text = "is null" if tools else "contains not messages or messages null"
-        text = f"Request param {'messages ' if tools else ''}{text}"
-        raise build_param_error(text, "messages", "missing")
-    if not isinstance(got, list) or not got:
-        text = f"Request param messages {'is ' if tools else ''}not arr or arr is empty"
-        raise build_param_error(text, "messages", "empty" if got == [] else "type")
-    return tuple(
-        _read_message(one if isinstance(one, dict) else {}, f"messages[{i}]", full=full)
-        for i, one in enumerate(got)
-    )
-
-
-def check_function_name(name: str, at: str) -> None:
-    """Check a function name. Raises InvalidParameter."""
-    if not _FUNCTION_NAME_PATTERN.fullmatch(name):
-        raise build_param_error(
-            "The name of function must be a-z, A-Z, 0-9, common chinese characters, underscores "
-            f"and dashe within max length of 64, unexpected function name: {name[:300]}",
-            at,
-        )
-
-
-def _read_message(got: Fields, at: str, *, full: bool) -> Message:
-    role = got.get("role")
-    if role is None:
-        raise build_param_error(
-            "Request param contains not role or role null", f"{at}.role", "missing"
-        )
-    if role not in ROLES:
-        text = "Request param contains role must be system, assistant, user or tool"
-        raise build_param_error(text, f"{at}.role")
-    match role:
-        case "tool":
-            call_id = _read_tool_call_id(got.get("tool_call_id"), f"{at}.tool_call_id")
-            return Message("tool", _read_content(got, at, full=False), tool_call_id=call_id)
-        case "assistant":
-            return _read_assistant_message(got, at)
-        case _:
-            name = got.get("name")
-            parts = _read_content(got, at, full=full)
-            return Message(cast("Role", role), parts, name if isinstance(name, str) else None)
-
-
-def _read_content(got: Fields, at: str, *, full: bool) -> tuple[ContentPart, ...]:
-    at = f"{at}.content"
-    match got.get("content"):
-        case None:
-            raise build_param_error(_MISSING_CONTENT_ERROR, at, "missing")
-        case "" if full:
-            raise build_param_error("Request param content len should not be 0", at, "empty")
-        case str(text):
-            return (TextPart(text),)
-        case list(items):
-            check_media(items)
-            return read_parts(items) or (TextPart(""),)
-        case _:
-            raise build_param_error("The type of inputs is abnormal", at, "type")
-
-
-def _read_assistant_message(got: Fields, at: str) -> Message:
-    """Read an assistant message: content is optional next to tool calls, but may not be empty."""
-    calls = got.get("tool_calls")
-    if calls is not None:
-        found = calls if isinstance(calls, list) else [calls]
-        made = tuple(_read_tool_call(one, f"{at}.tool_calls[{k}]") for k, one in enumerate(found))
-        return Message("assistant", _read_content_with_calls(got.get("content")), tool_calls=made)
-    content = got.get("content")
-    if isinstance(content, list) and not has_media(content):
-        content = "".join(part.text for part in read_parts(content) if isinstance(part, TextPart))
-    at = f"{at}.content"
-    if content is None:
-        raise build_param_error(_MISSING_CONTENT_ERROR, at, "missing")
-    if not isinstance(content, str):
-        raise build_param_error(
-            'Request param "content" arguments expected to be a string', at, "type"
-        )
-    if not content:
-        raise build_param_error('Request param "content" should not be empty', at, "empty")
-    return Message("assistant", (TextPart(content),))
-
-
-def _read_content_with_calls(content: Any) -> tuple[ContentPart, ...]:
-    match content:
-        case str(text) if text:
-            return (TextPart(text),)
-        case list(items):
-            return read_parts(items)
-        case _:
-            return ()
-
-
-def _read_tool_call_id(got: Any, at: str) -> str:
-    if got is None:
-        text = "Request param contains not tool_call_id or tool_call_id null while role is tool"
-        raise build_param_error(text, at, "missing")
-    if not isinstance(got, str):
-        raise build_param_error("The type of tool_call_id is abnormal", at, "type")
-    if not got:
-        text = "Request param tool_call_id len should not be 0 while role is tool"
-        raise build_param_error(text, at, "empty")
-    return got
-
-
-def _read_tool_call(got: Any, at: str) -> ToolCall:
-    fields: Fields = got if isinstance(got, dict) else {}
-    call_id = _read_string(
-        fields,
-        "id",
-        at,
-        "Tool call param contains no id.",
-        'Tool call param "id" arguments expected to be a string',
-    )
-    if fields.get("type") != "function":
-        text = "The type of the tool. Currently, only function is supported."
-        raise build_param_error(text, f"{at}.type")
-    function = fields.get("function")
-    if not isinstance(function, dict):
-        text = "Tool call param contains no function that the model called."
-        raise build_param_error(text, f"{at}.function", "missing")
-    name = _read_string(
-        function,
-        "name",
-        f"{at}.function",
-        "Tool call param contains no function name",
-        "Tool call param function name expected to be a string",
-    )
-    check_function_name(name, f"{at}.function.name")
-    arguments = _read_string(
-        function,
-        "arguments",
-        f"{at}.function",
-        "Tool call param contains no function arguments",
-        "Tool call param function arguments expected to be a string",
-    )
-    return ToolCall(call_id, name, arguments)
-
-
-def _read_string(fields: Fields, name: str, at: str, absent: str, typed: str) -> str:
-    got = fields.get(name)
-    if got is None:
-        raise build_param_error(absent, f"{at}.{name}", "missing")
-    if not isinstance(got, str):
-        raise build_param_error(typed, f"{at}.{name}", "type")
-    return got
 
 
 # infer: token ids in, token ids out.
@@ -676,21 +450,19 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
     """Read an infer request: a tensor of token ids, its parameters inside or next to it."""
     fields = read_body_fields(call)
     name = setup.get_request_id(call)
-    inputs = get_field(fields, "inputs")
-    if not isinstance(inputs, list):
-        raise build_param_error(
-            "Req should contain 'inputs' and the type should be array.", "inputs", "type"
-        )
+    text = "Req should contain 'inputs' and the type should be array."
+    inputs = check_value(get_field(fields, "inputs"), list, "inputs", text)
     if len(inputs) != 1:
         raise build_param_error("Inputs count must be 1.", "inputs")
     tensor = inputs[0] if isinstance(inputs[0], dict) else {}
     ids = _read_token_tensor(tensor)
-    client_id = None if (got := get_field(fields, "id")) is None else check_request_id(got)
+    client_id = _read_request_id(fields, name)
     read_output_name(get_field(fields, "outputs"))
-    holder = fields if tensor.get("parameters") is None else read_first_object(fields["inputs"])
-    parameters = read_object_field(holder, "parameters")
-    values = read_params(params.TOKENS_PARAMS, parameters)
-    apply_sampling_defaults(values, setup, tokens=params.DEFAULT_MAX_NEW_TOKENS)
+    is_inside = tensor.get("parameters") is not None
+    parameters = read_object_field(
+        read_first_object(fields["inputs"]) if is_inside else fields, "parameters"
+    )
+    values = read_prompt_params(params.TOKENS_PARAMS, parameters, setup)
     return build_request(
         values,
         setup,
@@ -701,55 +473,48 @@ def read_tokens_request(call: ClientRequest, setup: MindieConfig) -> GenerationR
         prompts=(ids,),
         templating=RAW_PROMPT_OPTIONS,
         response_options=build_response_options(values, token_ids=True),
-        client_id=client_id or name,
+        client_id=client_id,
     )
 
 
 def read_output_name(outputs: Any) -> str:
     """Read the name of the output tensor. Raises InvalidParameter."""
-    if not isinstance(outputs, list):
-        raise build_param_error(
-            "Req should contain 'outputs' and the type should be array.", "outputs", "type"
-        )
+    text = "Req should contain 'outputs' and the type should be array."
+    check_value(outputs, list, "outputs", text)
     if len(outputs) != 1:
         raise build_param_error(f"Outputs size should be 1, got {len(outputs)}.", "outputs")
     name = outputs[0].get("name") if isinstance(outputs[0], dict) else None
-    if not isinstance(name, str):
-        raise build_param_error("Outputs name must be non-empty string.", "outputs[0].name", "type")
+    check_value(name, str, "outputs[0].name", "Outputs name must be non-empty string.")
     return name or "output0"
 
 
 def _read_token_tensor(tensor: Mapping[str, Any]) -> tuple[int, ...]:
-    name, shape = tensor.get("name"), tensor.get("shape")
-    kind, data = tensor.get("datatype"), tensor.get("data")
-    if not isinstance(name, str):
-        text = "Cannot find name in inputs or its type is not string"
-        raise build_param_error(text, "inputs[0].name", "type")
+    name = _read_tensor_field(tensor, "name", str)
     if len(name) > 256:  # noqa: PLR2004 - the server's number
-        raise build_param_error(
-            "The length of name set in inputs exceeds 256.", "inputs[0].name", "too_long"
-        )
-    length = _read_tensor_length(shape)
-    if not isinstance(kind, str):
-        text = "Cannot find datatype in inputs or its type is not string"
-        raise build_param_error(text, "inputs[0].datatype", "type")
-    if kind != "UINT32":
-        raise build_param_error(f"Unsupported datatype, got {kind[:64]}.", "inputs[0].datatype")
-    if not isinstance(data, list):
-        text = "Cannot find data in inputs or its type is not array"
-        raise build_param_error(text, "inputs[0].data", "type")
+        text = "The length of name set in inputs exceeds 256."
+        raise build_param_error(text, "inputs[0].name", "too_long")
+    length = _read_tensor_length(_read_tensor_field(tensor, "shape", list))
+    datatype = _read_tensor_field(tensor, "datatype", str)
+    if datatype != "UINT32":
+        text = f"Unsupported datatype, got {datatype[:64]}."
+        raise build_param_error(text, "inputs[0].datatype")
+    data = _read_tensor_field(tensor, "data", list)
     if len(data) != length:
         raise build_param_error(f"Data size should be {length}, got {len(data)}.", "inputs[0].data")
-    if not all(type(one) is int and one >= 0 for one in data):
+    if not _are_unsigned(data):
         raise build_param_error("Data element must be integer type.", "inputs[0].data", "type")
     return tuple(data)
 
 
-def _read_tensor_length(shape: Any) -> int:
+def _read_tensor_field(tensor: Mapping[str, Any], name: str, kind: type) -> Any:
+    expected = "string" if kind is str else "array"
+    text = f"Cannot find {name} in inputs or its type is not {expected}"
+    return check_value(tensor.get(name), kind, f"inputs[0].{name}", text)
+
+
+def _read_tensor_length(shape: list[Any]) -> int:
     at = "inputs[0].shape"
-    if not isinstance(shape, list):
-        raise build_param_error("Cannot find shape in inputs or its type is not array", at, "type")
-    if not all(type(one) is int and one >= 0 for one in shape):
+    if not _are_unsigned(shape):
         raise build_param_error("Shape element must be integer type.", at, "type")
     match shape:
         case [length] | [1, length] if 0 < length <= MAX_INPUT_TOKENS:
@@ -762,30 +527,33 @@ def _read_tensor_length(shape: Any) -> int:
             )
 
 
+def _are_unsigned(items: list[Any]) -> bool:
+    return all(type(item) is int and item >= 0 for item in items)
+
+
 # OpenAI-style chat and completions requests.
 #
 # Source: MindIE-LLM 0695772, single_req_vllm_openai_infer_interface.cpp, the sources of the
 # server's own validator and of completions next to it, and infer_param.cpp for
 # ``response_format``; in 1.0.RC1 the published page: fields that it does not list are ignored.
 
-_KNOWN_CHAT_FIELDS = (
-    *("model", "messages", "tools", "tool_choice", "chat_template", "chat_template_kwargs"),
-)
+_LATER_CHAT_FIELDS = ("tools", "tool_choice", "chat_template", "chat_template_kwargs")
 _EARLY_MODEL_NAME_PATTERN = re.compile(r"(?![._-])[A-Za-z0-9._-]{1,256}(?<![._-])")
 
 
 def read_model_name(fields: Mapping[str, Raw], setup: MindieConfig) -> str:
     """Read the model name of a body. Raises InvalidParameter."""
-    got = get_field(fields, "model")
-    if got is None:
-        raise build_param_error("Request contains not model or model null", "model", "missing")
-    if not isinstance(got, str):
-        raise build_param_error("Request param model must be string", "model", "type")
-    if not got:
-        raise build_param_error("Request param model must be not empty", "model", "empty")
-    if setup.profile.early and not _EARLY_MODEL_NAME_PATTERN.fullmatch(got):
-        raise build_param_error(describe_unknown_model(got), "model")
-    return got
+    model: str = check_value(
+        get_field(fields, "model"),
+        str,
+        "model",
+        "Request param model must be string",
+        missing="Request contains not model or model null",
+        empty="Request param model must be not empty",
+    )
+    if setup.profile.early and not _EARLY_MODEL_NAME_PATTERN.fullmatch(model):
+        raise build_param_error(describe_unknown_model(model), "model")
+    return model
 
 
 def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationRequest:
@@ -793,32 +561,35 @@ def read_chat_request(call: ClientRequest, setup: MindieConfig) -> GenerationReq
     fields = read_body_fields(call)
     model = read_model_name(fields, setup)
     early = setup.profile.early
-    known = ("model", "messages") if early else _KNOWN_CHAT_FIELDS
-    form = {} if early else _read_tool_fields(fields)
-    template = {} if early else _read_template(fields)
-    offered = bool(form.get("tools"))
-    messages = read_messages(get_field(fields, "messages"), full=early or offered, tools=offered)
-    _check_messages_length(fields["messages"], setup.profile.max_text_length, tools=offered)
+    read_elsewhere: tuple[str, ...] = ("model", "messages")
+    more: dict[str, Any] = {}
+    template: dict[str, Any] = {}
+    if not early:
+        read_elsewhere += _LATER_CHAT_FIELDS
+        more = _read_tool_fields(fields)
+        template = _read_template(fields)
+    has_tools = bool(more.get("tools"))
+    messages = get_field(fields, "messages")
+    more["messages"] = read_messages(messages, full=early or has_tools, tools=has_tools)
+    _check_messages_length(fields["messages"], setup.profile.max_text_length, tools=has_tools)
     values = read_params(setup.chat_params, fields)
     if not early:
         _set_chat_logprobs(values)
-        for path, got in template.items():
-            values[path] = got
+        values.update(template)
         if setup.vllm_validator:  # the server's own validator ignores it
-            form["output"] = _read_output_format(fields)
-            known = (*known, "response_format")
+            more["output"] = _read_output_format(fields)
+            read_elsewhere += ("response_format",)
         resolve_choice_count(values, CHAT_COUNT_ERRORS)
     return build_request(
         values,
         setup,
         setup.chat_params,
         fields,
-        known=known,
+        read_elsewhere=read_elsewhere,
         model=model,
         kind="chat",
-        messages=messages,
         client_id=setup.get_request_id(call),
-        **form,
+        **more,
     )
 
 
@@ -847,101 +618,86 @@ def _read_tool_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
     items = get_field(fields, "tools")
     if not items:
         return {}
-    if not isinstance(items, list):
-        raise build_param_error("Tools not array", "tools", "type")
+    check_value(items, list, "tools", "Tools not array")
     for i, item in enumerate(items):
         _check_tool(item if isinstance(item, dict) else {}, f"tools[{i}]")
-    tools: tuple[Tool, ...] = read_tools(fields, most=len(items), kinds=("function",))
-    choice: ToolChoice | None = read_tool_choice(fields, tools)
-    return {"tools": tools, "tool_choice": choice}
+    tools = read_tools(fields, most=len(items), kinds=("function",))
+    return {"tools": tools, "tool_choice": read_tool_choice(fields, tools)}
 
 
-def _check_tool_choice(got: Any) -> None:
-    match got:
+def _check_tool_choice(choice: Any) -> None:
+    match choice:
         case None | "none" | "auto" | "required":
             pass
         case str():
             text = "Parameter tool_choice string not in [none, auto, required]"
             raise build_param_error(text, "tool_choice")
         case dict():
-            _check_tool(got, "tool_choice")
+            _check_tool(choice, "tool_choice")
         case _:
-            raise build_param_error(
-                "Parameter tool_choice not string or object", "tool_choice", "type"
-            )
+            text = "Parameter tool_choice not string or object"
+            raise build_param_error(text, "tool_choice", "type")
 
 
-def _check_tool(got: Mapping[str, Any], at: str) -> None:
-    if "type" not in got:
+def _check_tool(tool: Mapping[str, Any], at: str) -> None:
+    if "type" not in tool:
         raise build_param_error("Tool param invalid, tool type not exist", f"{at}.type", "missing")
-    match got["type"]:
-        case None:
-            raise build_param_error("Tool param invalid tool type", f"{at}.type", "missing")
-        case "function":
-            pass
-        case str():
-            raise build_param_error("Tool param not function type", f"{at}.type")
-        case _:
-            raise build_param_error("Tool param invalid tool string type", f"{at}.type", "type")
+    kind = check_value(
+        tool["type"],
+        str,
+        f"{at}.type",
+        "Tool param invalid tool string type",
+        missing="Tool param invalid tool type",
+    )
+    if kind != "function":
+        raise build_param_error("Tool param not function type", f"{at}.type")
     at = f"{at}.function"
-    if "function" not in got:
+    if "function" not in tool:
         raise build_param_error("Tool param invalid, tool function not exist", at, "missing")
-    function = got["function"]
-    if not isinstance(function, dict):
-        raise build_param_error("Tool param invalid function object", at, "type")
+    function = check_value(tool["function"], dict, at, "Tool param invalid function object")
+    at = f"{at}.name"
     if "name" not in function:
-        raise build_param_error(
-            "Function object invalid, function name not exist", f"{at}.name", "missing"
-        )
-    if not isinstance(function["name"], str):
-        raise build_param_error("Function object invalid name type", f"{at}.name", "type")
-    check_function_name(function["name"], f"{at}.name")
+        text = "Function object invalid, function name not exist"
+        raise build_param_error(text, at, "missing")
+    name = check_value(function["name"], str, at, "Function object invalid name type")
+    check_function_name(name, at)
 
 
 def _read_template(fields: Mapping[str, Raw]) -> dict[str, Any]:
     """Read the chat template and its arguments, by their paths in the internal request."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     at = "chat_template_kwargs"
     if at in fields:
-        kwargs = get_field(fields, at)
-        if not isinstance(kwargs, dict):
-            raise build_param_error(f"{at} must be a JSON object", at, "type")
+        kwargs = check_value(get_field(fields, at), dict, at, f"{at} must be a JSON object")
         thinking = kwargs.get("enable_thinking", False)
-        if not isinstance(thinking, bool):
-            text = f"enable_thinking must be boolean, got {_get_json_type(thinking)}"
-            raise build_param_error(text, f"{at}.enable_thinking", "type")
-        found["templating.arguments"] = decode_fields(fields[at])
+        text = f"enable_thinking must be boolean, got {_get_json_type(thinking)}"
+        check_value(thinking, bool, f"{at}.enable_thinking", text)
+        values["templating.arguments"] = decode_fields(fields[at])
     template = get_field(fields, "chat_template")
     if template is not None:
-        if not isinstance(template, str):
-            raise build_param_error("Parameter chat_template not string", "chat_template", "type")
-        if not template:
-            raise build_param_error(
-                "Parameter chat_template is not valid", "chat_template", "empty"
-            )
-        found["templating.template"] = template
-    return found
-
-
-def _get_json_type(got: Any) -> str:
-    names = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return names.get(type(got), "number")
-
-
-def _read_output_format(fields: Mapping[str, Raw]) -> Any:
-    at = "response_format"
-    got = get_field(fields, at)
-    if got is None:
-        return None
-    if not isinstance(got, dict):
-        raise build_param_error(f"Parameter {at} must be an object", at, "type")
-    kind = got.get("type")
-    if kind is None:
-        raise build_param_error(
-            f"Parameter {at} must contain 'type' field", f"{at}.type", "missing"
+        values["templating.template"] = check_value(
+            template,
+            str,
+            "chat_template",
+            "Parameter chat_template not string",
+            empty="Parameter chat_template is not valid",
         )
-    if not isinstance(kind, str):
-        raise build_param_error(f"Parameter {at}.type must be a string", f"{at}.type", "type")
+    return values
+
+
+def _get_json_type(value: Any) -> str:
+    names = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _read_output_format(fields: Mapping[str, Raw]) -> OutputFormat | None:
+    at = "response_format"
+    output_format = get_field(fields, at)
+    if output_format is None:
+        return None
+    _check_format_field(output_format, dict, at)
+    missing = f"Parameter {at} must contain 'type' field"
+    kind = _check_format_field(output_format.get("type"), str, f"{at}.type", missing)
     if kind not in ("json_object", "json_schema", "text"):
         raise build_param_error(
             f"Parameter {at}.type must be 'json_object', 'json_schema' or 'text', got "
@@ -949,31 +705,25 @@ def _read_output_format(fields: Mapping[str, Raw]) -> Any:
             f"{at}.type",
         )
     if kind == "json_schema":
-        _check_json_schema(got.get("json_schema"), f"{at}.json_schema")
+        _check_json_schema(output_format.get("json_schema"), f"{at}.json_schema")
     return read_response_format(fields)
 
 
-def _check_json_schema(got: Any, at: str) -> None:
-    if got is None:
-        text = f"Parameter {at} is required when type is 'json_schema'"
-        raise build_param_error(text, at, "missing")
-    if not isinstance(got, dict):
-        raise build_param_error(f"Parameter {at} must be an object", at, "type")
-    name = got.get("name")
-    if name is None:
-        raise build_param_error(f"Parameter {at}.name is required", f"{at}.name", "missing")
-    if not isinstance(name, str):
-        raise build_param_error(f"Parameter {at}.name must be a string", f"{at}.name", "type")
+def _check_json_schema(json_schema: Any, at: str) -> None:
+    missing = "Parameter {} is required when type is 'json_schema'"
+    _check_format_field(json_schema, dict, at, missing.format(at))
+    name_at, schema_at = f"{at}.name", f"{at}.schema"
+    missing_name = f"Parameter {name_at} is required"
+    name = _check_format_field(json_schema.get("name"), str, name_at, missing_name)
     if not 0 < len(name.encode()) <= 64:  # noqa: PLR2004 - the server's number
-        raise build_param_error(
-            f"Parameter {at}.name must be 1-64 characters", f"{at}.name", "too_long"
-        )
-    schema = got.get("schema")
-    if schema is None:
-        text = f"Parameter {at}.schema is required when type is 'json_schema'"
-        raise build_param_error(text, f"{at}.schema", "missing")
-    if not isinstance(schema, dict):
-        raise build_param_error(f"Parameter {at}.schema must be an object", f"{at}.schema", "type")
+        text = f"Parameter {name_at} must be 1-64 characters"
+        raise build_param_error(text, name_at, "too_long")
+    _check_format_field(json_schema.get("schema"), dict, schema_at, missing.format(schema_at))
+
+
+def _check_format_field(value: Any, kind: type, at: str, missing: str = "") -> Any:
+    expected = "a string" if kind is str else "an object"
+    return check_value(value, kind, at, f"Parameter {at} must be {expected}", missing=missing)
 
 
 # --- completions ----------------------------------------------------------------------------------
@@ -994,7 +744,7 @@ def read_completion_request(call: ClientRequest, setup: MindieConfig) -> Generat
         setup,
         params.COMPLETION_PARAMS,
         fields,
-        known=("model", "prompt", "response_format"),
+        read_elsewhere=("model", "prompt", "response_format"),
         model=model,
         kind="completion",
         prompts=(prompt,),
@@ -1004,30 +754,28 @@ def read_completion_request(call: ClientRequest, setup: MindieConfig) -> Generat
     )
 
 
-def _read_completion_prompt(got: Any, limit: int) -> str | tuple[int, ...]:
-    error_text = (
-        "Length of Prompt {kind} should be greater than 0 and less than or equal to {most}, "
+def _read_completion_prompt(prompt: Any, limit: int) -> str | tuple[int, ...]:
+    wrong_length = (
+        "Length of Prompt {} should be greater than 0 and less than or equal to {}, but got {}"
     )
-    match got:
+    match prompt:
         case None:
             raise build_param_error("Contains not prompt or prompt null", "prompt", "missing")
         case str():
-            if (length := get_invalid_length(got, limit)) is not None:
-                text = error_text.format(kind="text", most=limit) + f"but got {length}"
+            if (length := get_invalid_length(prompt, limit)) is not None:
+                text = wrong_length.format("text", limit, length)
                 raise build_param_error(text, "prompt", "too_long" if length else "empty")
-            return got
+            return prompt
         case []:
             raise build_param_error("Prompt array cannot be empty.", "prompt", "empty")
         case list():
-            if not all(type(one) is int and one >= 0 for one in got):
+            if not _are_unsigned(prompt):
                 text = "All elements of the prompt array must be integers."
                 raise build_param_error(text, "prompt", "type")
-            if len(got) > MAX_INPUT_TOKENS:
-                text = (
-                    error_text.format(kind="token", most=MAX_INPUT_TOKENS) + f"but got {len(got)}"
-                )
+            if len(prompt) > MAX_INPUT_TOKENS:
+                text = wrong_length.format("token", MAX_INPUT_TOKENS, len(prompt))
                 raise build_param_error(text, "prompt", "too_long")
-            return tuple(got)
+            return tuple(prompt)
         case _:
             text = "The type of prompt is abnormal,prompt must be str or integer list."
             raise build_param_error(text, "prompt", "type")

@@ -8,14 +8,20 @@ Source: MindIE-LLM 0695772, single_req_triton_text_infer_interface.cpp (FillResp
 single_req_triton_token_infer_interface.cpp; for 1.0.RC1 the published page of generate_stream.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from protocols.chat.responses import FunctionCallItem, ToolCallItem, build_tool_calls
-from protocols.core import events as core_events
+from protocols.chat.responses import (
+    CompletionTokensDetails,
+    FunctionCallItem,
+    PromptTokensDetails,
+    ToolCallItem,
+    build_tool_calls,
+)
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import ClientDisconnected, GatewayError
 from protocols.core.events import (
@@ -31,6 +37,7 @@ from protocols.core.events import (
     TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
+    TopLogprob,
     Usage,
 )
 from protocols.core.interfaces import ClientRequest, Clock, Headers, HttpResponse, ResponseContext
@@ -103,11 +110,11 @@ class ChunkTimer:
         first, timing = self._is_first, self._backend_timing
         seconds = now - self._last_time
         if timing is not None:
-            figure = timing.prefill if first else timing.decode
-            seconds = seconds if figure is None else figure
+            reported = timing.prefill if first else timing.decode
+            seconds = seconds if reported is None else reported
         self._last_time, self._is_first, self._backend_timing = now, False, None
-        spent = round(seconds * 1000)
-        return (spent, None) if first else (None, spent)
+        milliseconds = round(seconds * 1000)
+        return (milliseconds, None) if first else (None, milliseconds)
 
 
 class _TextDetails(Struct, kw_only=True):
@@ -132,34 +139,13 @@ class _PendingChunk(Struct):
     times: _ChunkTimes | None
 
 
-class TextEncoder:
-    """Encodes a generate or generate_stream response.
-
-    With details, each event is held until the next one: only the last event holds the finish
-    reason, and the server sends one event for each token, so an extra event without text would
-    count as a token. Without details, nothing is held.
-    """
+class _BaseEncoder:
+    """What the encoders share: the headers, and the end of a stream that breaks off."""
 
     content_type = STREAM_CONTENT_TYPE
 
-    def __init__(
-        self,
-        profile: MindieProfile,
-        request: GenerationRequest,
-        about: ResponseContext,
-        headers: Headers,
-    ) -> None:
-        self._profile, self._request, self._headers = profile, request, headers
-        head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
-        self._head = head % (encode_json(request.client_id), encode_json(about.model))
-        self._event_head = b"data:" + self._head
-        self._with_details = request.response_options.details
-        self._timer = ChunkTimer(about.clock)
-        self._pending: _PendingChunk | None = None
-        self._finish_reason: str | None = None
-        self._token_count = 0
-        self._batch_size, self._queue_microseconds = 1, 0
-        self._started = False
+    def __init__(self, request: GenerationRequest, headers: Headers) -> None:
+        self._request, self._headers = request, headers
 
     def headers(self) -> Headers:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -170,11 +156,57 @@ class TextEncoder:
         return b"".join([self._encode_event(event) for event in events])
 
     def encode_error_event(self, error: GatewayError) -> bytes:
-        """Encode an error as plain text, after the held event."""
+        """Encode an error as plain text. A request that its client cancelled ends normally."""
         if isinstance(error, ClientDisconnected):
-            self._finish_reason = STOPPED_FINISH_REASON
-            return self._encode_end()
-        return self._flush_pending() + errors.encode_stream_error(error, self._request.timeout)
+            return self._encode_stopped()
+        return errors.encode_stream_error(error, self._request.timeout)
+
+    def _encode_event(self, event: Event) -> bytes:
+        """Encode an event of a stream; empty for an endpoint without streams."""
+        del event
+        return b""
+
+    def _encode_stopped(self) -> bytes:
+        """Encode the end of a request that its client cancelled."""
+        return b""
+
+
+class TextEncoder(_BaseEncoder):
+    """Encodes a generate or generate_stream response.
+
+    With details, each event is held until the next one: only the last event holds the finish
+    reason, and the server sends one event for each token, so an extra event without text would
+    count as a token. Without details, nothing is held.
+    """
+
+    def __init__(
+        self,
+        profile: MindieProfile,
+        request: GenerationRequest,
+        context: ResponseContext,
+        headers: Headers,
+    ) -> None:
+        super().__init__(request, headers)
+        self._profile = profile
+        head = b'{"id":%b,"model_name":%b,"model_version":null,"text_output":'
+        self._head = head % (encode_json(request.client_id), encode_json(context.model))
+        self._event_head = b"data:" + self._head
+        self._with_details = request.response_options.details
+        self._timer = ChunkTimer(context.clock)
+        self._pending: _PendingChunk | None = None
+        self._finish_reason: str | None = None
+        self._token_count = 0
+        self._batch_size, self._queue_microseconds = 1, 0
+        self._started = False
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """Encode an error, after the held event."""
+        text = super().encode_error_event(error)
+        return self._flush_pending() + text
+
+    def _encode_stopped(self) -> bytes:
+        self._finish_reason = STOPPED_FINISH_REASON
+        return self._encode_end()
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -201,11 +233,8 @@ class TextEncoder:
             case Timing():
                 self._timer.set_backend_timing(event)
                 self._batch_size = event.batch_size or self._batch_size
-                self._queue_microseconds = (
-                    self._queue_microseconds
-                    if event.queue is None
-                    else _to_microseconds(event.queue)
-                )
+                if event.queue is not None:
+                    self._queue_microseconds = _to_microseconds(event.queue)
             case ChoiceEnd(reason):
                 self._finish_reason = map_finish_reason(reason, self._profile)
             case Usage():
@@ -242,12 +271,11 @@ class TextEncoder:
     def _flush_pending(self) -> bytes:
         if self._pending is None:
             return b""
-        held, self._pending = self._pending, None
-        body = (
-            self._event_head + encode_json(held.text) + b',"details":' + encode_json(held.details)
-        )
-        if held.times is not None:
-            body += b"," + encode_json(held.times)[1:-1]
+        chunk, self._pending = self._pending, None
+        body = self._event_head + encode_json(chunk.text)
+        body += b',"details":' + encode_json(chunk.details)
+        if chunk.times is not None:
+            body += b"," + encode_json(chunk.times)[1:-1]
         return body + b"}\n\n"
 
 
@@ -263,26 +291,12 @@ def _to_microseconds(seconds: float | None) -> int:
     return round((seconds or 0.0) * 1_000_000)
 
 
-class TokensEncoder:
+class TokensEncoder(_BaseEncoder):
     """Encodes an infer response, which is never streamed."""
 
-    content_type = STREAM_CONTENT_TYPE
-
     def __init__(self, request: GenerationRequest, headers: Headers, output: str) -> None:
-        self._request, self._headers, self._output_name = request, headers, output
-
-    def headers(self) -> Headers:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._headers
-
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """Empty: this endpoint has no stream."""
-        del events
-        return b""
-
-    def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return errors.encode_stream_error(error, self._request.timeout)
+        super().__init__(request, headers)
+        self._output_name = output
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """Encode the token ids; an error response if the backend reported none."""
@@ -348,45 +362,31 @@ class ResponseVariant(Struct, frozen=True):
         return _OPENAI_FINISH_REASONS.get(reason, "stop")
 
 
-class OpenAiStyleEncoder:
+class OpenAiStyleEncoder(_BaseEncoder):
     """Encodes a chat or completions response."""
-
-    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
         self,
-        form: ResponseVariant,
+        variant: ResponseVariant,
         request: GenerationRequest,
-        about: ResponseContext,
+        context: ResponseContext,
         headers: Headers,
     ) -> None:
-        self._variant, self._request, self._headers = form, request, headers
-        about_it = b'"created":%d,"model":%b' % (about.created, encode_json(about.model))
-        head = b'{"id":%b,"object":%b,' + about_it + b","
-        self._unary_head = head % (encode_json(request.client_id), encode_json(form.unary_object))
-        self._chunk_head = head % (encode_json(request.client_id), encode_json(form.chunk_object))
+        super().__init__(request, headers)
+        self._variant = variant
+        name = encode_json(request.client_id)
+        head = b'{"id":%b,"object":%b,"created":%d,"model":%b,'
+        tail = context.created, encode_json(context.model)
+        self._unary_head = head % (name, encode_json(variant.unary_object), *tail)
+        self._chunk_head = head % (name, encode_json(variant.chunk_object), *tail)
         self._started = False
         self._prompt_tokens: int | None = None
-        self._usage: core_events.Usage | None = None
+        self._usage: Usage | None = None
         self._token_counts = [0] * request.choice_count
         self._text_offsets = [0] * request.choice_count
         self._templates: dict[int, tuple[bytes, bytes]] = {}
         self._choices_with_calls: set[int] = set()
         self._choice_ends: list[ChoiceEnd] = []
-
-    def headers(self) -> Headers:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._headers
-
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return b"".join([self._encode_event(event) for event in events])
-
-    def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
-        if isinstance(error, ClientDisconnected):
-            return self._encode_stopped()
-        return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -412,7 +412,7 @@ class OpenAiStyleEncoder:
                 self._prompt_tokens = prompt_tokens
             case ChoiceEnd():
                 self._choice_ends.append(event)
-            case core_events.Usage():
+            case Usage():
                 self._usage = event
             case StreamEnd():
                 last = b"".join([self._encode_final_chunk(end) for end in self._choice_ends])
@@ -438,16 +438,13 @@ class OpenAiStyleEncoder:
                 logprobs = encode_json(self._build_logprobs(index, event.logprobs))
         if not event.text and logprobs == b"null":
             return b""
-        apart = (
-            isinstance(event, ReasoningDelta) and self._variant.is_chat and not self._variant.early
-        )
-        if not apart and logprobs == b"null":
+        variant, content = self._variant, encode_json(event.text)
+        if isinstance(event, ReasoningDelta) and variant.is_chat and not variant.early:
+            return self._encode_delta(index, content=content, key=b"reasoning_content")
+        if logprobs == b"null":
             head, tail = self._templates.get(index) or self._build_template(index)
-            return head + encode_json(event.text) + tail
-        key = b"reasoning_content" if apart else b"content"
-        return self._encode_delta(
-            index, content=encode_json(event.text), key=key, logprobs=logprobs
-        )
+            return head + content + tail
+        return self._encode_delta(index, content=content, logprobs=logprobs)
 
     def _build_template(self, index: int) -> tuple[bytes, bytes]:
         """A chunk template, split where the text goes; JSON never contains the placeholder."""
@@ -468,33 +465,30 @@ class OpenAiStyleEncoder:
         return self._encode_chunk(index, delta, logprobs, b"null", b"")
 
     def _encode_final_chunk(self, end: ChoiceEnd) -> bytes:
-        reason = encode_json(
-            self._variant.map_finish_reason(
-                end.finish_reason, called=end.index in self._choices_with_calls
-            )
-        )
-        if self._variant.early:
+        variant = self._variant
+        called = end.index in self._choices_with_calls
+        reason = encode_json(variant.map_finish_reason(end.finish_reason, called=called))
+        if variant.early:
             return self._encode_chunk(end.index, b'"delta":{}', b"null", reason, b"")
-        delta = (
-            b'"delta":{"role":"assistant","content":""}' if self._variant.is_chat else b'"text":""'
-        )
+        delta = b'"delta":{"role":"assistant","content":""}' if variant.is_chat else b'"text":""'
         usage = self._get_choice_usage(end.index)
         usage_field = b"" if usage is None else b'"usage":' + encode_json(build_usage(usage))
         return self._encode_chunk(end.index, delta, b"null", reason, usage_field)
 
     def _encode_stopped(self) -> bytes:
         """End every choice that has not ended; an unfinished tool call does not count."""
-        cut = set(range(self._request.choice_count)) - {end.index for end in self._choice_ends}
-        self._choices_with_calls -= cut
-        self._choice_ends.extend(ChoiceEnd("content_filter", index) for index in sorted(cut))
+        open_choices = set(range(self._request.choice_count))
+        open_choices -= {end.index for end in self._choice_ends}
+        self._choices_with_calls -= open_choices
+        self._choice_ends += [ChoiceEnd("content_filter", index) for index in sorted(open_choices)]
         return self._encode_event(StreamEnd())
 
-    def _get_choice_usage(self, index: int) -> core_events.Usage | None:
+    def _get_choice_usage(self, index: int) -> Usage | None:
         """The usage of one choice; the backend reports the total of all choices."""
         if self._request.choice_count == 1 and self._usage is not None:
             return self._usage
         prompt = self._usage.prompt_tokens if self._usage else self._prompt_tokens
-        return None if prompt is None else core_events.Usage(prompt, self._token_counts[index])
+        return None if prompt is None else Usage(prompt, self._token_counts[index])
 
     def _encode_chunk(
         self, index: int, content: bytes, logprobs: bytes, reason: bytes, usage: bytes
@@ -510,20 +504,19 @@ class OpenAiStyleEncoder:
     # --- unary responses --------------------------------------------------------------------------
 
     def _build_chat_choice(self, choice: UnaryChoice) -> dict[str, Any]:
-        form = self._variant
+        variant = self._variant
         text = choice.text + choice.refusal
         message: dict[str, Any] = {"role": "assistant", "content": text}
         result: dict[str, Any] = {"index": choice.index, "message": message}
-        if form.early:
+        if variant.early:
             message["content"] = choice.reasoning + text
         else:
             if choice.reasoning:
                 message["reasoning_content"] = choice.reasoning
             message["tool_calls"] = build_tool_calls(choice.tool_calls)
             result["logprobs"] = self._build_logprobs(choice.index, choice.logprobs)
-        result["finish_reason"] = form.map_finish_reason(
-            choice.finish_reason, called=bool(choice.tool_calls)
-        )
+        called = bool(choice.tool_calls)
+        result["finish_reason"] = variant.map_finish_reason(choice.finish_reason, called=called)
         return result
 
     def _build_completion_choice(self, choice: UnaryChoice) -> dict[str, Any]:
@@ -539,74 +532,60 @@ class OpenAiStyleEncoder:
         if not tokens:
             return None
         if self._variant.is_chat:
-            return {"content": [_build_chat_logprob(one) for one in tokens]}
-        start = self._text_offsets[index]
+            return {"content": [*map(_build_chat_logprob, tokens)]}
         columns = _CompletionLogprobs([], [], [], [])
-        for one in tokens:
-            columns.append_token(one, start)
-            start += len(one.token.encode())
-        self._text_offsets[index] = start
+        for token in tokens:
+            columns.append_token(token, self._text_offsets[index])
+            self._text_offsets[index] += len(token.token.encode())
         return columns
 
 
 # --- shared objects ---------------------------------------------------------------------------
 
 
-class _PromptTokensDetails(Struct):
-    cached_tokens: int
-
-
-class _CompletionTokensDetails(Struct):
-    reasoning_tokens: int
-
-
 class _UsageBody(Struct):
     prompt_tokens: int
-    prompt_tokens_details: _PromptTokensDetails | UnsetType
+    prompt_tokens_details: PromptTokensDetails | UnsetType
     completion_tokens: int
-    completion_tokens_details: _CompletionTokensDetails | UnsetType
+    completion_tokens_details: CompletionTokensDetails | UnsetType
     total_tokens: int
 
 
-def build_usage(usage: core_events.Usage) -> _UsageBody:
+def build_usage(usage: Usage) -> _UsageBody:
     """Build usage, with token details if they are known."""
-    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
     return _UsageBody(
         usage.prompt_tokens,
-        UNSET if cached is None else _PromptTokensDetails(cached),
+        UNSET if cached is None else PromptTokensDetails(cached),
         usage.completion_tokens,
-        UNSET if thought is None else _CompletionTokensDetails(thought),
+        UNSET if reasoning is None else CompletionTokensDetails(reasoning),
         usage.total_tokens,
     )
 
 
-def _build_token_logprob(token: str, logprob: float | None, data: bytes | None) -> dict[str, Any]:
-    return {
-        "token": token,
-        "logprob": logprob,
-        "bytes": list(token.encode() if data is None else data),
-    }
+def _build_token_logprob(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    data = token.token.encode() if token.data is None else token.data
+    return {"token": token.token, "logprob": token.logprob, "bytes": list(data)}
 
 
-def _build_chat_logprob(one: TokenLogprob) -> dict[str, Any]:
-    top = [_build_token_logprob(other.token, other.logprob, other.data) for other in one.top]
-    return {**_build_token_logprob(one.token, one.logprob, one.data), "top_logprobs": top}
+def _build_chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+    return _build_token_logprob(token) | {"top_logprobs": [*map(_build_token_logprob, token.top)]}
 
 
 class _CompletionLogprobs(Struct):
-    """Build completions logprobs; the sampled token is the first of its alternatives."""
+    """Logprobs of completions; the sampled token is the first of its alternatives."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float | None]]
 
-    def append_token(self, one: TokenLogprob, offset: int) -> None:
+    def append_token(self, token: TokenLogprob, offset: int) -> None:
         self.text_offset.append(offset)
-        self.token_logprobs.append(one.logprob)
-        self.tokens.append(one.token)
-        others: Iterable[tuple[str, float]] = ((other.token, other.logprob) for other in one.top)
-        self.top_logprobs.append({one.token: one.logprob} | dict(others))
+        self.token_logprobs.append(token.logprob)
+        self.tokens.append(token.token)
+        alternatives = {top.token: top.logprob for top in token.top}
+        self.top_logprobs.append({token.token: token.logprob, **alternatives})
 
 
 # Responses of the endpoints without a model name: native, TGI style and vLLM style.
@@ -618,37 +597,51 @@ class _CompletionLogprobs(Struct):
 # single_req_tgi_text_infer_interface.cpp, single_req_vllm_infer_interface.cpp.
 
 
-class _StreamState:
-    """What a stream has sent so far."""
+class _RepeatingEncoder(_BaseEncoder, ABC):
+    """An encoder whose last event repeats what the stream has sent."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.token_count = 0
-        self.prompt_tokens = 0
-        self.finish_reason = ""
+    def __init__(
+        self, profile: MindieProfile, request: GenerationRequest, headers: Headers
+    ) -> None:
+        super().__init__(request, headers)
+        self._profile = profile
+        self._texts: list[str] = []
+        self._token_count = 0
+        self._prompt_tokens = 0
+        self._finish_reason = ""
 
-    def update(self, event: Event, profile: MindieProfile) -> None:
-        """Record what the last event repeats."""
+    def _encode_event(self, event: Event) -> bytes:
         match event:
             case TextDelta(text):
-                self.texts.append(text)
-                self.token_count += event.tokens
+                self._texts.append(text)
+                self._token_count += event.tokens
+                return self._encode_token(text, list(event.token_ids))
             case ReasoningDelta(text) | RefusalDelta(text):
-                self.texts.append(text)
-                self.token_count += 1
+                self._texts.append(text)
+                self._token_count += 1
+                return self._encode_token(text, [])
             case StreamStart(prompt_tokens):
-                self.prompt_tokens = prompt_tokens or 0
+                self._prompt_tokens = prompt_tokens or 0
             case Usage(prompt_tokens, completion_tokens):
-                self.prompt_tokens = prompt_tokens
-                self.token_count = max(self.token_count, completion_tokens)
+                self._prompt_tokens = prompt_tokens
+                self._token_count = max(self._token_count, completion_tokens)
             case ChoiceEnd(reason):
-                self.finish_reason = map_finish_reason(reason, profile)
+                self._finish_reason = map_finish_reason(reason, self._profile)
+            case StreamEnd():
+                return self._encode_end()
             case _:
                 pass
+        return b""
 
+    def _encode_stopped(self) -> bytes:
+        self._finish_reason = STOPPED_FINISH_REASON
+        return self._encode_end()
 
-def _get_token_ids(event: Event) -> list[int]:
-    return list(event.token_ids) if isinstance(event, TextDelta) else []
+    @abstractmethod
+    def _encode_token(self, text: str, token_ids: list[int]) -> bytes: ...
+
+    @abstractmethod
+    def _encode_end(self) -> bytes: ...
 
 
 # --- native ---------------------------------------------------------------------------------------
@@ -666,50 +659,26 @@ class _NativeToken(Struct):
     text: str | None
 
 
-class _NativeChunk(Struct):
+class _NativeChunk(Struct, kw_only=True):
     prefill_time: int | None
     decode_time: int | None
+    generated_text: str | UnsetType = UNSET
+    details: _NativeDetails | UnsetType | None = UNSET
     token: _NativeToken
 
 
-class _NativeFinalChunk(Struct):
-    prefill_time: int | None
-    decode_time: int | None
-    generated_text: str
-    details: _NativeDetails | None
-    token: _NativeToken
-
-
-class NativeEncoder:
+class NativeEncoder(_RepeatingEncoder):
     """Encodes /infer and /infer_token responses."""
-
-    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
         self,
         profile: MindieProfile,
         request: GenerationRequest,
-        about: ResponseContext,
+        context: ResponseContext,
         headers: Headers,
     ) -> None:
-        self._profile, self._request, self._headers = profile, request, headers
-        self._timer = ChunkTimer(about.clock)
-        self._state = _StreamState()
-
-    def headers(self) -> Headers:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._headers
-
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return b"".join([self._encode_event(event) for event in events])
-
-    def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
-        if isinstance(error, ClientDisconnected):
-            self._state.finish_reason = STOPPED_FINISH_REASON
-            return self._encode_final_event()
-        return errors.encode_stream_error(error, self._request.timeout)
+        super().__init__(profile, request, headers)
+        self._timer = ChunkTimer(context.clock)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -717,40 +686,35 @@ class NativeEncoder:
         body: dict[str, Any] = {"generated_text": join_choice_text(choice)}
         if self._request.response_options.details:
             tokens = answer.usage.completion_tokens if answer.usage else choice.tokens
-            body["details"] = self._build_details(
-                map_finish_reason(choice.finish_reason, self._profile), tokens, choice.token_ids
-            )
+            reason = map_finish_reason(choice.finish_reason, self._profile)
+            body["details"] = self._build_details(reason, tokens, choice.token_ids)
         return build_json_response(encode_json(body))
 
     def _encode_event(self, event: Event) -> bytes:
-        self._state.update(event, self._profile)
-        match event:
-            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
-                token = _NativeToken(_get_token_ids(event), text)
-                return framed(encode_json(_NativeChunk(*self._timer.measure_chunk(), token)))
-            case Timing():
-                self._timer.set_backend_timing(event)
-            case StreamEnd():
-                return self._encode_final_event()
-            case _:
-                pass
-        return b""
+        if isinstance(event, Timing):
+            self._timer.set_backend_timing(event)
+        return super()._encode_event(event)
 
-    def _encode_final_event(self) -> bytes:
-        state = self._state
-        details = self._build_details(state.finish_reason, state.token_count, UNSET)
-        last = _NativeFinalChunk(
-            *self._timer.measure_chunk(),
-            "".join(state.texts),
-            details if self._request.response_options.details else None,
-            _NativeToken([], None),
+    def _encode_token(self, text: str, token_ids: list[int]) -> bytes:
+        return self._encode_chunk(token=_NativeToken(token_ids, text))
+
+    def _encode_end(self) -> bytes:
+        details = None
+        if self._request.response_options.details:
+            details = self._build_details(self._finish_reason, self._token_count, UNSET)
+        return self._encode_chunk(
+            token=_NativeToken([], None), generated_text="".join(self._texts), details=details
         )
-        return framed(encode_json(last))
+
+    def _encode_chunk(self, **fields: Any) -> bytes:
+        prefill, decode = self._timer.measure_chunk()
+        chunk = _NativeChunk(prefill_time=prefill, decode_time=decode, **fields)
+        return framed(encode_json(chunk))
 
     def _build_details(
-        self, reason: str, tokens: int, ids: list[int] | UnsetType
+        self, reason: str, tokens: int, token_ids: list[int] | UnsetType
     ) -> _NativeDetails:
-        return _NativeDetails(reason, tokens, ids, self._request.sampling.seed)
+        return _NativeDetails(reason, tokens, token_ids, self._request.sampling.seed)
 
 
 # --- TGI style ------------------------------------------------------------------------------------
@@ -792,10 +756,8 @@ class _TgiUnaryDetails(Struct):
     tokens: list[_TgiUnaryToken] | UnsetType
 
 
-class TgiStyleEncoder:
+class TgiStyleEncoder(_RepeatingEncoder):
     """Encodes TGI-style responses; ``listed``: a unary response is a list of one object."""
-
-    content_type = STREAM_CONTENT_TYPE
 
     def __init__(
         self,
@@ -805,24 +767,8 @@ class TgiStyleEncoder:
         *,
         listed: bool = False,
     ) -> None:
-        self._profile, self._request, self._as_list = profile, request, listed
-        self._headers = headers
-        self._state = _StreamState()
-
-    def headers(self) -> Headers:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._headers
-
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return b"".join([self._encode_event(event) for event in events])
-
-    def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
-        if isinstance(error, ClientDisconnected):
-            self._state.finish_reason = STOPPED_FINISH_REASON
-            return self._encode_final_event()
-        return errors.encode_stream_error(error, self._request.timeout)
+        super().__init__(profile, request, headers)
+        self._as_list = listed
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -844,70 +790,36 @@ class TgiStyleEncoder:
             [_TgiUnaryToken(one) for one in choice.token_ids] or UNSET,
         )
 
-    def _encode_event(self, event: Event) -> bytes:
-        self._state.update(event, self._profile)
-        match event:
-            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
-                return framed(encode_json(_TgiChunk(_TgiToken(_get_token_ids(event), text))))
-            case StreamEnd():
-                return self._encode_final_event()
-            case _:
-                return b""
+    def _encode_token(self, text: str, token_ids: list[int]) -> bytes:
+        return framed(encode_json(_TgiChunk(_TgiToken(token_ids, text))))
 
-    def _encode_final_event(self) -> bytes:
-        state = self._state
+    def _encode_end(self) -> bytes:
         details = None
         if self._request.response_options.details:
             seed = self._request.sampling.seed
             details = _TgiStreamDetails(
-                state.prompt_tokens, state.finish_reason, state.token_count, seed
+                self._prompt_tokens, self._finish_reason, self._token_count, seed
             )
-        return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(state.texts), details)))
+        return framed(encode_json(_TgiChunk(_TgiToken([], ""), "".join(self._texts), details)))
 
 
 # --- vLLM style -----------------------------------------------------------------------------------
 
 
-class VllmStyleEncoder:
+class VllmStyleEncoder(_BaseEncoder):
     """Encodes vLLM-style responses: JSON objects, each followed by a NUL byte."""
-
-    content_type = STREAM_CONTENT_TYPE
-
-    def __init__(self, request: GenerationRequest, headers: Headers) -> None:
-        self._request, self._headers = request, headers
-        self._choice_count = request.choice_count
-
-    def headers(self) -> Headers:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._headers
-
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return b"".join([self._encode_event(event) for event in events])
-
-    def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``. A stopped request ends normally."""
-        if isinstance(error, ClientDisconnected):
-            return b""
-        return errors.encode_stream_error(error, self._request.timeout)
 
     def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
         """Return the prompt, with which every text begins."""
-        prompt = self._get_prompt()
-        return build_json_response(
-            encode_json({"text": [prompt + join_choice_text(choice) for choice in answer.choices]})
-        )
-
-    def _get_prompt(self) -> str:
         request = self._request
-        if request.prompts:
-            return str(request.prompts[0])
-        return request.messages[0].text
+        prompt = str(request.prompts[0]) if request.prompts else request.messages[0].text
+        texts = [prompt + join_choice_text(choice) for choice in answer.choices]
+        return build_json_response(encode_json({"text": texts}))
 
     def _encode_event(self, event: Event) -> bytes:
         match event:
             case TextDelta(text, index) | ReasoningDelta(text, index) | RefusalDelta(text, index):
-                texts = [""] * self._choice_count
+                texts = [""] * self._request.choice_count
                 texts[index] = text
                 return encode_json({"text": texts}) + b"\0"
             case _:

@@ -23,24 +23,18 @@ from msgspec.structs import replace
 from protocols import params
 from protocols import prompt as protocols_prompt
 from protocols.chat import upstream
-from protocols.chat.messages import MessageStyle
-from protocols.chat.passthrough import (
-    JSON_HEADERS,
+from protocols.chat.field_types import (
     OPTIONAL_BOOL,
     PLAIN_MESSAGES,
     TOOL_FIELDS,
-    PassthroughRule,
-    PassthroughRules,
-    build_body_decoder,
     build_count_type,
-    create_passthrough_reader,
     is_valid_chat,
-    list_body_fields,
 )
+from protocols.chat.messages import MessageStyle
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
-from protocols.core.errors import MalformedRequest, UnsupportedFeature
-from protocols.core.events import Event, TextDelta, Usage
+from protocols.core.errors import GatewayError, MalformedRequest
+from protocols.core.events import Event, ResponseMetadata, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -56,7 +50,6 @@ from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParamet
 from protocols.core.request import (
     AudioPart,
     ContentPart,
-    EmbeddingRequest,
     FilePart,
     GenerationRequest,
     ImagePart,
@@ -68,7 +61,7 @@ from protocols.core.request import (
     TextPart,
     VideoPart,
 )
-from protocols.json_body import read_object
+from protocols.json_body import JSON_ERRORS, read_object
 from protocols.mindie import errors, responses
 from protocols.mindie import params as mindie_params
 from protocols.mindie.decoder import OpenAiStyleDecoder, TextDecoder
@@ -85,6 +78,17 @@ from protocols.mindie.params import (
 from protocols.mindie.requests import MAX_BEAM_TOKENS, PRIORITY_STEP
 from protocols.mindie.responses import STREAM_CONTENT_TYPE, TextEncoder, build_headers
 from protocols.params import Param
+from protocols.passthrough import (
+    JSON_HEADERS,
+    NameReplacer,
+    PassthroughResponse,
+    PassthroughRule,
+    PassthroughRules,
+    UnaryPassthroughReader,
+    VerbatimStreamReader,
+    build_body_decoder,
+    list_body_fields,
+)
 
 # Parameters that workers accept: the parameter tables of their endpoints.
 #
@@ -105,7 +109,7 @@ _MESSAGE_STYLE = MessageStyle(
     empty_content="",
     role_mapping=(("developer", "system"), ("function", "tool")),
 )
-_SINGLE_CHOICE_PARAM: Final = Param(wire="n", field="n", type="int", minimum=1, maximum=1)
+_SINGLE_CHOICE_PARAM: Final = Param("n", "n", "int", 1, 1)
 """Ignored by workers without such a field; they return one choice anyway."""
 
 
@@ -128,13 +132,13 @@ def get_capabilities(setup: MindieConfig) -> MindieCapabilities:
     """Return the capabilities of workers with this configuration."""
     profile = setup.profile
     early = profile.early
-    talk = list_worker_params(setup.chat_params)
+    chat = list_worker_params(setup.chat_params)
     useless = ("watermark", *(("typical_p",) if early else ()))
     return MindieCapabilities(
         early=early,
         text_params=params.ParamTable(*list_worker_params(profile.text_params, useless=useless)),
         openai_profile=WorkerProfile(
-            chat=(*talk, _SINGLE_CHOICE_PARAM) if early else talk,
+            chat=(*chat, _SINGLE_CHOICE_PARAM) if early else chat,
             completion=list_worker_params(mindie_params.COMPLETION_PARAMS),
             labels=(),
             message_style=_MESSAGE_STYLE,
@@ -190,151 +194,196 @@ _MEDIA_NAMES: Final[Mapping[type[ContentPart], str]] = {
 class _RequestAdaptation:
     """A request during its adaptation, and its unsupported parameters."""
 
-    def __init__(self, request: GenerationRequest, names: Mapping[str, str]) -> None:
-        self.request = request
-        self.field_names = names
-        self.unsupported: list[UnsupportedParameter] = []
-
-    def replace_fields(self, **fields: Any) -> None:
-        self.request = replace(self.request, **fields)
-
-    def replace_sampling(self, **fields: Any) -> None:
-        self.replace_fields(sampling=replace(self.request.sampling, **fields))
-
-    def replace_stopping(self, **fields: Any) -> None:
-        self.replace_fields(stopping=replace(self.request.stopping, **fields))
-
-    def add_unsupported(
-        self, path: str, reason: LossReason, detail: str = "", *, shown: str = ""
+    def __init__(
+        self,
+        request: GenerationRequest,
+        capabilities: MindieCapabilities,
+        names: Mapping[str, str],
+        max_tokens: int | None,
     ) -> None:
-        wire = self.field_names.get(path, shown or path.rpartition(".")[2])
-        self.unsupported.append(UnsupportedParameter(wire, reason, detail, path))
+        """``max_tokens`` is the maximum for a response."""
+        self._request = request
+        self._capabilities = capabilities
+        self._field_names = names
+        self._max_tokens = max_tokens
+        self._unsupported: list[UnsupportedParameter] = []
 
-    @property
-    def result(self) -> AdaptedRequest:
-        return self.request, tuple(self.unsupported)
+    def adapt_for_generate(self) -> AdaptedRequest:
+        """Adapt the request for generate: one choice, one prompt."""
+        request, sampling = self._request, self._request.sampling
+        self._adapt_common_fields()
+        choices = request.n or 1
+        if choices > 1:
+            self._add_unsupported("n", "dropped")
+        if (request.best_of or 1) > choices:
+            self._add_unsupported("best_of", "dropped")
+        self._replace_fields(n=None, best_of=None)
+        if sampling.temperature == 0 or sampling.do_sample is False:
+            self._replace_sampling(temperature=None, do_sample=False)
+        elif self._capabilities.early and sampling.do_sample is None and _is_sampled(request):
+            self._replace_sampling(do_sample=True)
+        return self._request, tuple(self._unsupported)
 
+    def adapt_for_openai(self) -> AdaptedRequest:
+        """Adapt the request for the OpenAI-style endpoints."""
+        request, capabilities = self._request, self._capabilities
+        self._adapt_common_fields()
+        self._adapt_messages()
+        if request.output is not None and not capabilities.vllm_validator:
+            self._add_unsupported("output", "dropped", wire="response_format")
+            self._replace_fields(output=None)
+        if request.sampling.do_sample and not _is_sampled(request):
+            self._replace_sampling(temperature=1.0)
+        if capabilities.early:
+            self._adapt_for_early_release()
+        else:
+            if capabilities.vllm_validator:
+                self._adapt_thinking_budget()
+            self._adapt_stop_strings()
+            self._adapt_choice_count()
+        return self._request, tuple(self._unsupported)
 
-def adapt_generate_request(
-    request: GenerationRequest,
-    takes: MindieCapabilities,
-    names: Mapping[str, str],
-    most: int | None,
-) -> AdaptedRequest:
-    """Adapt a request for generate: one choice, one prompt, at most ``most`` tokens."""
-    fit = _RequestAdaptation(request, names)
-    _adapt_common_fields(fit, takes, most)
-    _adapt_prompts(fit)
-    many = request.n or 1
-    if many > 1:
-        fit.add_unsupported("n", "dropped")
-    if (request.best_of or 1) > many:
-        fit.add_unsupported("best_of", "dropped")
-    fit.replace_fields(n=None, best_of=None)
-    sampling = request.sampling
-    if sampling.temperature == 0 or sampling.do_sample is False:
-        fit.replace_sampling(temperature=None, do_sample=False)
-    elif takes.early and sampling.do_sample is None and _is_sampled(request):
-        fit.replace_sampling(do_sample=True)
-    return fit.result
+    def _replace_fields(self, **fields: Any) -> None:
+        self._request = replace(self._request, **fields)
 
+    def _replace_sampling(self, **fields: Any) -> None:
+        self._replace_fields(sampling=replace(self._request.sampling, **fields))
 
-def adapt_openai_request(
-    request: GenerationRequest,
-    takes: MindieCapabilities,
-    names: Mapping[str, str],
-    most: int | None,
-) -> AdaptedRequest:
-    """Adapt a request for the OpenAI-style endpoints."""
-    fit = _RequestAdaptation(request, names)
-    _adapt_common_fields(fit, takes, most)
-    _adapt_prompts(fit)
-    _adapt_messages(fit, early=takes.early)
-    if request.output is not None and not takes.vllm_validator:
-        fit.add_unsupported("output", "dropped", shown="response_format")
-        fit.replace_fields(output=None)
-    if request.sampling.do_sample and not _is_sampled(request):
-        fit.replace_sampling(temperature=1.0)
-    if takes.early:
-        _adapt_for_early_release(fit)
-        return fit.result
-    if takes.vllm_validator:
-        _adapt_thinking_budget(fit)
-    _adapt_stop_strings(fit)
-    _adapt_choice_count(fit)
-    return fit.result
+    def _replace_stopping(self, **fields: Any) -> None:
+        self._replace_fields(stopping=replace(self._request.stopping, **fields))
+
+    def _add_unsupported(
+        self, path: str, reason: LossReason, detail: str = "", *, wire: str = ""
+    ) -> None:
+        """``wire`` is the name that is shown if clients have none, by default the path's end."""
+        name = self._field_names.get(path, wire or path.rpartition(".")[2])
+        self._unsupported.append(UnsupportedParameter(name, reason, detail, path))
+
+    def _adapt_common_fields(self) -> None:
+        request, limit = self._request, self._max_tokens
+        if (seed := request.sampling.seed) is not None:
+            adapted = seed % _SEED_COUNT or (_SEED_COUNT - 1 if self._capabilities.early else 0)
+            if adapted != seed:
+                self._add_unsupported("sampling.seed", "approximated", f"{seed} as {adapted}")
+                self._replace_sampling(seed=adapted)
+        if request.stopping.overflow == "error":
+            self._replace_stopping(overflow=None)  # every server reports usage
+        max_tokens = request.stopping.max_tokens
+        if limit is not None and max_tokens is not None and max_tokens > limit:
+            self._add_unsupported("stopping.max_tokens", "clamped", f"{max_tokens} to {limit}")
+            self._replace_stopping(max_tokens=limit)
+        if request.source != "mindie":
+            self._unsupported += [UnsupportedParameter(name, "dropped") for name in request.extra]
+            self._replace_fields(extra={})
+        self._replace_fields(provided_fields=frozenset())
+        if len(request.prompts) > 1:
+            self._add_unsupported("prompts", "dropped", wire="prompt")
+            self._replace_fields(prompts=request.prompts[:1])
+
+    # --- chat -------------------------------------------------------------------------------------
+
+    def _adapt_messages(self) -> None:
+        """Remove unsupported content, and empty assistant messages, which the worker rejects."""
+        early = self._capabilities.early
+        removed: set[str] = set()
+        messages = []
+        for message in self._request.messages:
+            parts = [_adapt_part(part, removed, early=early) for part in message.parts]
+            adapted = replace(message, parts=tuple(part for part in parts if part is not None))
+            if early and message.tool_calls:
+                removed.add("tool calls")
+                adapted = replace(adapted, tool_calls=())
+            if _has_content(adapted) or not (early or message.role == "assistant"):
+                messages.append(adapted)
+        if messages:
+            self._replace_fields(messages=tuple(messages))
+        if removed:
+            self._add_unsupported("messages", "dropped", ", ".join(sorted(removed)))
+
+    def _adapt_for_early_release(self) -> None:
+        """Adapt a request for the first releases: a few scalars, no tools, no log probabilities."""
+        request = self._request
+        if request.tools:
+            self._add_unsupported("tools", "dropped")
+            self._replace_fields(tools=(), tool_choice=None)
+        if request.logprobs is not None:
+            self._add_unsupported("logprobs.top", "dropped", wire="logprobs")
+            self._replace_fields(logprobs=None)
+        if request.sampling.do_sample is False:
+            detail = f"as temperature {MIN_TEMPERATURE}"
+            self._add_unsupported("sampling.do_sample", "approximated", detail)
+            self._replace_sampling(do_sample=None, temperature=MIN_TEMPERATURE)
+        if (request.n or 1) > 1:
+            self._add_unsupported("n", "dropped")
+            self._replace_fields(n=None)
+
+    def _adapt_thinking_budget(self) -> None:
+        """Write the thinking budget as a template argument, which also needs thinking enabled."""
+        reasoning, templating = self._request.reasoning, self._request.templating
+        if reasoning is None or reasoning.budget is None or reasoning.budget < 1:
+            return
+        budget = b"%d" % min(reasoning.budget, INT32_MAX)
+        arguments = {"enable_thinking": Raw(b"true"), "thinking_budget": Raw(budget)}
+        self._replace_fields(
+            reasoning=replace(reasoning, budget=None),
+            templating=replace(templating, arguments={**(templating.arguments or {}), **arguments}),
+        )
+
+    def _adapt_stop_strings(self) -> None:
+        stops = self._request.stopping.stop
+        accepted: list[str] = []
+        remaining_length = MAX_TOTAL_STOP_LENGTH
+        for stop in stops:
+            length = count_utf16_units(stop)
+            max_length = min(MAX_STOP_STRINGS, remaining_length)
+            if 1 <= length <= max_length and len(accepted) < MAX_STOP_STRINGS:
+                accepted.append(stop)
+                remaining_length -= length
+        if len(accepted) < len(stops):
+            detail = f"{len(stops)} to {len(accepted)}"
+            self._add_unsupported("stopping.stop", "clamped", detail)
+            self._replace_stopping(stop=tuple(accepted))
+
+    def _adapt_choice_count(self) -> None:
+        """Map beam search to ``best_of``; drop what needs a temperature or fewer tokens."""
+        request, sampling = self._request, self._request.sampling
+        choices, width = request.n or 1, sampling.beam_width
+        if width is not None:
+            if 0 < (request.stopping.max_tokens or INT32_MAX) <= MAX_BEAM_TOKENS:
+                self._replace_fields(best_of=max(width, choices))
+                self._replace_sampling(beam_width=choices)
+                return
+            detail = f"only up to {MAX_BEAM_TOKENS} tokens"
+            self._add_unsupported("sampling.beam_width", "dropped", detail)
+            self._replace_sampling(beam_width=None)
+        if (request.best_of or 1) > choices:
+            self._add_unsupported("best_of", "dropped")
+        self._replace_fields(best_of=None)
+        if choices > 1 and (not sampling.temperature or sampling.do_sample is False):
+            self._add_unsupported("n", "dropped", "no temperature")
+            self._replace_fields(n=None)
 
 
 def _is_sampled(request: GenerationRequest) -> bool:
     sampling = request.sampling
     values = (sampling.temperature, sampling.top_p, sampling.top_k)
-    return any(one is not None for one in values)
+    return any(value is not None for value in values)
 
 
-def _adapt_common_fields(
-    fit: _RequestAdaptation, takes: MindieCapabilities, most: int | None
-) -> None:
-    request = fit.request
-    if (seed := request.sampling.seed) is not None:
-        taken = seed % _SEED_COUNT or (_SEED_COUNT - 1 if takes.early else 0)
-        if taken != seed:
-            fit.add_unsupported("sampling.seed", "approximated", f"{seed} as {taken}")
-            fit.replace_sampling(seed=taken)
-    if request.stopping.overflow == "error":
-        fit.replace_stopping(overflow=None)  # every server reports usage
-    max_tokens = request.stopping.max_tokens
-    if most is not None and max_tokens is not None and max_tokens > most:
-        fit.add_unsupported("stopping.max_tokens", "clamped", f"{max_tokens} to {most}")
-        fit.replace_stopping(max_tokens=most)
-    if request.source != "mindie":
-        fit.unsupported += [UnsupportedParameter(name, "dropped") for name in request.extra]
-        fit.replace_fields(extra={})
-    fit.replace_fields(provided_fields=frozenset())
-
-
-def _adapt_prompts(fit: _RequestAdaptation) -> None:
-    if len(fit.request.prompts) > 1:
-        fit.add_unsupported("prompts", "dropped", shown="prompt")
-        fit.replace_fields(prompts=fit.request.prompts[:1])
-
-
-# --- chat -----------------------------------------------------------------------------------------
-
-
-def _adapt_messages(fit: _RequestAdaptation, *, early: bool) -> None:
-    """Remove unsupported content, and empty assistant messages, which the worker rejects."""
-    lost: set[str] = set()
-    kept = []
-    for message in fit.request.messages:
-        parts = [_adapt_part(part, lost, early=early) for part in message.parts]
-        fitted = replace(message, parts=tuple(part for part in parts if part is not None))
-        if early and message.tool_calls:
-            lost.add("tool calls")
-            fitted = replace(fitted, tool_calls=())
-        if _has_content(fitted) or not (early or message.role == "assistant"):
-            kept.append(fitted)
-    fit.replace_fields(messages=tuple(kept) or fit.request.messages)
-    if lost:
-        fit.add_unsupported("messages", "dropped", ", ".join(sorted(lost)))
-
-
-def _adapt_part(part: ContentPart, lost: set[str], *, early: bool) -> ContentPart | None:
+def _adapt_part(part: ContentPart, removed: set[str], *, early: bool) -> ContentPart | None:
     match part:
         case RefusalPart(text):
             return TextPart(text)
         case TextPart() | ReasoningPart():
             return part
-        case FilePart() | ImagePart() | AudioPart() | VideoPart() if early or _is_file_part(part):
-            lost.add(_MEDIA_NAMES[type(part)])
+        case _ if early or isinstance(part, FilePart):
+            removed.add(_MEDIA_NAMES[type(part)])
             return None
-        case AudioPart(data, str(form)):
-            return AudioPart(f"data:audio/{_AUDIO_SUBTYPES.get(form, form)};base64,{data}")
+        case AudioPart(data, str(audio_format)):
+            subtype = _AUDIO_SUBTYPES.get(audio_format, audio_format)
+            return AudioPart(f"data:audio/{subtype};base64,{data}")
         case _:
             return part
-
-
-def _is_file_part(part: ContentPart) -> bool:
-    return isinstance(part, FilePart)
 
 
 def _has_content(message: Message) -> bool:
@@ -344,83 +393,12 @@ def _has_content(message: Message) -> bool:
     return has_parts or bool(message.tool_calls)
 
 
-def _adapt_for_early_release(fit: _RequestAdaptation) -> None:
-    """Adapt a request for the first releases: a few scalars, no tools, no log probabilities."""
-    request = fit.request
-    if request.tools:
-        fit.add_unsupported("tools", "dropped")
-        fit.replace_fields(tools=(), tool_choice=None)
-    if request.logprobs is not None:
-        fit.add_unsupported("logprobs.top", "dropped", shown="logprobs")
-        fit.replace_fields(logprobs=None)
-    if request.sampling.do_sample is False:
-        fit.add_unsupported(
-            "sampling.do_sample", "approximated", f"as temperature {MIN_TEMPERATURE}"
-        )
-        fit.replace_sampling(do_sample=None, temperature=MIN_TEMPERATURE)
-    if (request.n or 1) > 1:
-        fit.add_unsupported("n", "dropped")
-        fit.replace_fields(n=None)
-
-
-def _adapt_thinking_budget(fit: _RequestAdaptation) -> None:
-    """Write the thinking budget as a template argument, which also needs thinking enabled."""
-    reasoning, how = fit.request.reasoning, fit.request.templating
-    if reasoning is None or reasoning.budget is None or reasoning.budget < 1:
-        return
-    budget = b"%d" % min(reasoning.budget, INT32_MAX)
-    arguments = {"enable_thinking": Raw(b"true"), "thinking_budget": Raw(budget)}
-    fit.replace_fields(
-        reasoning=replace(reasoning, budget=None),
-        templating=replace(how, arguments={**(how.arguments or {}), **arguments}),
-    )
-
-
-def _adapt_stop_strings(fit: _RequestAdaptation) -> None:
-    stops = fit.request.stopping.stop
-    taken: list[str] = []
-    room = MAX_TOTAL_STOP_LENGTH
-    for stop in stops:
-        size = count_utf16_units(stop)
-        if 1 <= size <= min(MAX_STOP_STRINGS, room) and len(taken) < MAX_STOP_STRINGS:
-            taken.append(stop)
-            room -= size
-    if len(taken) < len(stops):
-        fit.add_unsupported("stopping.stop", "clamped", f"{len(stops)} to {len(taken)}")
-        fit.replace_stopping(stop=tuple(taken))
-
-
-def _adapt_choice_count(fit: _RequestAdaptation) -> None:
-    """Map beam search to ``best_of``; drop what needs a temperature or fewer tokens."""
-    request, sampling = fit.request, fit.request.sampling
-    many, best, width = request.n or 1, request.best_of or 1, sampling.beam_width
-    short = 0 < (request.stopping.max_tokens or INT32_MAX) <= MAX_BEAM_TOKENS
-    if width is not None and short:
-        fit.replace_fields(best_of=max(width, many))
-        fit.replace_sampling(beam_width=many)
-        return
-    if width is not None:
-        fit.add_unsupported(
-            "sampling.beam_width", "dropped", f"only up to {MAX_BEAM_TOKENS} tokens"
-        )
-        fit.replace_sampling(beam_width=None)
-    if best > many:
-        fit.add_unsupported("best_of", "dropped")
-    fit.replace_fields(best_of=None)
-    if many > 1 and (not sampling.temperature or sampling.do_sample is False):
-        fit.add_unsupported("n", "dropped", "no temperature")
-        fit.replace_fields(n=None)
-
-
 ChatMode = Literal["messages", "text"]
-
-HEALTH_REQUEST: Final = UpstreamRequest("/v2/health/ready", b"", method="GET")
 
 _JSON_HEADERS = (("Content-Type", "application/json"),)
 _INVALID_ID_CHARS = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_ID_LENGTH = 256
 _MAX_TIMEOUT_SECONDS = 65535
-"""Return the timeout in whole seconds."""
 _MAX_PRIORITY = 5
 
 
@@ -462,7 +440,7 @@ class MindieUpstream:
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
+        request = protocols_prompt.require_generation(request)
         name = _build_request_id(request)
         if not self._uses_openai_endpoint(request):
             return self._encode_generate(request, name)
@@ -474,28 +452,29 @@ class MindieUpstream:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
-        fitted, lost = self._adapt_request(request, names)
+        request = protocols_prompt.require_generation(request)
+        adapted, unsupported = self._adapt_request(request, names)
         if self._uses_openai_endpoint(request):
-            return lost + self._openai_writer.unsupported_parameters(fitted, names)
+            return unsupported + self._openai_writer.unsupported_parameters(adapted, names)
         if request.response_options.token_ids:
-            lost += (
-                UnsupportedParameter(
-                    names.get("response_options.token_ids", "return_token_ids"), "dropped"
-                ),
-            )
-        lost += protocols_prompt.find_prompt_losses(fitted, self._renderer, names)
-        return lost + loss.find_unsupported_parameters(
-            fitted, self._parameter_support, names, extra=True
+            wire = names.get("response_options.token_ids", "return_token_ids")
+            unsupported += (UnsupportedParameter(wire, "dropped"),)
+        unsupported += protocols_prompt.find_prompt_losses(adapted, self._renderer, names)
+        return unsupported + loss.find_unsupported_parameters(
+            adapted, self._parameter_support, names, extra=True
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        request = _require_generation(request)
+        request = protocols_prompt.require_generation(request)
         early = self._capabilities.early
         if self._uses_openai_endpoint(request):
             return OpenAiStyleDecoder(self._adapt_request(request, {})[0], early=early)
         return TextDecoder(request, early=early)
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body)
 
     def encode_cancel(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.SupportsCancel``."""
@@ -511,14 +490,14 @@ class MindieUpstream:
         """See ``protocols.core.interfaces.ModelMetadataReader``. Reads a model's token limit."""
         slots, server = (*answers, None, None)[:2]
         try:
-            longest = _decode_server_metadata(server or b"").extensions.max_iter_times
-            if 0 < longest <= INT32_MAX:
-                self._max_tokens_by_model[model] = longest
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            max_tokens = _decode_server_metadata(server or b"").extensions.max_iter_times
+            if 0 < max_tokens <= INT32_MAX:
+                self._max_tokens_by_model[model] = max_tokens
+        except JSON_ERRORS:
             pass
         try:
             total = _decode_slot_count(slots or b"").total_slots
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except JSON_ERRORS:
             return None
         return total if total > 0 else None
 
@@ -528,56 +507,48 @@ class MindieUpstream:
         """Whether the request goes to an OpenAI-style endpoint."""
         if upstream.uses_chat_endpoint(request):
             return self._chat_mode == "messages"
-        ids = any(not isinstance(prompt, str) for prompt in request.prompts[:1])
-        return self._capabilities.has_completions and (ids or request.logprobs is not None)
+        has_ids = any(not isinstance(prompt, str) for prompt in request.prompts[:1])
+        return self._capabilities.has_completions and (has_ids or request.logprobs is not None)
 
     def _adapt_request(
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> AdaptedRequest:
-        fit = (
-            adapt_openai_request if self._uses_openai_endpoint(request) else adapt_generate_request
-        )
-        return fit(request, self._capabilities, names, self._get_max_tokens(request.model))
+        max_tokens = self._get_max_tokens(request.model)
+        adaptation = _RequestAdaptation(request, self._capabilities, names, max_tokens)
+        if self._uses_openai_endpoint(request):
+            return adaptation.adapt_for_openai()
+        return adaptation.adapt_for_generate()
 
     def _get_max_tokens(self, model: str) -> int | None:
         """Return the maximum number of tokens of a response, if it is known."""
-        known = (self._config.max_iter_times, self._max_tokens_by_model.get(model))
-        return min((most for most in known if most is not None), default=None)
+        limits = (self._config.max_iter_times, self._max_tokens_by_model.get(model))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     # --- generate ---------------------------------------------------------------------------------
 
     def _encode_generate(self, request: GenerationRequest, name: str) -> UpstreamRequest:
-        fitted, _ = self._adapt_request(request, {})
+        adapted, _ = self._adapt_request(request, {})
         body: dict[str, Any] = {"id": name} if name else {}
-        body["text_input"] = protocols_prompt.build_prompt(fitted, self._renderer)
-        body["parameters"] = self._write_parameters(fitted)
-        way = "generate_stream" if request.stream else "generate"
-        return UpstreamRequest(
-            f"{_build_model_path(request.model)}/{way}", _encode(body), _JSON_HEADERS
-        )
+        body["text_input"] = protocols_prompt.build_prompt(adapted, self._renderer)
+        body["parameters"] = self._write_parameters(adapted)
+        endpoint = "generate_stream" if request.stream else "generate"
+        path = f"{_build_model_path(request.model)}/{endpoint}"
+        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
     def _write_parameters(self, request: GenerationRequest) -> dict[str, Any]:
-        written = {
-            "details": True,
-            **params.write_params(self._capabilities.text_params, request.set_fields),
-        }
-        written.setdefault("max_new_tokens", self._get_max_tokens(request.model) or INT32_MAX)
+        table = self._capabilities.text_params
+        parameters = {"details": True, **params.write_params(table, request.set_fields)}
+        parameters.setdefault("max_new_tokens", self._get_max_tokens(request.model) or INT32_MAX)
         if request.priority is not None:
             step = min(max(request.priority, 0) // PRIORITY_STEP, _MAX_PRIORITY - 1)
-            written["priority"] = step + 1
+            parameters["priority"] = step + 1
         if request.timeout is not None:
-            written["timeout"] = math.ceil(min(max(request.timeout, 1.0), _MAX_TIMEOUT_SECONDS))
+            parameters["timeout"] = math.ceil(min(max(request.timeout, 1.0), _MAX_TIMEOUT_SECONDS))
         if request.response_options.timing:
-            written["perf_stat"] = True
-        for field, raw in request.extra.items():
-            written.setdefault(field, raw)
-        return written
-
-
-def _require_generation(request: Request) -> GenerationRequest:
-    if isinstance(request, EmbeddingRequest):
-        raise UnsupportedFeature("The model's workers do not support embeddings.")
-    return request
+            parameters["perf_stat"] = True
+        for name, raw in request.extra.items():
+            parameters.setdefault(name, raw)
+        return parameters
 
 
 def _build_model_path(name: str) -> str:
@@ -589,7 +560,7 @@ def _build_request_id(request: Request) -> str:
     return _INVALID_ID_CHARS.sub("_", request.client_id or "")[:_MAX_ID_LENGTH]
 
 
-# Pass-through between servers of one release. See ``protocols.chat.passthrough``.
+# Pass-through between servers of one release. See ``protocols.passthrough``.
 #
 # A generate request must already ask for details: without them, neither the end of a stream nor an
 # interrupted response can be detected. A request with a client's id is translated, since workers
@@ -600,6 +571,8 @@ _encode = msgspec.json.Encoder().encode
 _GATEWAY_CHECKED_FIELDS: Final = frozenset({"n", "best_of", "use_beam_search", "stream"})
 """Fields that are checked together with others, or read separately."""
 _GENERATE_FIELDS: Final = {"text_input", "parameters"}
+_FINISH_REASONS: Final = frozenset({b"stop", b"length", b"tool_calls"})
+_EARLY_FINISH_REASONS: Final = frozenset({b"eos_token", b"length"})
 _EVENT_STREAM_HEADERS: Final[Headers] = (("Content-Type", STREAM_CONTENT_TYPE),)
 _INVALID_REQUEST_ID_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_ID_PREFIX_LENGTH: Final = 200
@@ -635,9 +608,10 @@ class MindiePassthrough:
         taken = get_capabilities(setup)
         self._openai_passthrough = PassthroughRules(
             _build_endpoint_rules(setup, taken, chats),
-            read=self._build_openai_decoder,
-            whole=errors.JSON_HEADERS,
-            stream=_EVENT_STREAM_HEADERS,
+            create_decoder=self._build_openai_decoder,
+            finish_reasons=_EARLY_FINISH_REASONS if self._early else _FINISH_REASONS,
+            unary_headers=errors.JSON_HEADERS,
+            stream_headers=_EVENT_STREAM_HEADERS,
         )
         self._text_param_names = {param.wire for param in list_params(setup.profile.text_params)}
         table = list_params(setup.profile.text_params)
@@ -689,27 +663,33 @@ class MindiePassthrough:
         self, variant: str, call: ClientRequest, about: ResponseContext, name: str
     ) -> PassthroughRequest | None:
         headers = build_headers(call)
-        relay = self._openai_passthrough.prepare_passthrough(
+        style = responses.ResponseVariant(is_chat=variant == "chat", early=self._early)
+
+        def create_encoder(request: GenerationRequest, worker: ResponseMetadata) -> ResponseEncoder:
+            created = about.created if worker.created is None else worker.created
+            return responses.OpenAiStyleEncoder(
+                style, replace(request, client_id=name), replace(about, created=created), headers
+            )
+
+        passthrough = self._openai_passthrough.prepare_passthrough(
             variant,
             call,
             about,
-            lambda first: first + headers,
-            names={"model": about.model, "id": name},
+            PassthroughResponse(
+                lambda first: first + headers,
+                create_encoder,
+                {"model": about.model, "id": name},
+            ),
         )
-        if relay is None:
+        if passthrough is None:
             return None
-
-        request = replace(relay.request, client_id=name)
-        form = responses.ResponseVariant(is_chat=variant == "chat", early=self._early)
+        request = replace(cast("GenerationRequest", passthrough.request), client_id=name)
+        wire = passthrough.upstream_request
         return replace(
-            relay,
+            passthrough,
             request=request,
-            upstream_request=replace(
-                relay.upstream_request, headers=(*relay.upstream_request.headers, ("req-id", name))
-            ),
-            create_encoder=lambda: responses.OpenAiStyleEncoder(
-                form, cast("GenerationRequest", request), about, headers
-            ),
+            upstream_request=replace(wire, headers=(*wire.headers, ("req-id", name))),
+            create_encoder=lambda: create_encoder(request, ResponseMetadata()),
         )
 
     def _build_openai_decoder(self, request: GenerationRequest) -> ResponseDecoder:
@@ -755,39 +735,42 @@ class MindiePassthrough:
         call: ClientRequest,
         about: ResponseContext,
     ) -> PassthroughRequest:
-        headers, tally = build_headers(call), _TokenCounter()
+        headers, counter = build_headers(call), _TokenCounter()
         first = _EVENT_STREAM_HEADERS if request.stream else errors.JSON_HEADERS
         names = {"model_name": about.model, "id": request.client_id or ""}
 
-        def passed() -> PassthroughReader:
-            tally.tokens = 0
-            decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), tally)
-            return create_passthrough_reader(request, decoder, names, b"")
+        def create_reader() -> PassthroughReader:
+            counter.tokens = 0
+            decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), counter)
+            if request.stream:
+                return VerbatimStreamReader(decoder, NameReplacer(names))
+            return UnaryPassthroughReader(decoder, NameReplacer(names))
 
-        def encoder() -> ResponseEncoder:
-            made = TextEncoder(self._config.profile, request, about, headers)
-            made.encode_events(
-                [Usage(0, tally.tokens)]
-            )  # reported in the event that ends a cancelled request
-            return made
+        def create_encoder() -> ResponseEncoder:
+            encoder = TextEncoder(self._config.profile, request, about, headers)
+            # Reported in the event that ends a cancelled request.
+            encoder.encode_events([Usage(0, counter.tokens)])
+            return encoder
 
-        return PassthroughRequest(request, wire, lambda: first + headers, passed, encoder)
+        return PassthroughRequest(
+            request, wire, lambda: first + headers, create_reader, create_encoder
+        )
 
 
 class _TokenCountingDecoder:
     """A decoder that counts tokens."""
 
-    def __init__(self, inner: ResponseDecoder, tally: _TokenCounter) -> None:
-        self._inner = inner
-        self._counter = tally
+    def __init__(self, decoder: ResponseDecoder, counter: _TokenCounter) -> None:
+        self._decoder = decoder
+        self._counter = counter
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        return self._count_tokens(self._inner.feed(data))
+        return self._count_tokens(self._decoder.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        return self._count_tokens(self._inner.close())
+        return self._count_tokens(self._decoder.close())
 
     def _count_tokens(self, events: Sequence[Event]) -> Sequence[Event]:
         self._counter.tokens += sum(one.tokens for one in events if isinstance(one, TextDelta))

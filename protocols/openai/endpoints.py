@@ -1,7 +1,8 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -12,7 +13,6 @@ from protocols.chat import errors, openapi
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder, EmbeddingEncoder
 from protocols.chat.params import invalid_type_error, null_to_none
-from protocols.chat.passthrough import build_openai_passthrough
 from protocols.chat.requests import (
     DEFAULT_REQUEST_RULES,
     RequestRules,
@@ -48,17 +48,18 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
-    Schema,
-    array_of,
     build_error_responses,
+    build_operation,
     build_response,
     build_struct_schemas,
-    object_of,
+    parse_types,
     ref,
 )
+from protocols.passthrough import PassthroughResponse
 
-# What is left to a client, in the headers of every answer.
+# Rate limits in the headers of every response.
 #
 # Source: the headers of OpenAI's API, https://platform.openai.com/docs/guides/rate-limits, "Rate
 # limits in headers": numbers, and durations such as ``120ms``, ``1s`` and ``6m0s``.
@@ -68,15 +69,15 @@ def format_rate_limit_headers(
     requests: RateLimitStatus | None, tokens: RateLimitStatus | None
 ) -> Headers:
     """The headers of each existing limit."""
-    found: Headers = ()
+    headers: Headers = ()
     for name, one in (("requests", requests), ("tokens", tokens)):
         if one is not None:
-            found += (
+            headers += (
                 (f"x-ratelimit-limit-{name}", str(one.limit)),
                 (f"x-ratelimit-remaining-{name}", str(one.remaining)),
                 (f"x-ratelimit-reset-{name}", format_duration(one.reset_after)),
             )
-    return found
+    return headers
 
 
 def format_duration(seconds: float) -> str:
@@ -140,10 +141,10 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
 def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
     """See ``OpenAI.read_routing_info``, for any body."""
     try:
-        found = _decode_routing_fields(call.body)
+        fields = _decode_routing_fields(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _read_checked_routing_info(call, client_id)
-    return RoutingInfo(found.model, None, found.stream is True, client_id or found.request_id)
+    return RoutingInfo(fields.model, None, fields.stream is True, client_id or fields.request_id)
 
 
 def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
@@ -159,14 +160,21 @@ def _read_checked_routing_info(call: ClientRequest, client_id: str | None) -> Ro
 
 def read_timeout(headers: Mapping[str, str]) -> float | None:
     """The client's timeout in seconds, from its library's header; a hint, never an error."""
-    told = headers.get(_TIMEOUT_HEADER)
-    if told is None:
+    text = headers.get(_TIMEOUT_HEADER)
+    if text is None:
         return None
     try:
-        seconds = float(told)
+        seconds = float(text)
     except ValueError:
         return None
     return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
+
+
+_READERS: Final[Mapping[str, Callable[..., Request]]] = {
+    "chat": read_chat,
+    "completion": read_completion,
+    "embedding": read_embedding,
+}
 
 
 class OpenAI:
@@ -189,25 +197,25 @@ class OpenAI:
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
     ) -> None:
-        chosen = PROFILES.get(profile or self.profiles[0])
-        if chosen is None:
-            known = ", ".join(self.profiles)
-            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
+        worker_profile = PROFILES.get(profile or self.profiles[0])
+        if worker_profile is None:
+            names = ", ".join(self.profiles)
+            raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {names}")
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
-        self._has_default_rules = chosen.request_rules is DEFAULT_REQUEST_RULES
+        self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
         self._allows_passthrough = self._has_default_rules and unknown == "forward"
         """Whether a client's bytes may go to any worker, with the meaning of OpenAI's API."""
         self._request_rules: RequestRules = msgspec.structs.replace(
-            chosen.request_rules, unknown_fields=unknown
+            worker_profile.request_rules, unknown_fields=unknown
         )
         self._response_style = ResponseStyle(
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
-        self._request_writer = RequestWriter(chosen, prefix, powers=powers)
-        self._passthrough_rules = build_openai_passthrough(
-            chosen, prefix, self._request_writer.forwards_field, DEFAULT_REQUEST_RULES
+        self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
+        self._passthrough_rules = build_passthrough_rules(
+            worker_profile, prefix, self._request_writer.forwards_field
         )
         self._field_names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
@@ -243,30 +251,19 @@ class OpenAI:
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
-        variant = call.endpoint.operation
-        fields = read_fields(call)
-        match variant:
-            case "chat":
-                return read_chat(fields, self._request_rules, client_id=client_id, timeout=timeout)
-            case "completion":
-                return read_completion(
-                    fields, self._request_rules, client_id=client_id, timeout=timeout
-                )
-            case _:
-                return read_embedding(
-                    fields, self._request_rules, client_id=client_id, timeout=timeout
-                )
+        read = _READERS[call.endpoint.operation]
+        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del call
         if isinstance(request, EmbeddingRequest):
-            return EmbeddingEncoder(self._response_style, request, about)
+            return EmbeddingEncoder(self._response_style, request, context)
         if request.kind == "chat":
-            return ChatEncoder(self._response_style, request, about)
-        return CompletionEncoder(self._response_style, request, about)
+            return ChatEncoder(self._response_style, request, context)
+        return CompletionEncoder(self._response_style, request, context)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
@@ -295,27 +292,26 @@ class OpenAI:
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
         error = ref("ErrorAnswer")
-        refused = build_error_responses(errors.ERROR_STATUSES, error)
-        models: dict[str, Schema] = {
-            "object": {"const": "list"},
-            "data": array_of(ref("ModelCard")),
-        }
+        failures = build_error_responses(errors.ERROR_STATUSES, error)
+        types = parse_types(
+            """
+            ErrorAnswer = {error: ErrorBody}
+            ModelList = {object: "list", data: ModelCard[]}
+            """
+        )
+        models = build_response(types["ModelList"])
         return OpenApiFragment(
             {
-                **openapi.build_operations(self._request_rules, refused, error),
-                "models": {
-                    "summary": "List the models.",
-                    "responses": {"200": build_response(object_of(models, *models)), **refused},
-                },
-                "model": {
-                    "summary": "Describe one model.",
-                    "responses": {"200": build_response(ref("ModelCard")), **refused},
-                },
+                **openapi.build_operations(self._request_rules, failures, error),
+                "models": build_operation("List the models.", models, failures),
+                "model": build_operation(
+                    "Describe one model.", build_response(ref("ModelCard")), failures
+                ),
             },
             {
                 **openapi.build_response_schemas(self._response_style),
                 **build_struct_schemas(ModelCard, errors.ErrorBody),
-                "ErrorAnswer": object_of({"error": ref("ErrorBody")}, "error"),
+                "ErrorAnswer": types["ErrorAnswer"],
             },
         )
 
@@ -325,11 +321,11 @@ class OpenAI:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        known = self._remove_foreign_extra(request)
-        told = self._request_writer.unsupported_parameters(known, names)
-        if known is request:
-            return told
-        return told + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
+        own_request = self._remove_foreign_extra(request)
+        losses = self._request_writer.unsupported_parameters(own_request, names)
+        if own_request is request:
+            return losses
+        return losses + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -347,10 +343,17 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
-        timeout = read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None
+        style = client._response_style  # noqa: SLF001
         return self._passthrough_rules.prepare_passthrough(
-            call.endpoint.operation, call, about, headers, timeout=timeout
+            call.endpoint.operation,
+            call,
+            about,
+            PassthroughResponse(
+                create_header_builder(style, about, ()),
+                partial(create_passthrough_encoder, style, about),
+                {"model": about.model},
+            ),
+            timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:

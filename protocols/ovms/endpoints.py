@@ -1,14 +1,16 @@
 """OVMS endpoints and the adapter."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
-from msgspec import Struct, json
+from msgspec import json
+from msgspec.structs import replace
 
 from protocols import params
-from protocols.chat import errors as chat_errors
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
+from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -17,17 +19,22 @@ from protocols.core.interfaces import (
     OpenApiFragment,
     PassthroughRequest,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
-    UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
-from protocols.ovms.responses import GenerationEncoder, OvmsEmbeddingEncoder, ResponseVariant
-from protocols.ovms.upstream import OvmsUpstream, build_passthrough, map_worker_error
+from protocols.ovms.responses import (
+    GenerationEncoder,
+    KserveServerMetadata,
+    ModelCard,
+    ModelList,
+    OvmsEmbeddingEncoder,
+    ResponseVariant,
+)
+from protocols.ovms.upstream import OvmsUpstream, build_passthrough
+from protocols.passthrough import PassthroughResponse
 
 _encode = json.Encoder().encode
 _WRONG_ENDPOINT_ERROR = (
@@ -43,23 +50,6 @@ _FIELD_NAMES = {
     "templating.arguments": "chat_template_kwargs",
     **params.map_field_names(row.param for row in ovms_params.ALL_PARAMS),
 }
-
-
-class _ModelCard(Struct):
-    id: str
-    object: str
-    created: int
-    owned_by: str = "OVMS"
-
-
-class _ModelList(Struct):
-    data: list[_ModelCard]
-    object: str = "list"
-
-
-class _KserveServerMetadata(Struct):
-    name: str
-    version: str
 
 
 def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
@@ -99,7 +89,7 @@ _KSERVE_ENDPOINTS = (
 )
 
 
-class OVMS:
+class OVMS(OvmsUpstream):
     """OpenVINO Model Server's REST API for language models.
 
     The profile ``2024`` is the first release with chat: no usage, no id, no tools, no stop strings,
@@ -113,15 +103,13 @@ class OVMS:
     def __init__(
         self, profile: str | None = None, *, v1: bool = False, kserve: bool = False
     ) -> None:
-        chosen = self.profiles[0] if profile is None else profile
-        if chosen not in self.profiles:
-            known = ", ".join(self.profiles)
-            raise ValueError(f"ovms has no profile {chosen!r}; it has {known}")
-        self._early = chosen == "2024"
-        self._profile = chosen
-        self._upstream = OvmsUpstream(chosen, self.name)
-        self._passthrough = build_passthrough(chosen)
-        self.health_request = self._upstream.health_request
+        release = self.profiles[0] if profile is None else profile
+        if release not in self.profiles:
+            names = ", ".join(self.profiles)
+            raise ValueError(f"ovms has no profile {release!r}; it has {names}")
+        super().__init__(release, self.name)
+        self._profile = release
+        self._passthrough = build_passthrough(release)
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = (
             ovms_params.EARLY_PARAM_TABLES if self._early else ovms_params.PARAM_TABLES
         )
@@ -149,8 +137,8 @@ class OVMS:
         """Decode the request as the graph does."""
         del model
         if not requests.has_json_body(call):
-            what = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
-            raise InvalidParameter(_NOT_JSON_ERROR.format(what), param="messages")
+            task = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
+            raise InvalidParameter(_NOT_JSON_ERROR.format(task), param="messages")
         match call.endpoint.operation:
             case "chat" | "completion" as kind:
                 return requests.read_generation_request(
@@ -162,7 +150,7 @@ class OVMS:
                 raise InvalidParameter(_WRONG_ENDPOINT_ERROR, param="path")
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
         if isinstance(request, EmbeddingRequest):
@@ -171,7 +159,7 @@ class OVMS:
         form = ResponseVariant(
             is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
         )
-        return GenerationEncoder(form, about)
+        return GenerationEncoder(form, context)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """Build the error response."""
@@ -192,7 +180,7 @@ class OVMS:
                     for info in catalog.list_models()
                     if info.ready
                 ]
-                return HttpResponse(200, _encode(_ModelList(ready)))
+                return HttpResponse(200, _encode(ModelList(ready)))
             case "model":
                 name = "/".join(call.path_params.values())
                 info = catalog.find_model(name)
@@ -201,7 +189,7 @@ class OVMS:
                 return HttpResponse(200, _encode(_build_model_card(info, name)))
             case "server":
                 return HttpResponse(
-                    200, _encode(_KserveServerMetadata("OpenVINO Model Server", self._profile))
+                    200, _encode(KserveServerMetadata("OpenVINO Model Server", self._profile))
                 )
             case "live":
                 return HttpResponse(200)
@@ -210,8 +198,8 @@ class OVMS:
             case "model ready":
                 version = call.path_params.get("version")
                 info = catalog.find_model(call.path_params["model"], version)
-                chosen = [v for v in info.versions if version in (None, v.name)]
-                return _build_health_response(ready=any(v.ready for v in chosen))
+                versions = [v for v in info.versions if version in (None, v.name)]
+                return _build_health_response(ready=any(v.ready for v in versions))
             case "infer":
                 name = call.path_params["model"]
                 raise ModelNotFound("no model here takes tensors", model=name)
@@ -225,7 +213,8 @@ class OVMS:
 
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
-        return openapi.describe_api({one.operation for one in self.endpoints}, early=self._early)
+        operations = {endpoint.operation for endpoint in self.endpoints}
+        return openapi.describe_api(operations, self.param_tables, early=self._early)
 
     def _is_stream(self, call: ClientRequest) -> bool:
         """Whether a stream was requested: errors before that are not errors of the graph."""
@@ -238,16 +227,6 @@ class OVMS:
 
     # --- towards workers --------------------------------------------------------------------------
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.encode_request(request)
-
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
     ) -> PassthroughRequest | None:
@@ -259,15 +238,20 @@ class OVMS:
             or call.endpoint.operation not in self._passthrough
         ):
             return None
-        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
+        encoder = partial(self._continue_stream, call, about)
+        response = PassthroughResponse(tuple, encoder, {"model": about.model})
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, response)
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
-
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return chat_errors.read_worker_error(status, headers, body, map_worker_error)
+    def _continue_stream(
+        self,
+        call: ClientRequest,
+        about: ResponseContext,
+        request: Request,
+        worker: ResponseMetadata,
+    ) -> ResponseEncoder:
+        """See ``protocols.passthrough.EncoderFactory``."""
+        created = about.created if worker.created is None else worker.created
+        return self.create_encoder(call, request, replace(about, created=created))
 
 
 def _read_path_model(call: ClientRequest) -> str:
@@ -276,8 +260,8 @@ def _read_path_model(call: ClientRequest) -> str:
     return call.path.partition(root)[2]
 
 
-def _build_model_card(info: ModelInfo, name: str) -> _ModelCard:
-    return _ModelCard(name, "model", info.created)
+def _build_model_card(info: ModelInfo, name: str) -> ModelCard:
+    return ModelCard(name, "model", info.created)
 
 
 def _build_health_response(*, ready: bool) -> HttpResponse:

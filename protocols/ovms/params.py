@@ -39,25 +39,18 @@ def _build_float_param(
     *,
     text: str = "",
 ) -> OvmsParam:
-    param = Param(wire=wire, field=field, type="float", minimum=minimum, maximum=maximum)
-    shown = text or f"{wire} out of range({minimum}, {maximum})"
-    return OvmsParam(param, f"{wire} is not a valid number", shown)
+    param = Param(wire, field, "float", minimum=minimum, maximum=maximum)
+    range_error = text or f"{wire} out of range({minimum}, {maximum})"
+    return OvmsParam(param, f"{wire} is not a valid number", range_error)
 
 
 def _build_bool_param(wire: str, field: str, wrong_type: str) -> OvmsParam:
-    return OvmsParam(Param(wire=wire, field=field, type="bool", default=False), wrong_type)
+    return OvmsParam(Param(wire, field, "bool", default=False), wrong_type)
 
 
 def _build_count_param(wire: str, field: str, disabled_values: tuple[float, ...] = ()) -> OvmsParam:
     return OvmsParam(
-        Param(
-            wire=wire,
-            field=field,
-            type="strict int",
-            minimum=1,
-            disabled_values=disabled_values,
-            default=1,
-        ),
+        Param(wire, field, "strict int", minimum=1, disabled_values=disabled_values, default=1),
         f"{wire} is not an unsigned integer",
         f"{wire} value should be greater than 0",
         UINT32_RANGE,
@@ -67,9 +60,9 @@ def _build_count_param(wire: str, field: str, disabled_values: tuple[float, ...]
 def _build_max_tokens_param(wire: str, *, null: bool) -> OvmsParam:
     return OvmsParam(
         Param(
-            wire=wire,
-            field="stopping.max_tokens",
-            type="strict int",
+            wire,
+            "stopping.max_tokens",
+            "strict int",
             minimum=0,
             maximum=UINT32_RANGE[1],
             nullable=null,
@@ -102,36 +95,17 @@ PARAMS_BEFORE_STOP = (
     _TEMPERATURE,
     _build_float_param("top_p", "sampling.top_p", 0.0, 1.0),
     OvmsParam(
-        Param(
-            wire="min_p",
-            field="sampling.min_p",
-            type="float",
-            minimum=0,
-            maximum=1,
-            exclusive_maximum=True,
-        ),
+        Param("min_p", "sampling.min_p", "float", minimum=0, maximum=1, exclusive_maximum=True),
         "min_p is not a valid number",
         "min_p out of range [0.0, 1.0)",
     ),
     OvmsParam(
-        Param(
-            wire="top_k",
-            field="sampling.top_k",
-            type="strict int",
-            minimum=1,
-            disabled_values=(-1,),
-        ),
+        Param("top_k", "sampling.top_k", "strict int", minimum=1, disabled_values=(-1,)),
         "top_k is not an integer",
         "top_k must be -1 (all tokens) or a positive integer",
     ),
     OvmsParam(
-        Param(
-            wire="seed",
-            field="sampling.seed",
-            type="strict int",
-            minimum=0,
-            maximum=UINT32_RANGE[1],
-        ),
+        Param("seed", "sampling.seed", "strict int", minimum=0, maximum=UINT32_RANGE[1]),
         "seed is not an integer",
         f"seed out of range [0, {UINT32_RANGE[1]}]",
         JSON_INTEGER_RANGE,
@@ -160,37 +134,17 @@ EARLY_PARAMS = (
     _LENGTH_PENALTY,
     _TEMPERATURE,
     OvmsParam(
-        Param(
-            wire="top_p",
-            field="sampling.top_p",
-            type="float",
-            minimum=0,
-            maximum=1,
-            exclusive_minimum=True,
-        ),
+        Param("top_p", "sampling.top_p", "float", minimum=0, maximum=1, exclusive_minimum=True),
         "top_p is not a valid number",
         "top_p out of range(0.0, 1.0)",
     ),
     OvmsParam(
-        Param(
-            wire="top_k",
-            field="sampling.top_k",
-            type="strict int",
-            minimum=1,
-            disabled_values=(0,),
-            default=0,
-        ),
+        Param("top_k", "sampling.top_k", "strict int", minimum=1, disabled_values=(0,), default=0),
         "top_k is not an integer",
         "top_k must be 0 (all tokens) or a positive integer",
     ),
     OvmsParam(
-        Param(
-            wire="seed",
-            field="sampling.seed",
-            type="strict int",
-            minimum=0,
-            maximum=UINT32_RANGE[1],
-        ),
+        Param("seed", "sampling.seed", "strict int", minimum=0, maximum=UINT32_RANGE[1]),
         "seed is not an unsigned integer",
         "seed is not an unsigned integer",
         UINT32_RANGE,
@@ -200,9 +154,7 @@ EARLY_PARAMS = (
 )
 """The parameters of the first release, which ignores all later ones."""
 
-_STOP = OvmsParam(
-    Param(wire="stop", field="stopping.stop", type="strings", max_items=MAX_STOP_STRINGS), ""
-)
+_STOP = OvmsParam(Param("stop", "stopping.stop", "strings", max_items=MAX_STOP_STRINGS), "")
 _COMMON_PARAMS = (*PARAMS_BEFORE_STOP, _STOP, INCLUDE_STOP, *BEST_OF_PARAMS, *PARAMS_AFTER_BEST_OF)
 _CHAT_PARAMS = (
     *_COMMON_PARAMS,
@@ -211,9 +163,7 @@ _CHAT_PARAMS = (
 )
 _COMPLETION_PARAMS = (
     *_COMMON_PARAMS,
-    OvmsParam(
-        Param(wire="logprobs", field="logprobs.top", type="strict int", minimum=1, maximum=1), ""
-    ),
+    OvmsParam(Param("logprobs", "logprobs.top", "strict int", minimum=1, maximum=1), ""),
     _build_bool_param("echo", "echo", "echo accepts values true or false"),
 )
 
@@ -245,18 +195,18 @@ def read_params(rows: Iterable[OvmsParam], fields: Mapping[str, Raw], into: Pars
         raw = fields.get(row.param.wire)
         if raw is None:
             continue
-        got = decode_value(raw)
+        value = decode_value(raw)
         low, high = row.integer_range
-        if type(got) is int and not low <= got <= high:
-            raise _build_value_error(row, row.type_error, got)
+        if type(value) is int and not low <= value <= high:
+            raise _build_value_error(row, row.type_error, value)
         try:
             read_param(row.param, raw, into)
         except InvalidParameter as error:
             wrong_type = error.problem == "type"
             raise _build_value_error(
-                row, row.type_error if wrong_type else row.range_error, got
+                row, row.type_error if wrong_type else row.range_error, value
             ) from None
 
 
-def _build_value_error(row: OvmsParam, text: str, got: object) -> InvalidParameter:
-    return InvalidParameter(text, param=row.param.wire, expected=row.param, got=got)
+def _build_value_error(row: OvmsParam, text: str, value: object) -> InvalidParameter:
+    return InvalidParameter(text, param=row.param.wire, expected=row.param, got=value)

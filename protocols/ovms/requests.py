@@ -54,12 +54,12 @@ def read_messages(raw: Raw | None) -> tuple[Message, ...]:
     """Read the messages. Raises InvalidParameter."""
     if raw is None:
         raise build_param_error("Messages missing in request", "messages")
-    got = decode_value(raw)
-    if not isinstance(got, list):
+    value = decode_value(raw)
+    if not isinstance(value, list):
         raise build_param_error("Messages are not an array", "messages")
-    if not got:
+    if not value:
         raise build_param_error("Messages array cannot be empty", "messages")
-    return tuple(_read_message(item) for item in got)
+    return tuple(_read_message(item) for item in value)
 
 
 def _read_message(item: Any) -> Message:
@@ -86,8 +86,8 @@ def _read_message(item: Any) -> Message:
     )
 
 
-def _get_string(got: Any) -> str | None:
-    return got if isinstance(got, str) else None
+def _get_string(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _read_content(content: Any) -> tuple[ContentPart, ...]:
@@ -126,18 +126,18 @@ def _build_message_error(text: str) -> InvalidParameter:
     return build_param_error(f"Invalid message structure - {text}", "messages")
 
 
-def _read_string_member(holder: dict[str, Any], name: str, text: str) -> str:
-    got = holder.get(name)
-    if not isinstance(got, str):
+def _read_string_member(container: dict[str, Any], name: str, text: str) -> str:
+    value = container.get(name)
+    if not isinstance(value, str):
         raise _build_message_error(text)
-    return got
+    return value
 
 
-def _read_object_member(holder: dict[str, Any], name: str, text: str) -> dict[str, Any]:
-    got = holder.get(name)
-    if not isinstance(got, dict):
+def _read_object_member(container: dict[str, Any], name: str, text: str) -> dict[str, Any]:
+    value = container.get(name)
+    if not isinstance(value, dict):
         raise _build_message_error(text)
-    return got
+    return value
 
 
 def _read_tool_calls(calls: list[Any]) -> tuple[ToolCall, ...]:
@@ -169,25 +169,25 @@ def read_tools(fields: Mapping[str, Raw]) -> tuple[tuple[Tool, ...], ToolChoice 
     )
     if choice == "none":
         return (), None
-    got = decode_value(fields["tools"]) if "tools" in fields else None
-    if got is None:
+    value = decode_value(fields["tools"]) if "tools" in fields else None
+    if value is None:
         return (), None
-    if not isinstance(got, list):
+    if not isinstance(value, list):
         raise build_param_error("Tools are not an array", "tools")
     raws = msgspec.json.decode(fields["tools"], type=list[Raw])
-    tools = tuple(_read_tool(item, raw) for item, raw in zip(got, raws, strict=True))
+    tools = tuple(_read_tool(item, raw) for item, raw in zip(value, raws, strict=True))
     if name is not None:
         tools = tuple(tool for tool in tools if tool.name == name)
     return tools, choice if tools else None
 
 
-def _read_tool_choice(got: Any) -> tuple[str | None, ToolChoice | None]:
+def _read_tool_choice(value: Any) -> tuple[str | None, ToolChoice | None]:
     """Return the name of the tool to keep, if one is named, and the choice."""
-    match got:
+    match value:
         case None:
             return None, None
         case "none" | "auto" | "required":
-            return None, cast('Literal["none", "auto", "required"]', got)
+            return None, cast('Literal["none", "auto", "required"]', value)
         case str():
             text = "tool_choice should be either 'none' or 'auto' or 'required'"
         case {"function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
@@ -235,10 +235,10 @@ def _read_tool(item: Any, raw: Raw) -> Tool:
 
 def read_response_format(raw: Raw | None) -> OutputFormat | None:
     """Read ``response_format``. Raises InvalidParameter."""
-    got = None if raw is None else decode_value(raw)
-    if raw is None or got is None:
+    value = None if raw is None else decode_value(raw)
+    if raw is None or value is None:
         return None
-    match got:
+    match value:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
@@ -435,18 +435,18 @@ def _check_n(values: ParsedParams) -> None:
 
 
 def _read_stop_strings(raw: Raw | None) -> tuple[str, ...]:
-    got = None if raw is None else decode_value(raw)
-    match got:
+    value = None if raw is None else decode_value(raw)
+    match value:
         case None:
             return ()
         case str():
-            return (got,)
-        case list() if len(got) > params.MAX_STOP_STRINGS:
+            return (value,)
+        case list() if len(value) > params.MAX_STOP_STRINGS:
             raise build_param_error(
                 f"stop array must have no more than {params.MAX_STOP_STRINGS} strings", "stop"
             )
-        case list() if all(isinstance(one, str) for one in got):
-            return tuple(got)
+        case list() if all(isinstance(one, str) for one in value):
+            return tuple(value)
         case list():
             raise build_param_error("stop array contains non string element", "stop")
         case _:
@@ -505,7 +505,7 @@ def _read_completion_logprobs(fields: Mapping[str, Raw], *, stream: bool) -> boo
             return False
         case bool():
             raise build_param_error("logprobs accepts integer values", "logprobs")
-        case 1 as got if type(got) is int:
+        case 1 as value if type(value) is int:
             if stream:
                 raise build_param_error("logprobs are not supported in streaming mode.", "logprobs")
             return True
@@ -516,20 +516,20 @@ def _read_completion_logprobs(fields: Mapping[str, Raw], *, stream: bool) -> boo
 
 
 def _read_flag(fields: Mapping[str, Raw], name: str) -> bool:
-    got = decode_value(fields[name]) if name in fields else None
-    if got is None:
+    value = decode_value(fields[name]) if name in fields else None
+    if value is None:
         return False
-    if not isinstance(got, bool):
+    if not isinstance(value, bool):
         raise build_param_error(f"{name} accepts values true or false", name)
-    return got
+    return value
 
 
 def _read_template_arguments(fields: Mapping[str, Raw], values: ParsedParams) -> None:
     raw = fields.get("chat_template_kwargs")
-    got = None if raw is None else decode_value(raw)
-    if raw is None or got is None:
+    value = None if raw is None else decode_value(raw)
+    if raw is None or value is None:
         return
-    if not isinstance(got, dict):
+    if not isinstance(value, dict):
         raise build_param_error("chat_template_kwargs must be an object", "chat_template_kwargs")
     values["templating.arguments"] = msgspec.json.decode(raw, type=dict[str, Raw])
 

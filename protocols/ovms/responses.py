@@ -8,13 +8,13 @@ Source: openvinotoolkit/model_server, src/llm/apis/openai_completions.cpp, opena
 src/embeddings/embeddings_api.cpp; the first release: src/llm/http_llm_calculator.cc of 2024.
 """
 
-import base64
-import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, json
 
+from protocols.chat.embeddings import encode_base64
+from protocols.chat.responses import EmbeddingUsage
 from protocols.core import events as core_events
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import GatewayError
@@ -100,9 +100,9 @@ class GenerationEncoder:
 
     content_type = "text/event-stream"
 
-    def __init__(self, form: ResponseVariant, about: ResponseContext) -> None:
+    def __init__(self, form: ResponseVariant, context: ResponseContext) -> None:
         self._variant = form
-        self._context = about
+        self._context = context
         self._handshake_sent = form.early
         self._usage: core_events.Usage | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
@@ -145,12 +145,12 @@ class GenerationEncoder:
         """Encode a bare object: a client sees no event, and no end marker."""
         return errors.encode_error_body(errors.get_error_text(error, self._variant.graph_node))
 
-    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """Encode a unary response."""
-        about, form = self._context, self._variant
-        usage = UsageBody.from_event(answer.usage) if answer.usage and not form.early else UNSET
-        choices = [self._build_unary_choice(choice) for choice in answer.choices]
-        body = _CompletionBody(choices, about.created, about.model, form.unary_object, usage)
+        context, form = self._context, self._variant
+        usage = UsageBody.from_event(response.usage) if response.usage and not form.early else UNSET
+        choices = [self._build_unary_choice(choice) for choice in response.choices]
+        body = _CompletionBody(choices, context.created, context.model, form.unary_object, usage)
         return HttpResponse(200, _encode(body))
 
     # streams
@@ -185,8 +185,8 @@ class GenerationEncoder:
                 return {"delta": {"reasoning_content": text}} if text else {}
             case ToolCallStart(_, call, name_id, name):
                 function: ChoicePayload = {"name": name}
-                begun = {"id": name_id, "type": "function", "index": call, "function": function}
-                return {"delta": {"tool_calls": [begun]}}
+                call_item = {"id": name_id, "type": "function", "index": call, "function": function}
+                return {"delta": {"tool_calls": [call_item]}}
             case _:
                 piece = {"index": one.call_index, "function": {"arguments": one.text}}
                 return {"delta": {"tool_calls": [piece]}}
@@ -207,10 +207,10 @@ class GenerationEncoder:
 
     def _encode_handshake(self) -> bytes:
         """Encode the last chunk, without logprobs; it holds usage only if requested."""
-        begun: ChoicePayload = {"text": ""}
+        payload: ChoicePayload = {"text": ""}
         if self._variant.is_chat:
-            begun = {"delta": {"role": "assistant", "content": None}}
-        return self._encode_chunk([{"index": 0, **begun, "finish_reason": None}], UNSET)
+            payload = {"delta": {"role": "assistant", "content": None}}
+        return self._encode_chunk([{"index": 0, **payload, "finish_reason": None}], UNSET)
 
     def _encode_final_chunk(self) -> bytes:
         if not self._variant.with_usage or self._usage is None:
@@ -220,9 +220,9 @@ class GenerationEncoder:
     def _encode_chunk(
         self, choices: list[ChoicePayload], usage: UsageBody | UnsetType | None
     ) -> bytes:
-        about = self._context
+        context = self._context
         chunk = _CompletionChunk(
-            choices, about.created, about.model, self._variant.chunk_object, usage
+            choices, context.created, context.model, self._variant.chunk_object, usage
         )
         return format_event(_encode(chunk))
 
@@ -287,21 +287,20 @@ def _iter_text_offsets(tokens: Sequence[TokenLogprob]) -> Iterator[int]:
         at += len(token.token.encode())
 
 
-class _Embedding(Struct):
-    object: str
+class Embedding(Struct):
+    """The embedding of one input."""
+
+    object: Literal["embedding"]
     embedding: tuple[float, ...] | str
     index: int
 
 
-class _EmbeddingUsage(Struct):
-    prompt_tokens: int
-    total_tokens: int
+class EmbeddingList(Struct):
+    """The response of embeddings."""
 
-
-class _EmbeddingList(Struct):
-    object: str
-    data: list[_Embedding]
-    usage: _EmbeddingUsage | UnsetType
+    object: Literal["list"]
+    data: list[Embedding]
+    usage: EmbeddingUsage | UnsetType = UNSET
 
 
 class OvmsEmbeddingEncoder:
@@ -325,17 +324,38 @@ class OvmsEmbeddingEncoder:
         """Encode the error body."""
         return errors.encode_error_body(errors.get_error_text(error, errors.EMBEDDING_NODE))
 
-    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """Encode the vectors as numbers, or as base64 of little-endian float32."""
-        used = answer.usage
+        used = response.usage
         data = [
-            _Embedding("embedding", self._encode_vector(values), index)
-            for index, values in enumerate(answer.embeddings)
+            Embedding("embedding", encode_base64(values) if self._is_base64 else values, index)
+            for index, values in enumerate(response.embeddings)
         ]
-        usage = _EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
-        return HttpResponse(200, _encode(_EmbeddingList("list", data, usage)))
+        usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
+        return HttpResponse(200, _encode(EmbeddingList("list", data, usage)))
 
-    def _encode_vector(self, values: tuple[float, ...]) -> tuple[float, ...] | str:
-        if not self._is_base64:
-            return values
-        return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+# --- metadata -------------------------------------------------------------------------------------
+
+
+class ModelCard(Struct):
+    """A model in a list."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str = "OVMS"
+
+
+class ModelList(Struct):
+    """The models that can answer."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class KserveServerMetadata(Struct):
+    """The server's name and version."""
+
+    name: str
+    version: str

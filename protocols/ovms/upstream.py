@@ -13,19 +13,18 @@ from protocols.chat import errors
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder
 from protocols.chat.errors import WorkerErrorBody
-from protocols.chat.messages import MessageStyle
-from protocols.chat.passthrough import (
+from protocols.chat.field_types import (
     ENCODINGS,
     MESSAGES,
     OPTIONAL_BOOL,
     OPTIONAL_STRING,
     PLAIN_MESSAGES,
+    RESPONSE_FORMAT,
     STREAM_OPTIONS,
     TOOL_FIELDS,
-    PassthroughRule,
-    PassthroughRules,
-    create_passthrough_decoder,
+    is_valid_chat,
 )
+from protocols.chat.messages import MessageStyle
 from protocols.chat.upstream import (
     RequestReducer,
     RequestWriter,
@@ -51,6 +50,11 @@ from protocols.core.request import (
 from protocols.ovms import params
 from protocols.ovms.requests import MAX_IGNORE_EOS_TOKENS, MAX_INPUTS
 from protocols.params import Param
+from protocols.passthrough import (
+    PassthroughRule,
+    PassthroughRules,
+    create_passthrough_decoder,
+)
 
 # What a worker accepts, by release.
 #
@@ -63,21 +67,15 @@ SEED_COUNT = 2**32
 MAX_BEAM_WIDTH = 19
 """A graph's default ``best_of_limit`` is 20; the limit itself is rejected."""
 
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=1e-6, maximum=1)
-_MIN_P = Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=0.999999)
-_SEED = Param(wire="seed", field="sampling.seed", type="int")
-_BEST_OF = Param(
-    wire="best_of", field="sampling.beam_width", type="int", minimum=1, maximum=MAX_BEAM_WIDTH
-)
-_N = Param(wire="n", field="n", type="int", minimum=1)
+_TOP_P = Param("top_p", "sampling.top_p", "float", minimum=1e-6, maximum=1)
+_MIN_P = Param("min_p", "sampling.min_p", "float", minimum=0, maximum=0.999999)
+_SEED = Param("seed", "sampling.seed", "int")
+_BEST_OF = Param("best_of", "sampling.beam_width", "int", minimum=1, maximum=MAX_BEAM_WIDTH)
+_N = Param("n", "n", "int", minimum=1)
 _MAX_TOKENS = Param(
-    wire="max_tokens",
-    field="stopping.max_tokens",
-    type="int",
-    minimum=1,
-    maximum=params.UINT32_RANGE[1],
+    "max_tokens", "stopping.max_tokens", "int", minimum=1, maximum=params.UINT32_RANGE[1]
 )
-_ECHO = Param(wire="echo", field="echo", type="bool")
+_ECHO = Param("echo", "echo", "bool")
 
 
 def _select_params(*names: str) -> tuple[Param, ...]:
@@ -161,26 +159,17 @@ class OvmsUpstream:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if isinstance(request, EmbeddingRequest):
-            vectors = RequestReducer(request, names)
-            vectors.drop_foreign_extra(self._protocol_name)
-            return (
-                *vectors.unsupported_parameters,
-                *self._openai_writer.unsupported_parameters(vectors.request, names),
-            )
-        narrow = self._adapt_request(request, names)
+        reducer = self._reduce_request(request, names)
         return (
-            *narrow.unsupported_parameters,
-            *self._openai_writer.unsupported_parameters(narrow.request, names),
+            *reducer.unsupported_parameters,
+            *self._openai_writer.unsupported_parameters(reducer.request, names),
         )
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects prompts of token ids."""
-        if isinstance(request, EmbeddingRequest):
-            vectors = RequestReducer(request, {})
-            vectors.drop_foreign_extra(self._protocol_name)
-            return self._openai_writer.encode_request(vectors.request)
-        adapted = self._adapt_request(request, {}).request
+        adapted = self._reduce_request(request, {}).request
+        if isinstance(adapted, EmbeddingRequest):
+            return self._openai_writer.encode_request(adapted)
         if not all(isinstance(prompt, str) for prompt in adapted.prompts):
             raise UnsupportedFeature(
                 "The model's workers take text, not token ids.", param="prompt"
@@ -194,31 +183,35 @@ class OvmsUpstream:
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
-        adapted = self._adapt_request(request, {}).request
+        adapted = self._reduce_request(request, {}).request
         echoes = self._openai_writer.expects_echo(adapted)
         return GenerationDecoder(adapted, echoes=echoes, complaint=complaint)
 
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body, map_worker_error)
+
     # --- requests ---------------------------------------------------------------------------------
 
-    def _adapt_request(
-        self, request: GenerationRequest, names: Mapping[str, str]
-    ) -> RequestReducer[GenerationRequest]:
-        """Adapt the request to the worker; returns it with the unsupported parameters."""
-        narrow = RequestReducer(request, names)
-        narrow.drop_foreign_extra(self._protocol_name)
-        keep_first_prompt(narrow)
-        narrow.drop_fields("sampling.logit_bias")
+    def _reduce_request(self, request: Request, names: Mapping[str, str]) -> RequestReducer[Any]:
+        """Reduce the request to what the worker supports."""
+        reducer: RequestReducer[Any] = RequestReducer(request, names)
+        reducer.drop_foreign_extra(self._protocol_name)
+        if isinstance(request, EmbeddingRequest):
+            return reducer
+        keep_first_prompt(reducer)
+        reducer.drop_fields("sampling.logit_bias")
         if (seed := request.sampling.seed) is not None and seed >= SEED_COUNT:
-            narrow.report("sampling.seed", "approximated", f"{seed} to {seed % SEED_COUNT}")
-            narrow.set_field("sampling.seed", seed % SEED_COUNT)
-        _adapt_beam_search(narrow)
+            reducer.report("sampling.seed", "approximated", f"{seed} to {seed % SEED_COUNT}")
+            reducer.set_field("sampling.seed", seed % SEED_COUNT)
+        _adapt_beam_search(reducer)
         if self._early:
-            _adapt_for_early_release(narrow)
+            _adapt_for_early_release(reducer)
         else:
-            _adapt_for_current_release(narrow)
+            _adapt_for_current_release(reducer)
         if request.response_options.usage == "each":
-            narrow.set_field("response_options.usage", "final")
-        return narrow
+            reducer.set_field("response_options.usage", "final")
+        return reducer
 
     def _adjust_body(self, body: dict[str, Any], adapted: GenerationRequest) -> None:
         """Adjust what depends on several fields."""
@@ -236,37 +229,39 @@ class OvmsUpstream:
             body["temperature"] = 1.0  # its default is greedy, unlike that of the clients
 
 
-def _adapt_beam_search(narrow: RequestReducer[GenerationRequest]) -> None:
+def _adapt_beam_search(reducer: RequestReducer[GenerationRequest]) -> None:
     """Adapt beam search: never streamed; several choices are the best of as many beams or more."""
-    if narrow.request.stream:
-        narrow.drop_fields("sampling.beam_width", detail="not with a stream")
-    width = narrow.request.sampling.beam_width
+    if reducer.request.stream:
+        reducer.drop_fields("sampling.beam_width", detail="not with a stream")
+    width = reducer.request.sampling.beam_width
     if width is not None:
-        narrow.drop_fields(*_BEAM_SEARCH_CONFLICTS, detail="not with beam search")
-    if (narrow.request.n or 1) > min(width or 1, MAX_BEAM_WIDTH):
-        narrow.drop_fields("n", detail="without beam search")
+        reducer.drop_fields(*_BEAM_SEARCH_CONFLICTS, detail="not with beam search")
+    if (reducer.request.n or 1) > min(width or 1, MAX_BEAM_WIDTH):
+        reducer.drop_fields("n", detail="without beam search")
 
 
-def _adapt_for_current_release(narrow: RequestReducer[GenerationRequest]) -> None:
-    remove_parts(narrow, _UNSUPPORTED_PARTS)
-    if narrow.request.stream:
-        remove_logprobs(narrow, "not with a stream")
-        if narrow.request.stopping.stop and not narrow.request.stopping.include_stop:
-            narrow.report("stopping.stop", "approximated", "it stays in the text of a stream")
+def _adapt_for_current_release(reducer: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(reducer, _UNSUPPORTED_PARTS)
+    if reducer.request.stream:
+        remove_logprobs(reducer, "not with a stream")
+        if reducer.request.stopping.stop and not reducer.request.stopping.include_stop:
+            reducer.report("stopping.stop", "approximated", "it stays in the text of a stream")
 
 
-def _adapt_for_early_release(narrow: RequestReducer[GenerationRequest]) -> None:
-    remove_parts(narrow, _EARLY_UNSUPPORTED_PARTS)
-    remove_logprobs(narrow)
-    narrow.drop_fields("tools", "output")
-    if any(message.tool_calls for message in narrow.request.messages):
-        narrow.report("messages", "dropped", "tool calls")
-    narrow.set_field("provided_fields", narrow.request.provided_fields - {"max_completion_tokens"})
-    stopping = narrow.request.stopping
+def _adapt_for_early_release(reducer: RequestReducer[GenerationRequest]) -> None:
+    remove_parts(reducer, _EARLY_UNSUPPORTED_PARTS)
+    remove_logprobs(reducer)
+    reducer.drop_fields("tools", "output")
+    if any(message.tool_calls for message in reducer.request.messages):
+        reducer.report("messages", "dropped", "tool calls")
+    reducer.set_field(
+        "provided_fields", reducer.request.provided_fields - {"max_completion_tokens"}
+    )
+    stopping = reducer.request.stopping
     if stopping.ignore_eos and (stopping.max_tokens or 0) > MAX_IGNORE_EOS_TOKENS:
         detail = f"{stopping.max_tokens} to {MAX_IGNORE_EOS_TOKENS}"
-        narrow.report("stopping.max_tokens", "clamped", detail)
-        narrow.set_field("stopping.max_tokens", MAX_IGNORE_EOS_TOKENS)
+        reducer.report("stopping.max_tokens", "clamped", detail)
+        reducer.set_field("stopping.max_tokens", MAX_IGNORE_EOS_TOKENS)
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -315,8 +310,8 @@ def map_worker_error(
     elif status == 412:  # noqa: PLR2004 - its own for what it could not read
         text, status = _JSON_ERROR_PATTERN.sub("", text), 400
     for pattern in _CONTEXT_LENGTH_PATTERNS:
-        if found := pattern.search(text):
-            tokens, limit = (int(one) if one else None for one in found.groups())
+        if match := pattern.search(text):
+            tokens, limit = (int(one) if one else None for one in match.groups())
             return ContextTooLong(text, tokens=tokens, limit=limit)
     if _PATH_ERROR_PATTERN.match(text):
         error = WorkerFailed("The worker does not know the gateway's path.", status=status)
@@ -325,7 +320,7 @@ def map_worker_error(
     return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
 
 
-# Pass-through to a worker of the same release. See ``protocols.chat.passthrough``.
+# Pass-through to a worker of the same release. See ``protocols.passthrough``.
 #
 # Parameters that are checked together (beam search and the number of choices) are translated; so is
 # the token count of the first release with ``ignore_eos``.
@@ -346,6 +341,7 @@ _CHAT_FIELD_TYPES: Final = {
     "messages": MESSAGES,
     "stream_options": STREAM_OPTIONS,
     "logprobs": OPTIONAL_BOOL,
+    "response_format": RESPONSE_FORMAT,
 }
 _COMPLETION_FIELD_TYPES: Final = {
     **_COMMON_FIELD_TYPES,
@@ -360,28 +356,28 @@ _EARLY_COMPLETION_FIELD_TYPES: Final = {**_COMMON_FIELD_TYPES, "prompt": _Nonemp
 def build_passthrough(release: str) -> PassthroughRules:
     """Build the pass-through rules for workers of one release."""
     early, profile = release == "2024", WORKER_PROFILES[release]
-    rows = params.EARLY_PARAM_TABLES if early else params.PARAM_TABLES
-    form = partial(
+    tables = params.EARLY_PARAM_TABLES if early else params.PARAM_TABLES
+    rule = partial(
         PassthroughRule,
         gateway_fields=_EARLY_GATEWAY_CHECKED_FIELDS if early else _GATEWAY_CHECKED_FIELDS,
         forwards_field=RequestWriter(profile, _ROOT, powers=False).forwards_field,
-        is_valid_body=_is_stream_supported,
+        is_valid_body=_is_valid_body,
     )
     return PassthroughRules(
         {
-            "chat": form(
+            "chat": rule(
                 path=f"{_ROOT}/chat/completions",
                 field_types=_EARLY_CHAT_FIELD_TYPES if early else _CHAT_FIELD_TYPES,
                 worker_params=profile.chat,
-                client_params=rows["chat"],
+                client_params=tables["chat"],
             ),
-            "completion": form(
+            "completion": rule(
                 path=f"{_ROOT}/completions",
                 field_types=_EARLY_COMPLETION_FIELD_TYPES if early else _COMPLETION_FIELD_TYPES,
                 worker_params=profile.completion,
-                client_params=rows["completion"],
+                client_params=tables["completion"],
             ),
-            "embedding": form(
+            "embedding": rule(
                 path=f"{_ROOT}/embeddings",
                 field_types={
                     "input": _INPUTS_TYPE,
@@ -392,17 +388,18 @@ def build_passthrough(release: str) -> PassthroughRules:
                 client_params=(),
             ),
         },
-        read=partial(
+        create_decoder=partial(
             create_passthrough_decoder,
             complaint=partial(errors.raise_worker_error, judge=map_worker_error),
         ),
-        stream=_EVENT_STREAM_HEADERS,
+        stream_headers=_EVENT_STREAM_HEADERS,
     )
 
 
-def _is_stream_supported(body: Any, fields: AbstractSet[str]) -> bool:
+def _is_valid_body(body: Any, fields: AbstractSet[str]) -> bool:
     """Streams have no log probabilities, and keep their stop strings."""
-    del fields
+    if not is_valid_chat(body, fields):
+        return False
     if getattr(body, "stream", False) is not True:
         return True
     keeps_stop = getattr(body, "include_stop_str_in_output", True) is not False

@@ -20,6 +20,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import GenerationRequest
+from protocols.json_body import JSON_ERRORS
 from protocols.tgi.errors import raise_worker_error
 
 # Wire types of responses to a prompt: any key may be missing or null.
@@ -48,10 +49,10 @@ class TgiToken(Struct):
         match self.id:
             case None:
                 return ()
-            case int(one):
-                return (one,)
-            case several:
-                return tuple(several)
+            case int(token_id):
+                return (token_id,)
+            case token_ids:
+                return tuple(token_ids)
 
 
 class TgiDetails(Struct):
@@ -89,23 +90,24 @@ _decode_unary_json = msgspec.json.Decoder(TgiResponse | list[TgiResponse]).decod
 
 def decode_unary(body: bytes) -> TgiResponse:
     """Decode a unary response; of an array, the first. Raises msgspec's errors."""
-    found = _decode_unary_json(body)
-    if isinstance(found, TgiResponse):
-        return found
-    return found[0] if found else TgiResponse()
+    response = _decode_unary_json(body)
+    if isinstance(response, TgiResponse):
+        return response
+    return response[0] if response else TgiResponse()
 
 
-def build_token_logprob(token: TgiToken, top: Sequence[TgiToken] = ()) -> TokenLogprob:
+def build_token_logprob(sampled: TgiToken, top: Sequence[TgiToken] = ()) -> TokenLogprob:
     """Convert a token and its alternatives."""
     alternatives = tuple(
         TopLogprob(
-            one.text_or_empty,
-            float("-inf") if one.logprob is None else one.logprob,
-            _get_first_id(one),
+            token.text_or_empty,
+            float("-inf") if token.logprob is None else token.logprob,
+            _get_first_id(token),
         )
-        for one in top
+        for token in top
     )
-    return TokenLogprob(token.text_or_empty, token.logprob, alternatives, _get_first_id(token))
+    token_id = _get_first_id(sampled)
+    return TokenLogprob(sampled.text_or_empty, sampled.logprob, alternatives, token_id)
 
 
 def _get_first_id(token: TgiToken) -> int | None:
@@ -163,7 +165,7 @@ class GenerateDecoder:
             return
         try:
             wire = decode_event(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except JSON_ERRORS as e:
             raise (StreamBroken(_BROKEN_STREAM) if last else _build_read_error(payload)) from e
         if wire.error is not None:
             raise _build_read_error(payload)
@@ -196,7 +198,7 @@ class GenerateDecoder:
     def _decode_unary(self, body: bytes) -> list[Event]:
         try:
             wire = decode_unary(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except JSON_ERRORS as e:
             raise _build_read_error(body) from e
         if wire.generated_text is None:
             raise _build_read_error(body)
@@ -220,8 +222,8 @@ class GenerateDecoder:
             logprobs = tuple(
                 build_token_logprob(*pair) for pair in pairs if not self._is_hidden(pair[0])
             )
-        wanted = tokens if self._request.response_options.token_ids else ()
-        ids = tuple(one for token in wanted for one in token.ids)
+        id_tokens = tokens if self._request.response_options.token_ids else ()
+        ids = tuple(token_id for token in id_tokens for token_id in token.ids)
         if not (text or ids or logprobs):
             return []
         return [TextDelta(text, tokens=_get_token_count(details), token_ids=ids, logprobs=logprobs)]
@@ -235,15 +237,16 @@ class GenerateDecoder:
         self._prompt_sent = True
         prompt = self._request.prompts[0]
         if isinstance(prompt, str):
-            added = bool(logprobs) and not prompt.startswith(logprobs[0].token)
-            events.append(PromptEcho(0, prompt, tuple(logprobs[1:] if added else logprobs)))
+            if logprobs and not prompt.startswith(logprobs[0].token):
+                logprobs = logprobs[1:]
+            events.append(PromptEcho(0, prompt, tuple(logprobs)))
 
     def _is_hidden(self, token: TgiToken) -> bool:
         return bool(token.special) and self._request.stopping.skip_special_tokens is not False
 
 
 def _build_end_events(details: TgiDetails | None) -> list[Event]:
-    """Add a choice end, usage if known, and the end of the response."""
+    """Build a choice end, usage if known, and the end of the response."""
     if details is None:
         return [ChoiceEnd("unknown"), StreamEnd()]
     reason = WORKER_FINISH_REASONS.get(details.finish_reason or "", "unknown")
@@ -261,6 +264,6 @@ def _get_token_count(details: TgiDetails | None) -> int:
 
 
 def _build_read_error(body: bytes) -> GatewayError:
-    """Raise the error in a body that is not a response."""
+    """Raise the error in a body that is not a response; build one if it has none."""
     raise_worker_error(body)
     return WorkerFailed("The worker's answer can't be read.")

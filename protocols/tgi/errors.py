@@ -42,16 +42,17 @@ def raise_worker_error(body: bytes) -> None:
 def _map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None
 ) -> GatewayError:
-    begun = (known for text, known in _STATUS_BY_PREFIX.items() if fault.text.startswith(text))
-    long = _read_context_error(fault)
-    return long or map_worker_error(status or next(begun, 500), fault, retry_after)
+    text = fault.text
+    statuses = (known for prefix, known in _STATUS_BY_PREFIX.items() if text.startswith(prefix))
+    context_error = _read_context_error(fault)
+    return context_error or map_worker_error(status or next(statuses, 500), fault, retry_after)
 
 
 def _read_context_error(fault: WorkerErrorBody) -> GatewayError | None:
-    found = _CONTEXT_LENGTH_PATTERN.search(fault.text)
-    if found is None:
+    match = _CONTEXT_LENGTH_PATTERN.search(fault.text)
+    if match is None:
         return None
-    counts = {name: int(count[:18]) for name, count in found.groupdict().items() if count}
+    counts = {name: int(count[:18]) for name, count in match.groupdict().items() if count}
     if "whole" in counts:
         tokens, limit = counts["inputs"] + counts["new"], counts["whole"]
     else:

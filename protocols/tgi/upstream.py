@@ -14,7 +14,7 @@ from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.params import replace_params
 from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
 from protocols.core import loss
-from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.errors import GatewayError
 from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
@@ -36,8 +36,9 @@ from protocols.core.request import (
     Tool,
     VideoPart,
 )
+from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamTable
-from protocols.prompt import build_prompt
+from protocols.prompt import build_prompt, require_generation
 from protocols.tgi import errors
 from protocols.tgi.decoder import GenerateDecoder
 from protocols.tgi.errors import raise_worker_error
@@ -69,47 +70,37 @@ _STOP = Param(
     loss_reason="approximated",
     description="stays in the text, and is seen only where a token ends with it",
 )
-_SEED = Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1)
-_TOP_P = Param(wire="top_p", field="sampling.top_p", type="float", minimum=MIN_POSITIVE, maximum=1)
-_FREQUENCY_PENALTY = Param(
-    wire="frequency_penalty",
-    field="sampling.frequency_penalty",
-    type="float",
-    minimum=-2,
-    maximum=2,
-)
+_SEED = Param("seed", "sampling.seed", "int", 0, 2**64 - 1)
+_TOP_P = Param("top_p", "sampling.top_p", "float", MIN_POSITIVE, 1)
+_FREQUENCY_PENALTY = Param("frequency_penalty", "sampling.frequency_penalty", "float", -2, 2)
 
 _GENERATE_PARAMS: tuple[Param, ...] = (
-    Param(wire="best_of", field="best_of", type="int", minimum=1),
-    Param(wire="temperature", field="sampling.temperature", type="float", minimum=MIN_POSITIVE),
-    Param(
-        wire="repetition_penalty",
-        field="sampling.repetition_penalty",
-        type="float",
-        minimum=MIN_POSITIVE,
-    ),
+    Param("best_of", "best_of", "int", 1),
+    Param("temperature", "sampling.temperature", "float", MIN_POSITIVE),
+    Param("repetition_penalty", "sampling.repetition_penalty", "float", MIN_POSITIVE),
     _FREQUENCY_PENALTY,
-    Param(wire="top_k", field="sampling.top_k", type="int", minimum=1, maximum=2**31 - 1),
+    Param("top_k", "sampling.top_k", "int", 1, 2**31 - 1),
     _TOP_P,
-    Param(
-        wire="typical_p", field="sampling.typical_p", type="float", minimum=MIN_POSITIVE, maximum=1
-    ),
-    Param(wire="do_sample", field="sampling.do_sample", type="bool"),
-    Param(wire="max_new_tokens", field="stopping.max_tokens", type="int", minimum=1),
+    Param("typical_p", "sampling.typical_p", "float", MIN_POSITIVE, 1),
+    Param("do_sample", "sampling.do_sample", "bool"),
+    Param("max_new_tokens", "stopping.max_tokens", "int", 1),
     _STOP,
-    Param(wire="truncate", field="stopping.truncate_prompt", type="int", minimum=1),
-    Param(wire="watermark", field="sampling.watermark", type="bool"),
+    Param("truncate", "stopping.truncate_prompt", "int", 1),
+    Param("watermark", "sampling.watermark", "bool"),
     _SEED,
-    Param(wire="adapter_id", field="adapter", type="str"),
+    Param("adapter_id", "adapter", "str"),
 )
 
 
 @lru_cache(maxsize=64)
 def build_generate_table(limits: TgiLimits) -> ParamTable:
     """The ``parameters`` of ``/generate``."""
-    highest: dict[str, Any] = {"maximum": limits.max_best_of}
-    longest: dict[str, Any] = {"maximum": limits.max_prompt_tokens}
-    return ParamTable(*replace_params(_GENERATE_PARAMS, best_of=highest, truncate=longest))
+    rows = replace_params(
+        _GENERATE_PARAMS,
+        best_of={"maximum": limits.max_best_of},
+        truncate={"maximum": limits.max_prompt_tokens},
+    )
+    return ParamTable(*rows)
 
 
 def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
@@ -130,9 +121,9 @@ def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
 
 CHAT_PROFILE = WorkerProfile(
     chat=(
-        Param(wire="model", field="adapter", type="str"),
-        Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=1),
-        Param(wire="temperature", field="sampling.temperature", type="float", minimum=0),
+        Param("model", "adapter", "str"),
+        Param("max_tokens", "stopping.max_tokens", "int", 1),
+        Param("temperature", "sampling.temperature", "float", 0),
         _TOP_P,
         _FREQUENCY_PENALTY,
         _SEED,
@@ -165,7 +156,7 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
     """
     adapted = adapt_generate_request(request, limits)
     support = build_parameter_support(adapted, limits)
-    values = {path: got for path, got in adapted.set_fields.items() if path in support}
+    values = {path: value for path, value in adapted.set_fields.items() if path in support}
     parameters: dict[str, Any] = params.write_params(build_generate_table(limits), values)
     parameters |= {"details": True, "return_full_text": False}
     if adapted.output is not None and "output" in support:
@@ -175,18 +166,17 @@ def encode_generate_request(request: GenerationRequest, limits: TgiLimits) -> Up
             parameters["top_n_tokens"] = min(top, MAX_TOP_TOKENS) if top > 0 else MAX_TOP_TOKENS
         if adapted.logprobs.prompt is not None and "logprobs.prompt" in support:
             parameters["decoder_input_details"] = True
-    whole = not request.stream and (
+    is_unary = not request.stream and (
         request.response_options.usage == "none"
         or not parameters.keys().isdisjoint(_UNARY_ONLY_PARAMS)
     )
     body = {"inputs": build_prompt(request, None), "parameters": parameters}
-    return UpstreamRequest(
-        "/generate" if whole else "/generate_stream", _encode(body), _JSON_HEADERS
-    )
+    path = "/generate" if is_unary else "/generate_stream"
+    return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
 
 _UNARY_ONLY_PARAMS = ("best_of", "decoder_input_details")
-"""Return the parameters that a stream rejects."""
+"""The parameters that a stream rejects."""
 
 
 def find_unsupported_generate_parameters(
@@ -194,13 +184,12 @@ def find_unsupported_generate_parameters(
 ) -> tuple[UnsupportedParameter, ...]:
     """List the unsupported parameters of a request with prompts."""
     adapted = adapt_generate_request(request, limits)
-    found = loss.find_unsupported_parameters(
-        adapted, build_parameter_support(adapted, limits), names
-    )
+    support = build_parameter_support(adapted, limits)
+    unsupported = loss.find_unsupported_parameters(adapted, support, names)
     if len(request.prompts) > 1:
-        several = UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
-        return (*found, several)
-    return found
+        wire = names.get("prompts", "prompt")
+        unsupported += (UnsupportedParameter(wire, "dropped", path="prompts"),)
+    return unsupported
 
 
 def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
@@ -237,9 +226,9 @@ def adapt_generate_request(request: GenerationRequest, limits: TgiLimits) -> Gen
     )
 
 
-def _drop_full_probability(share: float | None) -> float | None:
+def _drop_full_probability(probability: float | None) -> float | None:
     """Return the probability; None for 1, which TGI rejects."""
-    return None if share is not None and share >= 1 else share
+    return None if probability is not None and probability >= 1 else probability
 
 
 def build_parameter_support(
@@ -289,11 +278,6 @@ def encode_chat_request(request: GenerationRequest, limits: TgiLimits) -> Upstre
     return _CHAT_WRITER.encode_request(_adapt_chat_request(request, limits))
 
 
-def create_chat_decoder(request: GenerationRequest) -> ResponseDecoder:
-    """Create the decoder. A stream with a tool call ends without a finish reason."""
-    return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
-
-
 def find_unsupported_chat_parameters(
     request: GenerationRequest, limits: TgiLimits, names: Mapping[str, str]
 ) -> tuple[UnsupportedParameter, ...]:
@@ -316,17 +300,13 @@ def _iter_unsupported_fields(
     if request.output is not None and _has_callable_tools(request):
         wire = names.get("output", "response_format")
         yield UnsupportedParameter(wire, "dropped", "not beside tools", "output")
-    unseen = {
-        _UNSUPPORTED_PARTS[type(p)]
-        for m in request.messages
-        for p in m.parts
-        if type(p) in _UNSUPPORTED_PARTS
-    }
+    parts = (part for message in request.messages for part in message.parts)
+    removed = {_UNSUPPORTED_PARTS[type(p)] for p in parts if type(p) in _UNSUPPORTED_PARTS}
     if any(message.tool_calls and message.text for message in request.messages):
-        unseen.add("text beside tool calls")
-    if unseen:
+        removed.add("text beside tool calls")
+    if removed:
         wire = names.get("messages", "messages")
-        yield UnsupportedParameter(wire, "dropped", ", ".join(sorted(unseen)), "messages")
+        yield UnsupportedParameter(wire, "dropped", ", ".join(sorted(removed)), "messages")
 
 
 def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> GenerationRequest:
@@ -338,7 +318,7 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
     sampling, stopping = request.sampling, request.stopping
     greedy = sampling.do_sample is False or sampling.temperature == 0
     is_full_top_p = sampling.top_p is not None and sampling.top_p >= 1
-    offers = _has_callable_tools(request)
+    has_tools = _has_callable_tools(request)
     return replace(
         request,
         n=None if request.n == 1 else request.n,
@@ -350,9 +330,9 @@ def _adapt_chat_request(request: GenerationRequest, limits: TgiLimits) -> Genera
             logit_bias=None,
         ),
         stopping=replace(stopping, stop=stopping.stop[: limits.max_stop_strings]),
-        tools=tuple(map(_add_parameters_schema, request.tools)) if offers else (),
-        tool_choice=request.tool_choice if offers else None,
-        output=None if offers else request.output,
+        tools=tuple(map(_add_parameters_schema, request.tools)) if has_tools else (),
+        tool_choice=request.tool_choice if has_tools else None,
+        output=None if has_tools else request.output,
         provided_fields=frozenset(),
         extra={},
     )
@@ -420,29 +400,24 @@ class TGI:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             return loss.find_unsupported_parameters(request, {}, names)
-        losses = (
-            find_unsupported_chat_parameters
-            if uses_chat_endpoint(request)
-            else find_unsupported_generate_parameters
-        )
-        return losses(request, self._get_limits(request.model), names)
+        limits = self._get_limits(request.model)
+        if uses_chat_endpoint(request):
+            return find_unsupported_chat_parameters(request, limits, names)
+        return find_unsupported_generate_parameters(request, limits, names)
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
-        if isinstance(request, EmbeddingRequest):
-            raise UnsupportedFeature("The model's workers do not support embeddings.")
+        request = require_generation(request)
         encode = encode_chat_request if uses_chat_endpoint(request) else encode_generate_request
         return encode(request, self._get_limits(request.model))
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if isinstance(request, EmbeddingRequest):
-            raise UnsupportedFeature("The model's workers do not support embeddings.")
-        return (
-            create_chat_decoder(request)
-            if uses_chat_endpoint(request)
-            else GenerateDecoder(request)
-        )
+        request = require_generation(request)
+        if uses_chat_endpoint(request):
+            # A stream with a tool call ends without a finish reason.
+            return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
+        return GenerateDecoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -457,16 +432,14 @@ class TGI:
         """See ``protocols.core.interfaces.ModelMetadataReader``."""
         try:
             info = _decode_info(answers[0] or b"")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+        except (*JSON_ERRORS, IndexError):
             return None
-        silent = TgiLimits()
-        self._limits[model] = TgiLimits(
-            max_stop_strings=silent.max_stop_strings
-            if info.max_stop_sequences is None
-            else info.max_stop_sequences,
-            max_best_of=info.max_best_of or silent.max_best_of,
-            max_prompt_tokens=info.max_input_tokens or info.max_input_length,
-        )
+        limits = TgiLimits(max_prompt_tokens=info.max_input_tokens or info.max_input_length)
+        if info.max_stop_sequences is not None:
+            limits = replace(limits, max_stop_strings=info.max_stop_sequences)
+        if info.max_best_of:
+            limits = replace(limits, max_best_of=info.max_best_of)
+        self._limits[model] = limits
         return info.max_concurrent_requests or None
 
     def _get_limits(self, model: str) -> TgiLimits:

@@ -2,12 +2,13 @@
 
 endpoints     what clients call: routes, and the adapter
 metadata      repository, metadata and statistics endpoints
-params        profiles: inputs, outputs and parameters of each model family; error texts
+params        profiles: inputs, outputs and parameters of each model family
 requests      bodies of generate and infer to the internal request
-tensors       tensors checked against the model; binary tensors; number formats
+tensors       tensors checked against the model; binary tensors
 rapidjson     JSON as Triton's own parser reads it
 responses     events to generate and infer responses
-errors        our errors to Triton's bodies; worker errors to ours
+formats       numbers and texts as Triton writes them; content types
+errors        error texts; our errors to Triton's bodies; worker errors to ours
 upstream      the internal request to a worker's request; unsupported parameters
 model_config  a worker's model: its tensors and parameters
 passthrough   requests and responses forwarded unchanged

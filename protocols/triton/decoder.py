@@ -27,6 +27,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import GenerationRequest
+from protocols.json_body import JSON_ERRORS
 from protocols.triton import rapidjson
 from protocols.triton.errors import raise_response_error, raise_worker_error
 from protocols.triton.model_config import ModelAdapter
@@ -83,7 +84,7 @@ class ParsedResponse(Struct):
     logprobs: Sequence[tuple[TokenLogprob, ...]] = ()
 
 
-class _OneText(Struct, forbid_unknown_fields=True):
+class _SingleText(Struct, forbid_unknown_fields=True):
     """A response with one text. The field names are those of the model families."""
 
     text_output: str
@@ -99,22 +100,39 @@ class _OneText(Struct, forbid_unknown_fields=True):
     sequence_end: bool = False
 
 
-_one_text = msgspec.json.Decoder(_OneText).decode
+_decode_single_text = msgspec.json.Decoder(_SingleText).decode
 
 
-def _text_of(body: bytes) -> ParsedResponse | None:
+class _TextEvent(Struct, forbid_unknown_fields=True):
+    """An event that adds a text and nothing else."""
+
+    text_output: str
+    model_name: str | None = None
+    model_version: str | None = None
+    id: str | None = None
+    sequence_id: int = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+
+_decode_text_event = msgspec.json.Decoder(_TextEvent).decode
+
+
+def _parse_single_text(body: bytes) -> ParsedResponse | None:
     """Decode a response with one text; None if it has another shape or is invalid."""
     try:
-        got = _one_text(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        wire = _decode_single_text(body)
+    except JSON_ERRORS:
         return None
-    parsed = ParsedResponse([got.text_output], got.model_name, prompt_tokens=got.num_input_tokens)
-    if got.finish_reason is not UNSET:
-        parsed.finish_reasons = (_parse_reason(got.finish_reason),)
-    if got.stop_reason is not UNSET:
-        parsed.stop_reasons = (_parse_reason(got.stop_reason),)
-    if got.num_output_tokens is not UNSET:
-        parsed.token_counts = (got.num_output_tokens,)
+    parsed = ParsedResponse(
+        [wire.text_output], wire.model_name, prompt_tokens=wire.num_input_tokens
+    )
+    if wire.finish_reason is not UNSET:
+        parsed.finish_reasons = (_parse_reason(wire.finish_reason),)
+    if wire.stop_reason is not UNSET:
+        parsed.stop_reasons = (_parse_reason(wire.stop_reason),)
+    if wire.num_output_tokens is not UNSET:
+        parsed.token_counts = (wire.num_output_tokens,)
     return parsed
 
 
@@ -128,41 +146,47 @@ _CandidateColumn = list[dict[str, _LogprobCandidate]]
 
 
 def parse_response(
-    body: bytes, request: GenerationRequest, known: Mapping[str, str]
+    body: bytes, request: GenerationRequest, output_names: Mapping[str, str]
 ) -> ParsedResponse:
-    """Decode an object of outputs; ``known`` are the model's ``outputs``.
+    """Decode an object of outputs; ``output_names`` are the model's names for them.
 
     Raises the error that the object reports, and WorkerFailed for an invalid object.
     """
-    if known is _DEFAULT_OUTPUT_NAMES and (simple := _text_of(body)) is not None:
-        return simple
+    if output_names is _DEFAULT_OUTPUT_NAMES:
+        parsed = _parse_single_text(body)
+        if parsed is not None:
+            return parsed
+    decode = _decode_json if len(body) > _MAX_LENIENT_PARSE_BYTES else rapidjson.parse_value
     try:
-        got = (
-            _decode_json(body)
-            if len(body) > _MAX_LENIENT_PARSE_BYTES
-            else rapidjson.parse_value(body)
-        )
-    except (MalformedRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        response = decode(body)
+    except (MalformedRequest, *JSON_ERRORS) as e:
         raise WorkerFailed("The worker's answer can't be read.") from e
-    if not isinstance(got, dict) or known[TEXT_OUTPUT] not in got or "error" in got:
-        raise_response_error(got, known[TEXT_OUTPUT])
-        if not isinstance(got, dict) or not (known[TEXT_OUTPUT] in got or "model_name" in got):
+    text_name = output_names[TEXT_OUTPUT]
+    if not isinstance(response, dict) or text_name not in response or "error" in response:
+        raise_response_error(response, text_name)
+        if not isinstance(response, dict) or not (
+            text_name in response or "model_name" in response
+        ):
             raise WorkerFailed("The worker's response does not follow its protocol.")
-    values = {name: flatten_values(got[wire]) for name, wire in known.items() if wire in got}
-    texts = values.pop(TEXT_OUTPUT, [])
+    outputs = {
+        name: flatten_values(response[wire])
+        for name, wire in output_names.items()
+        if wire in response
+    }
+    texts = outputs.pop(TEXT_OUTPUT, [])
     if not {str}.issuperset(map(type, texts)):
         raise WorkerFailed("The worker's answer is no text.")
-    name = got.get("model_name")
-    parsed = ParsedResponse(texts, name if isinstance(name, str) else None)
-    if values:
-        _parse_details(values, parsed, request)
+    model = response.get("model_name")
+    parsed = ParsedResponse(texts, model if isinstance(model, str) else None)
+    if outputs:
+        _parse_details(outputs, parsed, request)
     return parsed
 
 
 def _parse_details(
     outputs: Mapping[str, list[Any]], parsed: ParsedResponse, request: GenerationRequest
 ) -> None:
-    """Return the finish reasons, token counts and log probabilities."""
+    """Add the finish reasons, token counts and log probabilities."""
     parsed.finish_reasons = _parse_reasons(outputs.get("finish_reason", []))
     parsed.stop_reasons = _parse_reasons(outputs.get("stop_reason", []))
     parsed.token_counts = _parse_counts(outputs.get("num_output_tokens", []))
@@ -174,7 +198,7 @@ def _parse_details(
 
 
 def _parse_reasons(values: list[Any]) -> list[str]:
-    return [_parse_reason(one) for one in values]
+    return [_parse_reason(value) for value in values]
 
 
 def _parse_reason(value: Any) -> str:
@@ -182,7 +206,7 @@ def _parse_reason(value: Any) -> str:
 
 
 def _parse_counts(values: list[Any]) -> list[int]:
-    return [one for one in values if type(one) is int and one >= 0]
+    return [value for value in values if type(value) is int and value >= 0]
 
 
 def _parse_logprobs(
@@ -190,7 +214,7 @@ def _parse_logprobs(
 ) -> list[tuple[TokenLogprob, ...]]:
     """Decode logprobs of each choice from either family: JSON candidates, or plain numbers."""
     if columns:
-        return [_parse_candidates(one, top) for one in columns]
+        return [_parse_candidates(column, top) for column in columns]
     size = len(numbers) // len(texts)
     return [
         _build_bare_logprobs(numbers[i * size : (i + 1) * size], text if size == 1 else "")
@@ -205,31 +229,29 @@ def _parse_candidates(value: Any, top: int) -> tuple[TokenLogprob, ...]:
         column = msgspec.convert(rapidjson.parse_value(value.encode()), _CandidateColumn | None)
     except (MalformedRequest, msgspec.ValidationError) as e:
         raise WorkerFailed("The worker's log probabilities can't be read.") from e
-    return tuple(_build_token_logprob(one, top) for one in column or () if one)
+    return tuple(_build_token_logprob(token, top) for token in column or () if token)
 
 
 def _build_token_logprob(candidates: Mapping[str, _LogprobCandidate], top: int) -> TokenLogprob:
     """Return the sampled token, which comes first, and the alternatives, which have a rank."""
-    found = [
+    alternatives = tuple(
         TopLogprob(
-            one.decoded_token or "", _replace_missing_logprob(one.logprob), _parse_token_id(key)
+            candidate.decoded_token or "",
+            _replace_missing_logprob(candidate.logprob),
+            _parse_token_id(key),
         )
-        for key, one in sorted(candidates.items(), key=lambda item: item[1].rank or 0)
-        if one.rank is not None and (top < 0 or one.rank <= top)
-    ]
-    key, taken = next(iter(candidates.items()))
-    return TokenLogprob(
-        taken.decoded_token or "",
-        _drop_non_finite(taken.logprob),
-        tuple(found),
-        _parse_token_id(key),
+        for key, candidate in sorted(candidates.items(), key=lambda item: item[1].rank or 0)
+        if candidate.rank is not None and (top < 0 or candidate.rank <= top)
     )
+    key, sampled = next(iter(candidates.items()))
+    logprob = _drop_non_finite(sampled.logprob)
+    return TokenLogprob(sampled.decoded_token or "", logprob, alternatives, _parse_token_id(key))
 
 
 def _build_bare_logprobs(numbers: list[Any], text: str) -> tuple[TokenLogprob, ...]:
     """Decode plain numbers; the token of a number is known only if there is one token."""
-    values = [one if isinstance(one, float) else None for one in numbers]
-    return tuple(TokenLogprob(text, _drop_non_finite(one)) for one in values)
+    values = [number if isinstance(number, float) else None for number in numbers]
+    return tuple(TokenLogprob(text, _drop_non_finite(value)) for value in values)
 
 
 def _parse_token_id(key: str) -> int | None:
@@ -251,99 +273,64 @@ _MAX_EVENT_BYTES: Final = 1 << 24
 class GenerateDecoder:
     """Decodes the response to a GenerationRequest, as a stream of events or one JSON body.
 
-    The first byte decides which. ``known`` are the model's outputs, ``plan`` is how the request was
-    written. If the worker returns ``prompt`` at the start of each choice, it is removed.
+    The first byte decides which. ``output_names`` are the model's outputs, ``adapter`` wrote the
+    request. If the worker returns ``prompt`` at the start of each choice, it is removed.
     """
 
     def __init__(
         self,
         request: GenerationRequest,
-        known: Mapping[str, str],
-        plan: ModelAdapter,
-        prompt: str | None,
-    ) -> None:
-        self._body_reader = sse.ResponseBodyReader()
-        self._reader = _ResponseReader(request, known, plan, prompt)
-
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        share = self._body_reader.feed(data)
-        return self._reader.feed(share) if share else ()
-
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        body = self._body_reader.unary_body
-        if body is None:
-            return self._reader.close(self._body_reader.feed(b"\n\n"))
-        return self._reader.read_unary(bytes(body))
-
-
-class _ResponseReader:
-    """Decodes any chunk; see ``AnswerDecoder``."""
-
-    def __init__(
-        self,
-        request: GenerationRequest,
-        known: Mapping[str, str],
-        plan: ModelAdapter,
+        output_names: Mapping[str, str],
+        adapter: ModelAdapter,
         prompt: str | None,
     ) -> None:
         self._request = request
-        self._output_names = known
-        self._token_per_event = plan.is_streaming(request)
+        self._output_names = output_names
+        self._token_per_event = adapter.is_streaming(request)
         """Whether each event counts as one token, unless counts are reported."""
         self._is_unary = False
         self._choice_count = request.n or 1
+        self._body_reader = sse.ResponseBodyReader()
         self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
         self._pending_prompts = [prompt] * self._choice_count
         self._seen_choices: set[int] = set()
         self._ended_choices: set[int] = set()
-        self._may_be_empty = plan.may_be_empty(request)
+        self._may_be_empty = adapter.may_be_empty(request)
         """Whether a body without events is a response without text."""
         self._reports_finish_reason = False
         self._prompt_tokens: int | None = None
         self._token_count: int | None = None
         self._has_metadata = False
         self._pending_error: GatewayError | None = None
+        self._expects_texts = True
+        """Whether no event had more than a text so far; counts, for instance, are in each."""
+        self._accepts_texts = False
 
     def feed(self, data: bytes) -> Sequence[Event]:
-        """Decode the next bytes of a stream."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        payloads = filter(bytes.strip, self._sse_parser.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._read_object)
-        return events
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        stream = self._body_reader.feed(data)
+        return self._read_events(stream) if stream else ()
 
-    def close(self, rest: bytes) -> Sequence[Event]:
-        """Decode the end of a stream; ``rest`` is an event without its final newlines."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        events = self._read_remainder(rest)
-        untold = self._list_open_choices()
-        if untold:
-            self._check_end(untold)
-        return self._finish_events(events, untold)
-
-    def read_unary(self, body: bytes) -> Sequence[Event]:
-        """Decode a unary response."""
-        self._is_unary = True
-        events: list[Event] = []
-        self._read_object(body, events)
-        untold = self._list_open_choices()
-        if not self._seen_choices.issuperset(untold):
-            raise WorkerFailed("The worker returned another number of choices than requested.")
-        return self._finish_events(events, untold)
-
-    def _list_open_choices(self) -> Sequence[int]:
-        return [i for i in range(self._choice_count) if i not in self._ended_choices]
-
-    def _finish_events(self, events: Sequence[Event], untold: Sequence[int]) -> Sequence[Event]:
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        body = self._body_reader.unary_body
+        events = self._read_remainder() if body is None else self._read_unary(bytes(body))
+        open_choices = [i for i in range(self._choice_count) if i not in self._ended_choices]
+        if open_choices:
+            self._check_end(open_choices)
         usage = [] if self._request.response_options.usage == "each" else self._build_usage()
-        return [*events, *[ChoiceEnd("unknown", i) for i in untold], *usage, StreamEnd()]
+        ends = [ChoiceEnd("unknown", index) for index in open_choices]
+        return [*events, *ends, *usage, StreamEnd()]
 
-    def _check_end(self, untold: Sequence[int]) -> None:
-        """Raise StreamBroken unless these choices of a stream are complete."""
-        complete = self._seen_choices.issuperset(untold) and not self._reports_finish_reason
+    def _check_end(self, open_choices: Sequence[int]) -> None:
+        """Raise StreamBroken unless these choices are complete."""
+        complete = self._seen_choices.issuperset(open_choices)
+        if self._is_unary:
+            if not complete:
+                text = "The worker returned another number of choices than requested."
+                raise WorkerFailed(text)
+            return
+        complete = complete and not self._reports_finish_reason
         if not self._seen_choices:
             complete = self._may_be_empty
         if self._sse_parser.stray_line is not None:
@@ -352,12 +339,28 @@ class _ResponseReader:
         if not complete:
             raise StreamBroken("The worker's stream stopped before its end.")
 
+    def _read_unary(self, body: bytes) -> Sequence[Event]:
+        self._is_unary = True
+        events: list[Event] = []
+        self._read_object(body, events)
+        return events
+
     # --- events -----------------------------------------------------------------------------------
 
-    def _read_remainder(self, data: bytes) -> Sequence[Event]:
-        """Whether ``data`` is an event without its final newlines."""
+    def _read_events(self, data: bytes) -> Sequence[Event]:
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = filter(bytes.strip, self._sse_parser.feed(data))
+        events, self._pending_error = sse.collect_events(payloads, self._read_object)
+        return events
+
+    def _read_remainder(self) -> Sequence[Event]:
+        """Read an event without its final newlines."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        end = self._body_reader.feed(b"\n\n")
         try:
-            events = self.feed(data)
+            events = self._read_events(end)
         except WorkerFailed as error:
             if error.__cause__ is None:  # valid JSON that holds an error
                 raise
@@ -367,6 +370,16 @@ class _ResponseReader:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
+        if self._accepts_texts:
+            try:
+                text = _decode_text_event(body).text_output
+            except JSON_ERRORS:
+                self._accepts_texts = self._expects_texts = False
+            else:
+                if text:
+                    tokens = 1 if self._token_per_event else math.ceil(len(text) / 4)
+                    events.append(TextDelta(text, tokens=tokens))
+                return
         parsed = parse_response(body, self._request, self._output_names)
         self._add_counts(parsed, events)
         if parsed.finish_reasons:
@@ -376,6 +389,17 @@ class _ResponseReader:
             self._add_choice(parsed, index, text, events)
         if parsed.token_counts and self._request.response_options.usage == "each":
             events += self._build_usage()
+        self._accepts_texts = self._expects_texts and self._has_begun()
+
+    def _has_begun(self) -> bool:
+        """Whether the only choice has begun and not ended."""
+        return (
+            self._choice_count == 1
+            and self._output_names is _DEFAULT_OUTPUT_NAMES
+            and self._has_metadata
+            and 0 in self._seen_choices
+            and 0 not in self._ended_choices
+        )
 
     def _add_counts(self, parsed: ParsedResponse, events: list[Event]) -> None:
         if not self._has_metadata and parsed.model is not None:
@@ -434,5 +458,4 @@ class _ResponseReader:
         if reason != "eos" or stop == NO_REASON:
             return ChoiceEnd(reason, index)
         ids = self._request.stopping.stop_token_ids
-        number = next((one for one in ids if str(one) == stop), None)
-        return ChoiceEnd("stop", index, stop if number is None else number)
+        return ChoiceEnd("stop", index, next((id_ for id_ in ids if str(id_) == stop), stop))

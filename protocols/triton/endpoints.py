@@ -1,13 +1,22 @@
 """Triton's endpoints and the adapter: the decoder and encoder of each endpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec import structs
 
 from protocols import params
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError, InternalError, PathNotFound
+from protocols.core.errors import (
+    ClientError,
+    GatewayError,
+    InternalError,
+    InvalidParameter,
+    MalformedRequest,
+    Overloaded,
+    PathNotFound,
+    UnsupportedFeature,
+)
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -17,15 +26,12 @@ from protocols.core.interfaces import (
     PassthroughRequest,
     PromptRenderer,
     ResponseContext,
-    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
     UpstreamRequest,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.triton import errors, openapi, passthrough, requests
-from protocols.triton import params as triton_params
 from protocols.triton.errors import StatusMode
 from protocols.triton.metadata import InfoHandler
 from protocols.triton.params import PROFILES, TritonProfile
@@ -36,6 +42,7 @@ from protocols.triton.upstream import TritonUpstream
 _MODEL_PATH = "/v2/models/{model}"
 _VERSION_PATH = f"{_MODEL_PATH}/versions/{{version}}"
 _MAX_VERSION = 2**63 - 1
+_INFERENCE_OPERATIONS = ("generate", "generate_stream", "infer")
 
 
 def _build_info_endpoint(method: str, path: str, variant: str, *, open_: bool = False) -> Endpoint:
@@ -54,7 +61,7 @@ def _build_model_endpoints(root: str) -> tuple[Endpoint, ...]:
     )
 
 
-class Triton:
+class Triton(TritonUpstream):
     """Triton Inference Server's HTTP protocol: generate, generate_stream, and infer for text.
 
     ``profile`` is the model family that clients expect. ``status``: error statuses as in Triton
@@ -110,22 +117,20 @@ class Triton:
             raise ValueError(f"the status of triton is strict or sane, not {status!r}")
         if prompts not in requests.TEMPLATING_MODES:
             raise ValueError(f"the prompts of triton are raw or chat, not {prompts!r}")
-        self._profile = PROFILES[name]
+        super().__init__(
+            PROFILES[name], fields=fields or {}, max_tokens=max_tokens, renderer=renderer
+        )
         self._status_mode: StatusMode = status
         self._templating_mode = requests.TEMPLATING_MODES[prompts]
         self._has_custom_fields = bool(fields)
         self._info_handler = InfoHandler(self._profile, status)
-        generating = ("generate", "generate_stream", "infer")
-        self._upstream = TritonUpstream(
-            self._profile, fields=fields or {}, max_tokens=max_tokens, renderer=renderer
-        )
         self._field_names = {
             streamed: _build_field_names(self._profile, streamed=streamed)
             for streamed in (False, True)
         }
         self.health_request = UpstreamRequest("/v2/health/ready", b"", method="GET")
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = dict.fromkeys(
-            generating, self._profile.parameters
+            _INFERENCE_OPERATIONS, self._profile.parameters
         )
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
@@ -141,9 +146,9 @@ class Triton:
         del model
         is_infer = call.endpoint.operation == "infer"
         read = requests.read_infer_request if is_infer else requests.read_generate_request
-        sent = read(call, self._profile)
-        stream = requests.is_streamed(call, self._profile, flag=sent.streaming)
-        return requests.build_request(sent, self._profile, self._templating_mode, stream=stream)
+        request = read(call, self._profile)
+        stream = requests.is_streamed(call, self._profile, flag=request.streaming)
+        return requests.build_request(request, self._profile, self._templating_mode, stream=stream)
 
     def create_encoder(
         self, call: ClientRequest, request: Request, about: ResponseContext
@@ -152,15 +157,19 @@ class Triton:
         if not isinstance(request, GenerationRequest):
             raise InternalError("there is no answer to this kind of request")
         if call.endpoint.operation == "infer":
-            return InferEncoder(
-                request, about, self._profile, requests.read_requested_outputs(call)
-            )
+            outputs = requests.read_requested_outputs(call)
+            return InferEncoder(request, about, self._profile, outputs)
         framed = call.endpoint.operation == "generate_stream"
         return GenerateEncoder(request, about, self._profile, framed=framed)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """Encode the error in this protocol."""
-        return errors.build_error_response(error, call, self._status_mode)
+        request_id = None
+        if call is not None:
+            error = _explain_decompression_error(error, call)
+            if isinstance(error, Overloaded):  # only this text names the request
+                request_id = requests.find_request_id(call)
+        return errors.build_error_response(error, call, self._status_mode, request_id)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """Build a response about the server and its models. Raises ClientError."""
@@ -178,16 +187,6 @@ class Triton:
         return openapi.describe_api(self._profile, self._status_mode)
 
     # --- towards workers --------------------------------------------------------------------------
-
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
-        return self._upstream.unsupported_parameters(request, names)
-
-    def encode_request(self, request: Request) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects embeddings."""
-        return self._upstream.encode_request(request)
 
     def prepare_passthrough(
         self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
@@ -209,24 +208,17 @@ class Triton:
             self._profile is profile and self._templating_mode == requests.TEMPLATING_MODES["raw"]
         )
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._upstream.create_decoder(request)
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
-        """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body)
-
-    def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. Requests the configuration."""
-        return (self._upstream.build_config_request(model),)
-
-    def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. Returns no request limit."""
-        for answer in answers:
-            if answer is not None:
-                self._upstream.load_config(model, answer)
-        return None
+def _explain_decompression_error(error: GatewayError, call: ClientRequest) -> GatewayError:
+    """Replace the error of a body that can't be decompressed, which has no class of its own."""
+    is_encoding_error = isinstance(error, MalformedRequest) and error.problem == "encoding"
+    is_inference = call.endpoint.operation in _INFERENCE_OPERATIONS
+    if is_inference and (is_encoding_error or type(error) is ClientError):
+        try:
+            requests.check_encoding(call)
+        except (InvalidParameter, UnsupportedFeature) as encoding_error:
+            return encoding_error
+    return error
 
 
 def _build_field_names(profile: TritonProfile, *, streamed: bool) -> Mapping[str, str]:
@@ -247,7 +239,7 @@ def _read_version(call: ClientRequest) -> str | None:
         raise PathNotFound("a version is a number")
     if len(version.lstrip("0")) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION:
         text = f"failed to get model version from specified version string '{version}' (details:"
-        raise triton_params.build_value_error(
+        raise errors.build_value_error(
             "version", f"{text} stol), version should be an integral value > 0"
         )
     return str(int(version))

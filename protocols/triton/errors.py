@@ -31,14 +31,14 @@ from protocols.core.errors import (
     RateLimitExceeded,
     RequestTooLarge,
     Unauthorized,
+    UnsupportedFeature,
     VersionNotFound,
     WorkerError,
     WorkerFailed,
     WorkerUnreachable,
 )
 from protocols.core.interfaces import ClientRequest, HttpResponse
-from protocols.triton import params, rapidjson, requests
-from protocols.triton.tensors import (
+from protocols.triton.formats import (
     CHUNKED_EVENT_HEADERS,
     JSON_HEADERS,
     PLAIN_TEXT_HEADERS,
@@ -46,6 +46,9 @@ from protocols.triton.tensors import (
 )
 
 StatusMode = Literal["strict", "sane"]
+
+JSON_LENGTH_HEADER: Final = "inference-header-content-length"
+CONTENT_ENCODING_HEADER: Final = "content-encoding"
 
 ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
     (ModelNotFound, 404),
@@ -64,9 +67,7 @@ ERROR_STATUSES: Final[tuple[tuple[type[GatewayError], int], ...]] = (
 )
 """Statuses by error class; the first match counts. Triton uses 400 for any model failure."""
 
-_PRE_BODY_PARAMS: Final = frozenset(
-    {"version", params.JSON_LENGTH_HEADER, params.CONTENT_ENCODING_HEADER}
-)
+_PRE_BODY_PARAMS: Final = frozenset({"version", JSON_LENGTH_HEADER, CONTENT_ENCODING_HEADER})
 """Errors that are detected before the body of infer is read."""
 
 _PLAIN_TEXT_PATHS: Final = ("/health/live", "/ready", "/infer")
@@ -79,12 +80,12 @@ class ErrorBody(Struct):
     error: str
 
 
-def encode_error_body(error: GatewayError, call: ClientRequest | None = None) -> bytes:
+def encode_error_body(error: GatewayError, request_id: str | None = None) -> bytes:
     """Encode the JSON body of an error."""
-    return encode_json(ErrorBody(get_error_message(error, call)))
+    return encode_json(ErrorBody(get_error_message(error, request_id)))
 
 
-def get_error_message(error: GatewayError, call: ClientRequest | None = None) -> str:
+def get_error_message(error: GatewayError, request_id: str | None = None) -> str:
     """Return Triton's text for this error, or the worker's own."""
     if error.upstream_error is not None:
         return error.upstream_error.text
@@ -104,7 +105,7 @@ def get_error_message(error: GatewayError, call: ClientRequest | None = None) ->
         case RequestTooLarge():
             return f"request size exceeds the maximum allowed input size of {error.limit} bytes."
         case Overloaded():
-            return f"{params.build_request_tag(_read_request_id(call))}Exceeds maximum queue size"
+            return f"{build_request_tag(request_id)}Exceeds maximum queue size"
         case DeadlineExceeded():
             return "Request timeout expired"
         case _:
@@ -112,21 +113,18 @@ def get_error_message(error: GatewayError, call: ClientRequest | None = None) ->
 
 
 def build_error_response(
-    error: GatewayError, call: ClientRequest | None, status: StatusMode
+    error: GatewayError, call: ClientRequest | None, status: StatusMode, request_id: str | None
 ) -> HttpResponse:
     """Build the error response before a stream has started."""
     strict = status == "strict"
-    if _is_decompression_error(error) and call is not None:
-        error = _map_decompression_error(call) or error
+    body = encode_error_body(error, request_id)
     if strict and _is_model_error(error) and call and call.endpoint.operation == "generate_stream":
         code = 400 if error.upstream_error is None else error.upstream_error.status
-        return HttpResponse(
-            code, sse.format_event(encode_error_body(error, call)), CHUNKED_EVENT_HEADERS
-        )
+        return HttpResponse(code, sse.format_event(body), CHUNKED_EVENT_HEADERS)
     headers = PLAIN_TEXT_HEADERS if strict and _is_plain_text(error, call) else JSON_HEADERS
     return HttpResponse(
         _get_status_code(error, call, strict=strict),
-        encode_error_body(error, call),
+        body,
         (*headers, *_iter_extra_headers(error, strict=strict)),
     )
 
@@ -138,28 +136,9 @@ def _get_status_code(error: GatewayError, call: ClientRequest | None, *, strict:
         isinstance(error, InvalidParameter) and error.problem == "type"
     ):
         return 500 if strict else 400
-    if (
-        error.param == params.CONTENT_ENCODING_HEADER
-        and call
-        and call.endpoint.operation == "infer"
-    ):
+    if error.param == CONTENT_ENCODING_HEADER and call and call.endpoint.operation == "infer":
         return 501
     return next(code for kind, code in ERROR_STATUSES if isinstance(error, kind))
-
-
-def _is_decompression_error(error: GatewayError) -> bool:
-    """Whether decompression failed, which has no error class of its own."""
-    return type(error) is ClientError or (
-        isinstance(error, MalformedRequest) and error.problem == "encoding"
-    )
-
-
-def _map_decompression_error(call: ClientRequest) -> GatewayError | None:
-    """Return Triton's text for an unknown path, which differs between paths."""
-    if call.endpoint.operation == "infer":
-        return None if requests.has_supported_encoding(call) else params.build_compression_error()
-    generates = call.endpoint.operation.startswith("generate")
-    return params.build_encoding_error() if generates and requests.is_compressed(call) else None
 
 
 def _is_model_error(error: GatewayError) -> bool:
@@ -195,13 +174,71 @@ def _iter_extra_headers(error: GatewayError, *, strict: bool) -> Iterator[tuple[
         yield "Allow", ", ".join(error.allowed)
 
 
-def _read_request_id(call: ClientRequest | None) -> str | None:
-    if call is None or not call.endpoint.operation.startswith("generate"):
-        return None
-    try:
-        return requests.read_request_id(rapidjson.parse_fields(call.body))
-    except ClientError:
-        return None
+# Errors in requests, with Triton's texts.
+#
+# Clients match on these texts, so they are defined once. ``problem="type"`` marks errors of
+# Triton's JSON parser, ``problem="conflict"`` marks errors of its models.
+
+
+def build_request_tag(request_id: str | None) -> str:
+    """The prefix of error texts of Triton's core."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
+def build_json_error(reason: str, at: int) -> MalformedRequest:
+    """The body is not JSON; ``at`` is a byte offset."""
+    return MalformedRequest(f"failed to parse the request JSON buffer: {reason} at {at}", at=at)
+
+
+def build_depth_error() -> MalformedRequest:
+    """The JSON body is nested too deeply."""
+    return MalformedRequest(
+        "failed to parse the request JSON buffer: nested too deep", problem="depth"
+    )
+
+
+def build_not_object_error() -> MalformedRequest:
+    """The JSON body is an empty object."""
+    return MalformedRequest("attempt to get members for non-object", problem="object")
+
+
+def build_type_error(param: str, text: str) -> InvalidParameter:
+    """A value of the wrong JSON type."""
+    return InvalidParameter(text, param=param, problem="type")
+
+
+def build_value_error(param: str, text: str) -> InvalidParameter:
+    """A value of the right type that is not valid."""
+    return InvalidParameter(text, param=param, problem="value")
+
+
+def build_core_error(request_id: str | None, param: str, text: str) -> InvalidParameter:
+    """An error of Triton's core, whose text names the request."""
+    return build_value_error(param, build_request_tag(request_id) + text)
+
+
+def build_model_error(param: str, text: str) -> InvalidParameter:
+    """An error that Triton's model would report after the front end accepted the request."""
+    return InvalidParameter(text, param=param, problem="conflict")
+
+
+def build_encoding_error() -> InvalidParameter:
+    """A compressed generate body."""
+    text = "Unsupported content-encoding, only 'identity' is supported."
+    return build_value_error(CONTENT_ENCODING_HEADER, text)
+
+
+def build_compression_error() -> UnsupportedFeature:
+    """An infer body with an unknown compression."""
+    return UnsupportedFeature("Unsupported compression type", param=CONTENT_ENCODING_HEADER)
+
+
+def build_parameter_type_error(name: str) -> InvalidParameter:
+    """A null, list or object where a parameter must be a scalar."""
+    return build_value_error(
+        name,
+        f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.",
+    )
 
 
 # Worker errors.
@@ -232,18 +269,18 @@ _PARAMETER_ERROR_PATTERN: Final = re.compile(
 
 def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
     """Map a worker's error response. The first failure of a stream has the format of an event."""
-    plain = body.removeprefix(b"data:").strip()
-    return errors.read_worker_error(status, headers, plain, map_worker_error)
+    payload = body.removeprefix(b"data:").strip()
+    return errors.read_worker_error(status, headers, payload, map_worker_error)
 
 
-def raise_response_error(got: Any, text: str) -> None:
+def raise_response_error(response: Any, text: str) -> None:
     """Raise the error in a response; returns if it has the output ``text`` and no error."""
-    error_text = got.get("error") if isinstance(got, dict) else None
-    if error_text is None and isinstance(got, dict) and text in got:
+    error = response.get("error") if isinstance(response, dict) else None
+    if error is None and isinstance(response, dict) and text in response:
         return
-    found = errors.find_worker_error(got)
-    if found is not None or error_text is not None:
-        raise map_model_error(found or WorkerErrorBody())
+    fault = errors.find_worker_error(response)
+    if fault is not None or error is not None:
+        raise map_model_error(fault or WorkerErrorBody())
 
 
 def raise_worker_error(body: bytes) -> None:

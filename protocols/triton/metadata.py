@@ -11,10 +11,10 @@ from msgspec import UNSET, Struct
 from protocols.core.catalog import Catalog, ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
 from protocols.core.interfaces import ClientRequest, HttpResponse
-from protocols.triton import params, rapidjson
-from protocols.triton.errors import ErrorBody, StatusMode
+from protocols.triton import rapidjson
+from protocols.triton.errors import ErrorBody, StatusMode, build_type_error
+from protocols.triton.formats import JSON_HEADERS, PLAIN_TEXT_HEADERS, encode_json
 from protocols.triton.params import Datatype, TritonProfile
-from protocols.triton.tensors import JSON_HEADERS, PLAIN_TEXT_HEADERS, encode_json
 
 _SERVER_METADATA: Final = encode_json(
     {
@@ -82,8 +82,8 @@ class InfoHandler:
         self._status_mode: StatusMode = status
         self._handlers: Mapping[str, Callable[[ClientRequest, Catalog], HttpResponse]] = {
             "server": lambda _call, _catalog: HttpResponse(200, _SERVER_METADATA, JSON_HEADERS),
-            "live": lambda _call, _catalog: self._build_state_response(well=True),
-            "ready": lambda _call, catalog: self._build_state_response(well=catalog.ready),
+            "live": lambda _call, _catalog: self._build_state_response(ready=True),
+            "ready": lambda _call, catalog: self._build_state_response(ready=catalog.ready),
             "model": self._get_metadata,
             "config": self._get_config,
             "model_ready": self._get_model_ready,
@@ -100,17 +100,14 @@ class InfoHandler:
         """Build the response of the requested endpoint. Raises ClientError."""
         return self._handlers[call.endpoint.operation](call, catalog)
 
-    def _build_state_response(self, *, well: bool) -> HttpResponse:
-        return HttpResponse(200 if well else 400, b"", self._get_state_headers())
+    def _build_state_response(self, *, ready: bool) -> HttpResponse:
+        return HttpResponse(200 if ready else 400, b"", self._get_state_headers())
 
     def _get_state_headers(self) -> tuple[tuple[str, str], ...]:
         return PLAIN_TEXT_HEADERS if self._status_mode == "strict" else JSON_HEADERS
 
     def _get_metadata(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        model, profile = (
-            catalog.find_model(call.path_params["model"], call.path_params.get("version")),
-            self._profile,
-        )
+        model, profile = _find_model(call, catalog), self._profile
         if not model.ready:
             return _build_unavailable_response(call)
         inputs = [
@@ -120,20 +117,17 @@ class InfoHandler:
         outputs = [
             MetadataTensor(o.name, o.datatype, profile.build_shape(o.dims)) for o in profile.outputs
         ]
-        versions = [one.name for one in _list_versions(model) if one.ready]
-        found = ModelMetadata(
-            call.path_params["model"], versions, profile.platform, inputs, outputs
+        versions = [version.name for version in _list_versions(model) if version.ready]
+        name = call.path_params["model"]
+        return _build_json_response(
+            ModelMetadata(name, versions, profile.platform, inputs, outputs)
         )
-        return HttpResponse(200, encode_json(found), JSON_HEADERS)
 
     def _get_config(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        model, profile = (
-            catalog.find_model(call.path_params["model"], call.path_params.get("version")),
-            self._profile,
-        )
+        model, profile = _find_model(call, catalog), self._profile
         if not model.ready:
             return _build_unavailable_response(call)
-        found = {
+        config = {
             "name": call.path_params["model"],
             "platform": "" if profile.backend else profile.platform,
             "backend": profile.backend,
@@ -147,7 +141,7 @@ class InfoHandler:
             ],
             "model_transaction_policy": {"decoupled": not profile.max_batch_size},
         }
-        return HttpResponse(200, encode_json(found), JSON_HEADERS)
+        return _build_json_response(config)
 
     def _get_model_ready(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         version = call.path_params.get("version")
@@ -155,15 +149,13 @@ class InfoHandler:
             model = catalog.find_model(call.path_params["model"], version)
         except ModelNotFound:
             return self._build_not_ready_response()
-        for one in model.versions:
-            if one.ready and (version is None or one.name == version):
-                return HttpResponse(200, b"", self._get_state_headers())
+        if any(v.ready and (version is None or v.name == version) for v in model.versions):
+            return self._build_state_response(ready=True)
         return self._build_not_ready_response()
 
     def _build_not_ready_response(self) -> HttpResponse:
-        return HttpResponse(
-            400, encode_json(ErrorBody("Model version not ready")), self._get_state_headers()
-        )
+        body = encode_json(ErrorBody("Model version not ready"))
+        return HttpResponse(400, body, self._get_state_headers())
 
     def _get_model_stats(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         name, version = call.path_params["model"], call.path_params.get("version")
@@ -195,7 +187,7 @@ class InfoHandler:
             for v in _list_versions(m)
             if v.ready or not only_ready
         ]
-        return HttpResponse(200, encode_json(listed), JSON_HEADERS)
+        return _build_json_response(listed)
 
     def _load_model(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         name = call.path_params["model"]
@@ -212,6 +204,14 @@ class InfoHandler:
             if _is_known_model(catalog, call.path_params["model"])
             else HttpResponse(200, b"", JSON_HEADERS)
         )
+
+
+def _find_model(call: ClientRequest, catalog: Catalog) -> ModelInfo:
+    return catalog.find_model(call.path_params["model"], call.path_params.get("version"))
+
+
+def _build_json_response(value: Any) -> HttpResponse:
+    return HttpResponse(200, encode_json(value), JSON_HEADERS)
 
 
 def _build_error_response(status: int, text: str) -> HttpResponse:
@@ -259,15 +259,15 @@ def _get_config_type(datatype: Datatype) -> str:
 
 def _build_stats_response(versions: list[tuple[str, str]]) -> HttpResponse:
     """Names only: the gateway has no counters of the workers."""
-    found = [{"name": name, "version": version} for name, version in versions]
-    return HttpResponse(200, encode_json({"model_stats": found}), JSON_HEADERS)
+    stats = [{"name": name, "version": version} for name, version in versions]
+    return _build_json_response({"model_stats": stats})
 
 
 def _read_ready_filter(body: bytes) -> bool:
     if not body:
         return False
-    found = rapidjson.parse_value(body)
-    ready = found.get("ready", False) if isinstance(found, dict) else False
+    filters = rapidjson.parse_value(body)
+    ready = filters.get("ready", False) if isinstance(filters, dict) else False
     if not isinstance(ready, bool):
-        raise params.build_type_error("ready", "attempt to access JSON non-boolean as boolean")
+        raise build_type_error("ready", "attempt to access JSON non-boolean as boolean")
     return ready

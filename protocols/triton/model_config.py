@@ -11,6 +11,7 @@ from protocols import params
 from protocols.core import loss
 from protocols.core.loss import ParameterSupport, UnsupportedParameter
 from protocols.core.request import GenerationRequest
+from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamTable
 from protocols.triton import requests
 from protocols.triton.params import PROMPT_INPUT, TritonProfile
@@ -67,56 +68,57 @@ def build_model_from_profile(profile: TritonProfile) -> WorkerModel:
     return WorkerModel(inputs, frozenset(one.name for one in profile.outputs))
 
 
-def parse_model_config(answer: bytes, own: Mapping[str, str]) -> WorkerModel | None:
+def parse_model_config(body: bytes, profile_names: Mapping[str, str]) -> WorkerModel | None:
     """Read a model configuration; None if it describes no model.
 
-    ``own`` maps a model's own tensor name to the profile's name.
+    ``profile_names`` maps a model's own tensor name to the profile's name.
     """
     try:
-        config = _decode_config(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        config = _decode_config(body)
+    except JSON_ERRORS:
         return None
     inputs = {
-        own.get(one.name, one.name): TensorSpec(
-            _parse_datatype(one.data_type), one.dims, one.optional
+        profile_names.get(tensor.name, tensor.name): TensorSpec(
+            _parse_datatype(tensor.data_type), tensor.dims, tensor.optional
         )
-        for one in config.input
+        for tensor in config.input
     }
-    outputs = frozenset(own.get(one.name, one.name) for one in config.output)
+    outputs = frozenset(profile_names.get(tensor.name, tensor.name) for tensor in config.output)
     return WorkerModel(inputs, outputs, config.model_transaction_policy.decoupled)
 
 
-def convert_value(what: Any, slot: TensorSpec) -> Any:
+def convert_value(value: Any, tensor: TensorSpec) -> Any:
     """Convert a value to the tensor's type; UNSET if that is impossible."""
-    several = what if isinstance(what, list) else [what]
-    fixed = math.prod(dim for dim in slot.dims if dim > 0)
-    free = any(dim < 0 for dim in slot.dims)
-    cast = [_convert_element(one, slot.datatype) for one in several]
-    if len(cast) % fixed or (len(cast) != fixed and not free) or msgspec.UNSET in cast:
-        return msgspec.UNSET
-    return cast if isinstance(what, list) else cast[0]
+    elements = value if isinstance(value, list) else [value]
+    fixed_size = math.prod(dim for dim in tensor.dims if dim > 0)
+    has_free_dim = any(dim < 0 for dim in tensor.dims)
+    converted = [_convert_element(element, tensor.datatype) for element in elements]
+    count = len(converted)
+    if count % fixed_size or (count != fixed_size and not has_free_dim) or UNSET in converted:
+        return UNSET
+    return converted if isinstance(value, list) else converted[0]
 
 
 def _parse_datatype(name: str) -> str:
     return _CONFIG_DATATYPES.get(name, name.removeprefix("TYPE_"))
 
 
-def _convert_element(what: Any, datatype: str) -> Any:
-    match datatype, what:
+def _convert_element(value: Any, datatype: str) -> Any:
+    match datatype, value:
         case "BYTES", str():
-            return what
+            return value
         case "BYTES", _:
-            return msgspec.json.encode(what).decode()
+            return msgspec.json.encode(value).decode()
         case _, str():
-            return msgspec.UNSET
+            return UNSET
         case "BOOL", _:
-            return bool(what)
+            return bool(value)
         case (("FP16" | "BF16" | "FP32" | "FP64"), _):
-            return float(what)
-        case _ if int(what) == what:
-            return int(what)
+            return float(value)
+        case _ if int(value) == value:
+            return int(value)
         case _:
-            return msgspec.UNSET
+            return UNSET
 
 
 PACKED_PARAMETERS: Final = "sampling_parameters"
@@ -184,9 +186,11 @@ class ModelAdapter:
             for one in profile.outputs
             if one.name in _REPORTING_OUTPUTS and one.flag in model.inputs
         )
-        always = dict.fromkeys(filter(None, (self._exclude_flag, *self._reporting_flags)), True)
+        constant_flags = dict.fromkeys(
+            filter(None, (self._exclude_flag, *self._reporting_flags)), True
+        )
         self._stream_flags: Mapping[bool, Mapping[str, Any]] = {
-            streams: {**({} if flag is None else {flag: streams}), **always}
+            streams: {**({} if flag is None else {flag: streams}), **constant_flags}
             for streams in (False, True)
         }
         """The flags of a request, by whether it streams."""
@@ -199,10 +203,12 @@ class ModelAdapter:
         )
         """Paths whose values may be converted, or sent as tensors."""
         self._parameter_support = {**self._build_parameter_support(), **prompt_support}
-        slots = [
-            model.inputs.get(row.wire) for row in self._params if row.field == _MAX_TOKENS_FIELD
-        ]
-        is_required = any(slot is not None and not slot.optional for slot in slots)
+        is_required = any(
+            row.field == _MAX_TOKENS_FIELD
+            and row.wire in model.inputs
+            and not model.inputs[row.wire].optional
+            for row in self._params
+        )
         self._default_max_tokens = max_tokens if is_required else None
         self._reserved_names = {
             PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
@@ -269,25 +275,18 @@ class ModelAdapter:
         self, request: GenerationRequest, names: Mapping[str, str]
     ) -> list[UnsupportedParameter]:
         """Return the parameters that the model does not support, or approximates."""
-        found = [
-            *loss.find_unsupported_parameters(
-                request, self._get_parameter_support(request), names, extra=True
-            )
-        ]
+        support = self._get_parameter_support(request)
+        unsupported = [*loss.find_unsupported_parameters(request, support, names, extra=True)]
         if self._default_max_tokens is not None and request.stopping.max_tokens is None:
-            why = f"the model needs one: {self._default_max_tokens}"
-            found.append(
-                UnsupportedParameter(
-                    _get_wire_name(_MAX_TOKENS_FIELD, names), "defaulted", why, _MAX_TOKENS_FIELD
-                )
-            )
+            detail = f"the model needs one: {self._default_max_tokens}"
+            wire = names.get(_MAX_TOKENS_FIELD, "max_tokens")
+            unsupported.append(UnsupportedParameter(wire, "defaulted", detail, _MAX_TOKENS_FIELD))
         if request.response_options.token_ids:
-            found.append(
-                UnsupportedParameter(
-                    names.get("response_options.token_ids", "return_token_ids"), "dropped"
-                )
-            )
-        return found + self._find_ignored_fields(request) if request.extra else found
+            wire = names.get("response_options.token_ids", "return_token_ids")
+            unsupported.append(UnsupportedParameter(wire, "dropped"))
+        if request.extra:
+            unsupported += self._find_ignored_fields(request)
+        return unsupported
 
     def _find_ignored_fields(self, request: GenerationRequest) -> list[UnsupportedParameter]:
         """Return the client's extra fields that are dropped."""
@@ -306,21 +305,20 @@ class ModelAdapter:
 
     def _iter_params(self) -> Iterator[Param]:
         """Return the rows that this model has, limited to its tensors' ranges."""
-        unsure = {"string list", "ints"} if not self.packs_parameters else set[str]()
+        uncertain_types = set() if self.packs_parameters else {"string list", "ints"}
         for row in self._profile.parameters:
-            sent = row.field != "logprobs.prompt" and (
-                row.field != _TOP_LOGPROBS_FIELD or self._logprobs_flag
-            )
-            if not sent or row.wire in self._profile.removed_params:
+            if (
+                row.wire in self._profile.removed_params
+                or row.field == "logprobs.prompt"
+                or (row.field == _TOP_LOGPROBS_FIELD and not self._logprobs_flag)
+            ):
                 continue
-            slot = self.model.inputs.get(row.wire)
-            if slot is not None:
-                yield self._limit_param(row, slot.datatype)
-            elif row.wire in self._profile.inputs or row.type in unsure:
+            tensor = self.model.inputs.get(row.wire)
+            if tensor is not None:
+                yield self._limit_param(row, tensor.datatype)
+            elif row.wire in self._profile.inputs or row.type in uncertain_types:
                 continue
-            elif (
-                self.packs_parameters or row.field != "n"
-            ):  # a model that ignores it returns one choice
+            elif self.packs_parameters or row.field != "n":  # ignoring n returns one choice
                 yield self._limit_param(row, "INT64")
 
     def _limit_param(self, row: Param, datatype: str) -> Param:
@@ -329,11 +327,8 @@ class ModelAdapter:
         if row.field == _SEED_FIELD:
             return structs.replace(row, minimum=0, maximum=2**64 - 1)
         if row.type == "float":
-            return (
-                structs.replace(row, minimum=_MIN_POSITIVE)
-                if row.exclusive_minimum or 0 in row.disabled_values
-                else row
-            )
+            is_positive = row.exclusive_minimum or 0 in row.disabled_values
+            return structs.replace(row, minimum=_MIN_POSITIVE) if is_positive else row
         bounds = INTEGER_RANGES.get(datatype)
         if bounds is None or row.type != "int":
             return row
@@ -354,12 +349,12 @@ class ModelAdapter:
 
     def _build_parameter_support(self) -> dict[str, ParameterSupport]:
         """Build the parameter support of any request."""
-        carries = params.build_parameter_support(self._params)
-        if _TEMPERATURE_FIELD in carries:
-            carries["sampling.do_sample"] = ParameterSupport("")
-        if _TOP_LOGPROBS_FIELD not in carries and self._logprobs_flag is not None:
-            carries[_TOP_LOGPROBS_FIELD] = ParameterSupport("", reason="approximated")
-        return carries
+        support = params.build_parameter_support(self._params)
+        if _TEMPERATURE_FIELD in support:
+            support["sampling.do_sample"] = ParameterSupport("")
+        if _TOP_LOGPROBS_FIELD not in support and self._logprobs_flag is not None:
+            support[_TOP_LOGPROBS_FIELD] = ParameterSupport("", reason="approximated")
+        return support
 
     # --- one request ------------------------------------------------------------------------------
 
@@ -376,21 +371,21 @@ class ModelAdapter:
         self, values: Mapping[str, Any], forced: Mapping[str, Any], rows: ParamTable
     ) -> list[tuple[Param, Any]]:
         """Return the value of each row; UNSET if the model cannot accept it."""
-        sent, judged = {**values, **forced}, self._converted_fields
+        values = {**values, **forced}
         return [
-            (row, self._convert_value(row, sent[row.field], exact=row.field in forced))
-            if row.field in judged or row.field in forced
-            else (row, params.clamp_value(row, sent[row.field]))
-            for row in params.select_by_field(rows, sent)
+            (row, self._convert_value(row, values[row.field], exact=row.field in forced))
+            if row.field in self._converted_fields or row.field in forced
+            else (row, params.clamp_value(row, values[row.field]))
+            for row in params.select_by_field(rows, values)
         ]
 
     def _convert_value(self, row: Param, value: Any, *, exact: bool) -> Any:
         value = value if exact else params.clamp_value(row, value)
-        slot = self.model.inputs.get(row.wire)
+        tensor = self.model.inputs.get(row.wire)
         if row.field == _SEED_FIELD:
-            value = _fold_seed(value, "INT64" if slot is None else slot.datatype)
-        if slot is not None:
-            return convert_value(value, slot)
+            value = _fold_seed(value, "INT64" if tensor is None else tensor.datatype)
+        if tensor is not None:
+            return convert_value(value, tensor)
         if isinstance(value, list) and not self.packs_parameters:
             return value[0] if len(value) == 1 else UNSET
         return value
@@ -399,9 +394,9 @@ class ModelAdapter:
         """Return the guide parameters, if the model has all of them."""
         if request.output is None:
             return {}
-        written = requests.write_output_format(request.output, self._profile.guide_style)
-        missing = [name for name in written if name not in self.model.inputs]
-        return {} if missing and not self._profile.accepts_extra_params else written
+        guide = requests.write_output_format(request.output, self._profile.guide_style)
+        accepted = self._profile.accepts_extra_params or guide.keys() <= self.model.inputs.keys()
+        return guide if accepted else {}
 
     def _list_flags(self, request: GenerationRequest) -> tuple[str, ...]:
         """Return the flags for outputs that the response needs."""
@@ -416,16 +411,15 @@ class ModelAdapter:
             more["output"] = ParameterSupport("")
         if request.stopping.overflow == "error":
             more["stopping.overflow"] = ParameterSupport("")
-        unfit: set[str] = set()
+        rejected: set[str] = set()
         if self._fallible_params:
-            values = self._convert_values(
-                request.set_fields, self._get_forced_values(request), self._fallible_params
-            )
-            unfit = {row.field for row, value in values if value is UNSET}
-        if not more and not unfit:
+            forced = self._get_forced_values(request)
+            values = self._convert_values(request.set_fields, forced, self._fallible_params)
+            rejected = {row.field for row, value in values if value is UNSET}
+        if not more and not rejected:
             return self._parameter_support
-        carries = self._parameter_support | more
-        return {path: carry for path, carry in carries.items() if path not in unfit}
+        supports = self._parameter_support | more
+        return {path: support for path, support in supports.items() if path not in rejected}
 
     def _is_forwarded(self, name: str, raw: Raw, request: GenerationRequest) -> bool:
         """Whether an extra field is sent: only to a worker of the same profile that accepts it."""
@@ -434,10 +428,8 @@ class ModelAdapter:
         if name in self.model.inputs:
             return True
         scalar = not bytes(raw).startswith((b"[", b"{", b"null"))
-        known = name in self._profile.inputs
-        return (
-            self._profile.accepts_extra_params and not known and (self.packs_parameters or scalar)
-        )
+        accepted = self._profile.accepts_extra_params and name not in self._profile.inputs
+        return accepted and (self.packs_parameters or scalar)
 
 
 def _find_first_input(names: tuple[str, ...], model: WorkerModel) -> str | None:
@@ -446,14 +438,11 @@ def _find_first_input(names: tuple[str, ...], model: WorkerModel) -> str | None:
 
 def _find_logprobs_flag(profile: TritonProfile, model: WorkerModel) -> str | None:
     """Return the flag for token probabilities, if the model has one."""
-    for one in profile.outputs:
-        if one.name in _LOGPROB_OUTPUTS and one.name in model.outputs and one.flag in model.inputs:
-            return one.flag
+    for spec in profile.outputs:
+        name = spec.name
+        if name in _LOGPROB_OUTPUTS and name in model.outputs and spec.flag in model.inputs:
+            return spec.flag
     return None
-
-
-def _get_wire_name(path: str, names: Mapping[str, str]) -> str:
-    return names.get(path, path.rpartition(".")[2])
 
 
 def _fold_seed(seed: int, datatype: str) -> int:

@@ -1,7 +1,7 @@
 """OpenAPI of generate, generate_stream, infer and the metadata endpoints."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,12 +17,14 @@ from protocols.openapi import (
     array_of,
     build_error_responses,
     build_event_data,
+    build_operation,
     build_param_schema,
-    build_request_body,
     build_response,
     build_struct_schemas,
     enum_of,
     object_of,
+    parse_type,
+    parse_types,
     ref,
 )
 from protocols.triton.errors import ERROR_STATUSES, ErrorBody, StatusMode
@@ -37,42 +39,38 @@ _DATATYPE_SCHEMAS: Mapping[Datatype, Schema] = {"BYTES": STRING, "BOOL": BOOLEAN
 
 def describe_api(profile: TritonProfile, status: StatusMode) -> OpenApiFragment:
     """See ``protocols.core.interfaces.OpenApiProvider``."""
-    error = ref("ErrorBody")
-    request_body = build_request_body(_build_request_schema(profile))
-    refused = _describe_errors(status)
-    early = {
-        **refused["400"],
-        "content": {**refused["400"]["content"], SSE_CONTENT_TYPE: _build_event_schema(error)},
-    }
-    generated = ref("GenerateResponse")
+    request = _build_request_schema(profile)
+    failures = _describe_errors(status)
+    event = build_event_data(parse_type("GenerateResponse | ErrorBody"))
+    early_event = {"schema": object_of({"data": build_event_data(ref("ErrorBody"))}, "data")}
+    content = failures["400"]["content"] | {SSE_CONTENT_TYPE: early_event}
     return OpenApiFragment(
         {
-            **_describe_info_endpoints(status),
-            "infer": {
-                "summary": "Go on from the prompt: tensors in, tensors out.",
-                "requestBody": build_request_body(_build_infer_request_schema(profile)),
-                "responses": {"200": _build_infer_response(), **refused},
-            },
-            "generate": {
-                "summary": "Go on from the prompt.",
-                "requestBody": request_body,
-                "responses": {"200": build_response(generated), **refused},
-            },
-            "generate_stream": {
-                "summary": "Go on from the prompt, event by event.",
-                "requestBody": request_body,
-                "responses": {
-                    "200": build_response(None, build_event_data({"anyOf": [generated, error]})),
-                    **refused,
-                    "400": early,
-                },
-            },
+            **_describe_info_endpoints(status, failures),
+            "infer": build_operation(
+                "Complete a prompt: tensors in, tensors out.",
+                _build_infer_response(),
+                failures,
+                request=_build_infer_request_schema(profile),
+            ),
+            "generate": build_operation(
+                "Complete a prompt.",
+                build_response(ref("GenerateResponse")),
+                failures,
+                request=request,
+            ),
+            "generate_stream": build_operation(
+                "Complete a prompt, event by event.",
+                build_response(None, event),
+                {**failures, "400": {**failures["400"], "content": content}},
+                request=request,
+            ),
         },
         {
             **build_struct_schemas(
                 GenerateResponse, ErrorBody, ModelMetadata, ConfigInput, ConfigOutput
             ),
-            "InferResponse": _INFER_RESPONSE_SCHEMA,
+            **_COMPONENTS,
         },
     )
 
@@ -88,15 +86,11 @@ def _add_plain_text(responses: Schema, status: StatusMode, *codes: str) -> Schem
     """Build the responses, some of which Triton labels as plain text."""
     if status != "strict":
         return responses
-    found = dict(responses)
+    labelled = dict(responses)
     for code in codes:
-        content = {**found[code]["content"], "text/plain": {"schema": STRING}}
-        found[code] = {**found[code], "content": content}
-    return found
-
-
-def _build_event_schema(schema: Schema) -> dict[str, Any]:
-    return {"schema": object_of({"data": build_event_data(schema)}, "data")}
+        content = {**labelled[code]["content"], "text/plain": {"schema": STRING}}
+        labelled[code] = {**labelled[code], "content": content}
+    return labelled
 
 
 def _iter_statuses(status: StatusMode) -> Iterator[tuple[type[GatewayError], int]]:
@@ -139,9 +133,9 @@ def _build_input_schema(spec: InputSpec, profile: TritonProfile) -> Schema:
 
 
 def _build_element_schema(spec: InputSpec) -> Schema:
-    held = INTEGER_RANGES.get(spec.datatype)
-    if held is not None:
-        return {**INTEGER, "minimum": held.start, "maximum": held.stop - 1}
+    values = INTEGER_RANGES.get(spec.datatype)
+    if values is not None:
+        return {**INTEGER, "minimum": values.start, "maximum": values.stop - 1}
     return _DATATYPE_SCHEMAS.get(spec.datatype, INTEGER)
 
 
@@ -200,69 +194,45 @@ def _build_infer_parameters_schema(profile: TritonProfile) -> Schema:
 
 def _build_infer_response() -> Schema:
     """The schema of a response: JSON, or JSON followed by binary data."""
-    found = build_response(ref("InferResponse"))
-    bytes_: Schema = {"schema": {"type": "string", "format": "binary"}}
-    return {**found, "content": {**found["content"], "application/octet-stream": bytes_}}
+    response = build_response(ref("InferResponse"))
+    binary: Schema = {"schema": {"type": "string", "format": "binary"}}
+    return {**response, "content": {**response["content"], "application/octet-stream": binary}}
 
-
-_INFER_RESPONSE_SCHEMA: Schema = object_of(
-    {
-        "id": STRING,
-        "model_name": STRING,
-        "model_version": STRING,
-        "outputs": array_of(
-            object_of(
-                {
-                    "name": STRING,
-                    "datatype": STRING,
-                    "shape": array_of(INTEGER),
-                    "data": array_of({}),
-                },
-                *("name", "datatype", "shape", "data"),
-            )
-        ),
-    },
-    *("model_name", "model_version", "outputs"),
-)
 
 # --- metadata -------------------------------------------------------------------------------------
 
-
-def _describe_info_endpoints(status: StatusMode) -> dict[str, Any]:
-    """The metadata endpoints."""
-    refused = _describe_errors(status)
-    operations: dict[str, Any] = {}
-    for variant, (summary, schema) in _INFO_OPERATIONS.items():
-        responses = {"200": build_response(STRING if schema is None else schema), **refused}
-        if schema is None:  # no body: only status and content type
-            responses = _add_plain_text(responses, status, "200", "400")
-        operations[variant] = {"summary": summary, "responses": responses}
-    return operations
-
-
-_SERVER_METADATA_SCHEMA: Schema = object_of(
-    {"name": STRING, "version": STRING, "extensions": array_of(STRING)},
-    "name",
-    "version",
-    "extensions",
+_COMPONENTS: Final = parse_types(
+    """
+    InferOutput = {name: string, datatype: string, shape: integer[], data: any[]}
+    InferResponse = {
+        id?: string, model_name: string, model_version: string, outputs: InferOutput[],
+    }
+    ServerMetadata = {name: string, version: string, extensions: string[]}
+    ModelConfig = {
+        name: string, platform: string, backend: string, max_batch_size: integer,
+        input: ConfigInput[], output: ConfigOutput[],
+        model_transaction_policy?: {decoupled: boolean},
+    }
+    """
 )
-_MODEL_CONFIG_SCHEMA: Schema = object_of(
-    {
-        "name": STRING,
-        "platform": STRING,
-        "backend": STRING,
-        "max_batch_size": INTEGER,
-        "input": array_of(ref("ConfigInput")),
-        "output": array_of(ref("ConfigOutput")),
-        "model_transaction_policy": object_of({"decoupled": BOOLEAN}, "decoupled"),
-    },
-    *("name", "platform", "backend", "max_batch_size", "input", "output"),
-)
-_INFO_OPERATIONS: Mapping[str, tuple[str, Schema | None]] = {
-    "server": ("Tell of the server.", _SERVER_METADATA_SCHEMA),
-    "live": ("Whether the server lives.", None),
+_INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
+    "server": ("Describe the server.", ref("ServerMetadata")),
+    "live": ("Whether the server is alive.", None),
     "ready": ("Whether the server can answer.", None),
-    "model": ("Tell what a model takes and gives.", ref("ModelMetadata")),
+    "model": ("List the inputs and outputs of a model.", ref("ModelMetadata")),
     "model_ready": ("Whether a model can answer.", None),
-    "config": ("Tell how a model is set up.", _MODEL_CONFIG_SCHEMA),
+    "config": ("Show the configuration of a model.", ref("ModelConfig")),
 }
+
+
+def _describe_info_endpoints(
+    status: StatusMode, failures: Mapping[str, Schema]
+) -> dict[str, Schema]:
+    """The metadata endpoints."""
+    operations = {}
+    for name, (summary, schema) in _INFO_OPERATIONS.items():
+        operation = build_operation(summary, build_response(schema or STRING), failures)
+        if schema is None:  # no body: only status and content type
+            operation["responses"] = _add_plain_text(operation["responses"], status, "200", "400")
+        operations[name] = operation
+    return operations

@@ -1,4 +1,4 @@
-"""Profiles: the inputs, outputs and parameters of each model family; error texts.
+"""Profiles: the inputs, outputs and parameters of each model family.
 
 The protocol itself has only the fields ``id`` and ``parameters``: every other name is a model's.
 A profile describes one family of models, from the configurations that their backends publish.
@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
 from protocols.params import Param, ParamTable
 
 Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
@@ -108,64 +108,35 @@ _MAX_CHOICES: Final = 128
 """The maximum number of choices. Each event lists all of them, so size grows quadratically."""
 
 _SAMPLING_PARAMS: Final = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0, default=0),
-    Param(wire="temperature", field="sampling.temperature", type="float", minimum=0, default=1.0),
-    Param(
-        wire="top_p",
-        field="sampling.top_p",
-        type="float",
-        minimum=0,
-        maximum=1,
-        exclusive_minimum=True,
-    ),
-    Param(wire="top_k", field="sampling.top_k", type="int", minimum=-1, disabled_values=(0, -1)),
-    Param(wire="min_p", field="sampling.min_p", type="float", minimum=0, maximum=1),
-    Param(wire="seed", field="sampling.seed", type="int", minimum=-(2**63), maximum=2**64 - 1),
-    Param(
-        wire="presence_penalty",
-        field="sampling.presence_penalty",
-        type="float",
-        minimum=-2,
-        maximum=2,
-    ),
-    Param(
-        wire="frequency_penalty",
-        field="sampling.frequency_penalty",
-        type="float",
-        minimum=-2,
-        maximum=2,
-    ),
-    Param(
-        wire="repetition_penalty",
-        field="sampling.repetition_penalty",
-        type="float",
-        minimum=0,
-        exclusive_minimum=True,
-    ),
-    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
-    Param(wire="stop", field="stopping.stop", type="strings"),
-    Param(wire="n", field="n", type="int", minimum=1, maximum=_MAX_CHOICES, default=1),
-    Param(wire="best_of", field="best_of", type="int", minimum=1, maximum=_MAX_CHOICES),
+    Param("max_tokens", "stopping.max_tokens", "int", 0),
+    Param("min_tokens", "stopping.min_tokens", "int", 0, default=0),
+    Param("temperature", "sampling.temperature", "float", 0, default=1.0),
+    Param("top_p", "sampling.top_p", "float", 0, 1, exclusive_minimum=True),
+    Param("top_k", "sampling.top_k", "int", -1, disabled_values=(0, -1)),
+    Param("min_p", "sampling.min_p", "float", 0, 1),
+    Param("seed", "sampling.seed", "int", -(2**63), 2**64 - 1),
+    Param("presence_penalty", "sampling.presence_penalty", "float", -2, 2),
+    Param("frequency_penalty", "sampling.frequency_penalty", "float", -2, 2),
+    Param("repetition_penalty", "sampling.repetition_penalty", "float", 0, exclusive_minimum=True),
+    Param("length_penalty", "sampling.length_penalty", "float"),
+    Param("stop", "stopping.stop", "strings"),
+    Param("n", "n", "int", 1, _MAX_CHOICES, default=1),
+    Param("best_of", "best_of", "int", 1, _MAX_CHOICES),
 )
 """The sampling parameters of all Python backends."""
 
 _VLLM_PARAMS: Final = (
-    Param(wire="stop_token_ids", field="stopping.stop_token_ids", type="ints"),
-    Param(wire="bad_words", field="sampling.bad_words", type="string list"),
-    Param(wire="allowed_token_ids", field="sampling.allowed_token_ids", type="ints"),
-    Param(wire="ignore_eos", field="stopping.ignore_eos", type="bool", default=False),
-    Param(wire="include_stop_str_in_output", field="stopping.include_stop", type="bool"),
-    Param(wire="skip_special_tokens", field="stopping.skip_special_tokens", type="bool"),
-    Param(
-        wire="spaces_between_special_tokens",
-        field="stopping.spaces_between_special_tokens",
-        type="bool",
-    ),
-    Param(wire="truncate_prompt_tokens", field="stopping.truncate_prompt", type="int", minimum=-1),
-    Param(wire="logprobs", field="logprobs.top", type="int", minimum=-1),
-    Param(wire="prompt_logprobs", field="logprobs.prompt", type="int", minimum=-1),
-    Param(wire="lora_name", field="adapter", type="str"),
+    Param("stop_token_ids", "stopping.stop_token_ids", "ints"),
+    Param("bad_words", "sampling.bad_words", "string list"),
+    Param("allowed_token_ids", "sampling.allowed_token_ids", "ints"),
+    Param("ignore_eos", "stopping.ignore_eos", "bool", default=False),
+    Param("include_stop_str_in_output", "stopping.include_stop", "bool"),
+    Param("skip_special_tokens", "stopping.skip_special_tokens", "bool"),
+    Param("spaces_between_special_tokens", "stopping.spaces_between_special_tokens", "bool"),
+    Param("truncate_prompt_tokens", "stopping.truncate_prompt", "int", -1),
+    Param("logprobs", "logprobs.top", "int", -1),
+    Param("prompt_logprobs", "logprobs.prompt", "int", -1),
+    Param("lora_name", "adapter", "str"),
 )
 
 VLLM: Final = TritonProfile(
@@ -205,42 +176,20 @@ VLLM: Final = TritonProfile(
 )
 
 _TRTLLM_PARAMS: Final = (
-    Param(wire="max_tokens", field="stopping.max_tokens", type="int", minimum=0),
-    Param(wire="min_tokens", field="stopping.min_tokens", type="int", minimum=0),
-    Param(
-        wire="num_return_sequences",
-        field="n",
-        type="int",
-        minimum=1,
-        maximum=_MAX_CHOICES,
-        default=1,
-    ),
-    Param(wire="stop_words", field="stopping.stop", type="strings"),
-    Param(wire="bad_words", field="sampling.bad_words", type="strings"),
-    Param(wire="temperature", field="sampling.temperature", type="float", minimum=0, default=1.0),
-    Param(wire="top_k", field="sampling.top_k", type="int", minimum=0, disabled_values=(0,)),
-    Param(
-        wire="top_p",
-        field="sampling.top_p",
-        type="float",
-        minimum=0,
-        maximum=1,
-        disabled_values=(0,),
-    ),
-    Param(wire="length_penalty", field="sampling.length_penalty", type="float"),
-    Param(
-        wire="repetition_penalty",
-        field="sampling.repetition_penalty",
-        type="float",
-        minimum=0,
-        exclusive_minimum=True,
-    ),
-    Param(wire="presence_penalty", field="sampling.presence_penalty", type="float"),
-    Param(wire="frequency_penalty", field="sampling.frequency_penalty", type="float"),
-    Param(wire="seed", field="sampling.seed", type="int", minimum=0, maximum=2**64 - 1),
-    Param(
-        wire="beam_width", field="sampling.beam_width", type="int", minimum=1, disabled_values=(1,)
-    ),
+    Param("max_tokens", "stopping.max_tokens", "int", 0),
+    Param("min_tokens", "stopping.min_tokens", "int", 0),
+    Param("num_return_sequences", "n", "int", 1, _MAX_CHOICES, default=1),
+    Param("stop_words", "stopping.stop", "strings"),
+    Param("bad_words", "sampling.bad_words", "strings"),
+    Param("temperature", "sampling.temperature", "float", 0, default=1.0),
+    Param("top_k", "sampling.top_k", "int", 0, disabled_values=(0,)),
+    Param("top_p", "sampling.top_p", "float", 0, 1, disabled_values=(0,)),
+    Param("length_penalty", "sampling.length_penalty", "float"),
+    Param("repetition_penalty", "sampling.repetition_penalty", "float", 0, exclusive_minimum=True),
+    Param("presence_penalty", "sampling.presence_penalty", "float"),
+    Param("frequency_penalty", "sampling.frequency_penalty", "float"),
+    Param("seed", "sampling.seed", "int", 0, 2**64 - 1),
+    Param("beam_width", "sampling.beam_width", "int", 1, disabled_values=(1,)),
 )
 
 TRTLLM: Final = TritonProfile(
@@ -300,14 +249,7 @@ _LLMAPI_PARAM_NAMES: Final = frozenset(
      "max_tokens", "stop", "seed"}
 )  # fmt: skip
 _LLMAPI_PARAMS: Final = tuple(
-    Param(
-        wire=_LLMAPI_PREFIX + row.wire,
-        field=row.field,
-        type=row.type,
-        minimum=row.minimum,
-        maximum=row.maximum,
-        disabled_values=row.disabled_values,
-    )
+    replace(row, wire=_LLMAPI_PREFIX + row.wire, exclusive_minimum=False, default=None)
     for row in _SAMPLING_PARAMS
     if row.wire in _LLMAPI_PARAM_NAMES
 )
@@ -365,69 +307,3 @@ PLAIN: Final = TritonProfile(
 PROFILES: Final[Mapping[str, TritonProfile]] = {
     one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)
 }
-
-
-# Errors with Triton's texts.
-#
-# Clients match on these texts, so they are defined once. ``problem="type"`` marks errors of
-# Triton's JSON parser, ``problem="conflict"`` marks errors of its models.
-
-UNKNOWN_ID = "<id_unknown>"
-JSON_LENGTH_HEADER = "inference-header-content-length"
-CONTENT_ENCODING_HEADER = "content-encoding"
-
-
-def build_request_tag(request_id: str | None) -> str:
-    """The prefix of error texts of Triton's core."""
-    return f"[request id: {request_id or UNKNOWN_ID}] "
-
-
-def build_json_error(reason: str, at: int) -> MalformedRequest:
-    """The body is not JSON; ``at`` is a byte offset."""
-    return MalformedRequest(f"failed to parse the request JSON buffer: {reason} at {at}", at=at)
-
-
-def build_depth_error() -> MalformedRequest:
-    """The JSON body is nested too deeply."""
-    return MalformedRequest(
-        "failed to parse the request JSON buffer: nested too deep", problem="depth"
-    )
-
-
-def build_not_object_error() -> MalformedRequest:
-    """The JSON body is an empty object."""
-    return MalformedRequest("attempt to get members for non-object", problem="object")
-
-
-def build_type_error(param: str, text: str) -> InvalidParameter:
-    """A value of the wrong JSON type."""
-    return InvalidParameter(text, param=param, problem="type")
-
-
-def build_value_error(param: str, text: str) -> InvalidParameter:
-    """A value of the right type that is not valid."""
-    return InvalidParameter(text, param=param, problem="value")
-
-
-def build_model_error(param: str, text: str) -> InvalidParameter:
-    """An error that Triton's model would report after the front end accepted the request."""
-    return InvalidParameter(text, param=param, problem="conflict")
-
-
-def build_encoding_error() -> InvalidParameter:
-    """A compressed generate body."""
-    text = "Unsupported content-encoding, only 'identity' is supported."
-    return build_value_error(CONTENT_ENCODING_HEADER, text)
-
-
-def build_compression_error() -> UnsupportedFeature:
-    """An infer body with an unknown compression."""
-    return UnsupportedFeature("Unsupported compression type", param=CONTENT_ENCODING_HEADER)
-
-
-def build_parameter_type_error(name: str) -> InvalidParameter:
-    """A null, list or object where a parameter must be a scalar."""
-    return build_value_error(
-        name,
-        f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.",
-    )

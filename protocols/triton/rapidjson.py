@@ -7,14 +7,14 @@ offsets here were observed on a running server (2.51).
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
 from protocols.core.interfaces import ClientRequest
-from protocols.triton import params
+from protocols.triton import errors
 
 _MAX_DEPTH: Final = 128
 _MAX_EXPONENT: Final = 308
@@ -23,7 +23,6 @@ _MAX_EXTENDABLE_INTEGER: Final = 1.7976931348623157e307
 
 _HIGH_SURROGATES: Final = range(0xD800, 0xDC00)
 _LOW_SURROGATES: Final = range(0xDC00, 0xE000)
-"""High and low surrogates."""
 
 _BYTE_ORDER_MARK = re.compile(rb"\xef?\xbb?\xbf?")
 """The byte order mark; Triton accepts any prefix of it."""
@@ -44,19 +43,19 @@ def parse_rapidjson_members(text: bytes) -> list[tuple[str, Raw]]:
     if not reader.skip_byte(b"{"):
         reader.read_value()
         reader.check_end()
-        raise params.build_not_object_error()
-    found = [(name, Raw(text[start:end])) for name, _, start, end in reader.read_members()]
+        raise errors.build_not_object_error()
+    members = [(name, Raw(text[start:end])) for name, _, start, end in reader.read_members()]
     reader.check_end()
-    return found
+    return members
 
 
 def parse_rapidjson_value(text: bytes) -> Any:
     """Parse a value; of duplicate fields, the last one counts. Raises MalformedRequest."""
     reader = _RapidJsonReader(text)
     reader.read_start()
-    found = reader.read_value()
+    value = reader.read_value()
     reader.check_end()
-    return found
+    return value
 
 
 class _RapidJsonReader:
@@ -84,7 +83,7 @@ class _RapidJsonReader:
                 return self._read_string()
             case b"{":
                 self._position += 1
-                return {name: what for name, what, _, _ in self.read_members()}
+                return {name: value for name, value, _, _ in self.read_members()}
             case b"[":
                 self._position += 1
                 return self._read_items()
@@ -94,59 +93,54 @@ class _RapidJsonReader:
                 return self._read_number()
 
     def read_members(self) -> list[tuple[str, Any, int, int]]:
-        """Yield the fields of an object after its brace: name, value, start and end."""
-        self._enter_nested()
-        found: list[tuple[str, Any, int, int]] = []
-        self._skip_whitespace()
-        if self.skip_byte(b"}"):
-            self._depth -= 1
-            return found
-        while True:
-            if self._peek() != b'"':
-                raise self._build_error("Missing a name for object member.")
-            name = self._read_string()
-            self._skip_whitespace()
-            if not self.skip_byte(b":"):
-                raise self._build_error("Missing a colon after a name of object member.")
-            self._skip_whitespace()
-            start = self._position
-            found.append((name, self.read_value(), start, self._position))
-            self._skip_whitespace()
-            if self.skip_byte(b"}"):
-                self._depth -= 1
-                return found
-            if not self.skip_byte(b","):
-                raise self._build_error("Missing a comma or '}' after an object member.")
-            self._skip_whitespace()
+        """Read the members of an object after its brace: name, value, start and end."""
+        missing_comma = "Missing a comma or '}' after an object member."
+        return self._read_sequence(self._read_member, b"}", missing_comma)
 
-    def skip_byte(self, wanted: bytes) -> bool:
+    def _read_items(self) -> list[Any]:
+        missing_comma = "Missing a comma or ']' after an array element."
+        return self._read_sequence(self.read_value, b"]", missing_comma)
+
+    def _read_sequence(
+        self, read_element: Callable[[], Any], end: bytes, missing_comma: str
+    ) -> list[Any]:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise errors.build_depth_error()
+        elements: list[Any] = []
+        self._skip_whitespace()
+        while not self.skip_byte(end):
+            if elements:
+                if not self.skip_byte(b","):
+                    raise self._build_error(missing_comma)
+                self._skip_whitespace()
+            elements.append(read_element())
+            self._skip_whitespace()
+        self._depth -= 1
+        return elements
+
+    def _read_member(self) -> tuple[str, Any, int, int]:
+        if self._peek() != b'"':
+            raise self._build_error("Missing a name for object member.")
+        name = self._read_string()
+        self._skip_whitespace()
+        if not self.skip_byte(b":"):
+            raise self._build_error("Missing a colon after a name of object member.")
+        self._skip_whitespace()
+        start = self._position
+        return name, self.read_value(), start, self._position
+
+    def skip_byte(self, byte: bytes) -> bool:
         """Skip this byte if it is next."""
-        if self._peek() != wanted:
+        if self._peek() != byte:
             return False
         self._position += 1
         return True
 
-    def _read_items(self) -> list[Any]:
-        self._enter_nested()
-        found: list[Any] = []
-        self._skip_whitespace()
-        if self.skip_byte(b"]"):
-            self._depth -= 1
-            return found
-        while True:
-            found.append(self.read_value())
-            self._skip_whitespace()
-            if self.skip_byte(b"]"):
-                self._depth -= 1
-                return found
-            if not self.skip_byte(b","):
-                raise self._build_error("Missing a comma or ']' after an array element.")
-            self._skip_whitespace()
-
     def _read_literal(self, first: bytes) -> bool | None:
-        word, meaning = _LITERALS[first]
+        word, value = _LITERALS[first]
         self._read_letters(word)
-        return meaning
+        return value
 
     def _read_letters(self, word: bytes) -> None:
         for letter in word:
@@ -174,7 +168,7 @@ class _RapidJsonReader:
             return self._text[start : self._position].decode()
         except UnicodeDecodeError as e:
             # Triton passes such bytes to the model; a str cannot hold them.
-            raise params.build_json_error("Invalid encoding in string.", start + e.start) from None
+            raise errors.build_json_error("Invalid encoding in string.", start + e.start) from None
 
     def _read_escape(self) -> str:
         start = self._position
@@ -183,7 +177,7 @@ class _RapidJsonReader:
         self._position += 1
         if kind != b"u":
             if kind not in _ESCAPES:
-                raise params.build_json_error("Invalid escape character in string.", start)
+                raise errors.build_json_error("Invalid escape character in string.", start)
             return _ESCAPES[kind]
         return self._read_character(self._read_code_unit(start), start)
 
@@ -194,35 +188,34 @@ class _RapidJsonReader:
         if code in _HIGH_SURROGATES and self.skip_byte(b"\\") and self.skip_byte(b"u"):
             low = self._read_code_unit(start)
         if low not in _LOW_SURROGATES:
-            raise params.build_json_error("The surrogate pair in string is invalid.", start)
+            raise errors.build_json_error("The surrogate pair in string is invalid.", start)
         return chr(0x10000 + ((code - _HIGH_SURROGATES.start) << 10) + low - _LOW_SURROGATES.start)
 
     def _read_code_unit(self, start: int) -> int:
-        found = _HEX_DIGITS.match(self._text, self._position)
-        if found is None:
-            raise params.build_json_error("Incorrect hex digit after \\u escape in string.", start)
-        self._position = found.end()
-        return int(found[0], 16)
+        digits = _HEX_DIGITS.match(self._text, self._position)
+        if digits is None:
+            raise errors.build_json_error("Incorrect hex digit after \\u escape in string.", start)
+        self._position = digits.end()
+        return int(digits[0], 16)
 
     def _read_number(self) -> float:
         start = self._position
         self.skip_byte(b"-")
-        beyond = self._read_non_finite(start) if self._peek() in {b"N", b"I"} else None
-        zero = beyond is not None or self.skip_byte(b"0")
-        integer = b"0" if zero else self._read_digits("Invalid value.")
+        non_finite = self._read_non_finite(start) if self._peek() in {b"N", b"I"} else None
+        is_zero = non_finite is not None or self.skip_byte(b"0")
+        integer = b"0" if is_zero else self._read_digits("Invalid value.")
         fraction = (
             self._read_digits("Miss fraction part in number.") if self.skip_byte(b".") else b""
         )
         exponent = self._read_exponent()
-        plain = not fraction and exponent is None
         if float(integer[:-1] or b"0") >= _MAX_EXTENDABLE_INTEGER or (
             exponent is not None and exponent > _MAX_EXPONENT + len(fraction)
         ):
-            raise params.build_json_error("Number too big to be stored in double.", start)
-        if beyond is not None:
-            return beyond
+            raise errors.build_json_error("Number too big to be stored in double.", start)
+        if non_finite is not None:
+            return non_finite
         literal = self._text[start : self._position]
-        return int(literal) if plain else float(literal)
+        return int(literal) if not fraction and exponent is None else float(literal)
 
     def _read_non_finite(self, start: int) -> float:
         if self.skip_byte(b"N") and self.skip_byte(b"a") and self.skip_byte(b"N"):
@@ -237,11 +230,11 @@ class _RapidJsonReader:
     def _read_exponent(self) -> int | None:
         if not (self.skip_byte(b"e") or self.skip_byte(b"E")):
             return None
-        minus = self.skip_byte(b"-")
-        if not minus:
+        is_negative = self.skip_byte(b"-")
+        if not is_negative:
             self.skip_byte(b"+")
         digits = self._read_digits("Miss exponent in number.")[:9]
-        return -int(digits) if minus else int(digits)
+        return -int(digits) if is_negative else int(digits)
 
     def _read_digits(self, missing: str) -> bytes:
         start = self._skip_pattern(_DIGITS)
@@ -249,16 +242,11 @@ class _RapidJsonReader:
             raise self._build_error(missing)
         return self._text[start : self._position]
 
-    def _enter_nested(self) -> None:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise params.build_depth_error()
-
-    def _skip_pattern(self, what: re.Pattern[bytes]) -> int:
+    def _skip_pattern(self, pattern: re.Pattern[bytes]) -> int:
         """Skip what matches (possibly nothing); return its start."""
         start = self._position
-        found = what.match(self._text, start)
-        self._position = found.end() if found else start
+        match = pattern.match(self._text, start)
+        self._position = match.end() if match else start
         return start
 
     def _skip_whitespace(self) -> None:
@@ -271,7 +259,7 @@ class _RapidJsonReader:
         return self._peek() in {b"", b"\0"}
 
     def _build_error(self, reason: str) -> Exception:
-        return params.build_json_error(reason, self._position)
+        return errors.build_json_error(reason, self._position)
 
 
 # A JSON body as this adapter needs it: all fields, in the order in which they were sent.
@@ -306,22 +294,22 @@ def parse_fields(text: bytes) -> OrderedFields:
     """Parse an object. Raises MalformedRequest, also if the text holds none."""
     try:
         if type(_decode_any(text)) is not dict:
-            raise params.build_not_object_error()
+            raise errors.build_not_object_error()
         members = _decode_members(text)
         return OrderedFields([*map(str, members)], members.values())
     except RecursionError:
-        raise params.build_depth_error() from None
+        raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = parse_rapidjson_members(text)
-        return OrderedFields([name for name, _ in found], [raw for _, raw in found])
+        pairs = parse_rapidjson_members(text)
+        return OrderedFields([name for name, _ in pairs], [raw for _, raw in pairs])
 
 
 def fields_of(call: ClientRequest) -> OrderedFields:
     """Parse the body of a client request, once. Raises MalformedRequest."""
-    kept: OrderedFields | None = call.__dict__.get("fields")
-    if kept is None:
-        kept = call.__dict__["fields"] = parse_fields(call.body)
-    return kept
+    fields: OrderedFields | None = call.__dict__.get("fields")
+    if fields is None:
+        fields = call.__dict__["fields"] = parse_fields(call.body)
+    return fields
 
 
 def parse_value(text: bytes) -> Any:
@@ -329,11 +317,11 @@ def parse_value(text: bytes) -> Any:
     try:
         return _decode_any(text)
     except RecursionError:
-        raise params.build_depth_error() from None
+        raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return parse_rapidjson_value(bytes(text))  # a Raw cannot be sliced
 
 
-def encode_raw(what: Any) -> Raw:
+def encode_raw(value: Any) -> Raw:
     """Encode JSON text for ``extra``."""
-    return Raw(msgspec.json.encode(what))
+    return Raw(msgspec.json.encode(value))

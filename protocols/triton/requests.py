@@ -9,7 +9,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from protocols import params
-from protocols.core.errors import InvalidParameter, MalformedRequest, UnsupportedFeature
+from protocols.core.errors import (
+    ClientError,
+    InvalidParameter,
+    MalformedRequest,
+    UnsupportedFeature,
+)
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     ChoiceFormat,
@@ -21,9 +26,9 @@ from protocols.core.request import (
     RegexFormat,
     ResponseOptions,
 )
+from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamType, ParsedParams
-from protocols.triton import params as triton_params
-from protocols.triton import rapidjson, tensors
+from protocols.triton import errors, rapidjson, tensors
 from protocols.triton.params import PROMPT_INPUT, OutputSpec, TritonProfile
 from protocols.triton.rapidjson import OrderedFields
 from protocols.triton.tensors import InputTensor, TritonRequest
@@ -44,19 +49,16 @@ GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 def read_output_format(fields: Mapping[str, Raw], guide: str) -> OutputFormat | None:
     """Read the output format. Raises InvalidParameter."""
-    sent = {
+    values = {
         name: rapidjson.parse_value(fields[name])
         for name in GUIDE_PARAM_NAMES[guide]
         if name in fields
     }
-    if guide == "pair":
-        return (
-            _parse_guide_pair(sent[_GUIDE_TYPE], sent.get(_GUIDE_TEXT))
-            if _GUIDE_TYPE in sent
-            else None
-        )
-    for name, text in sent.items():
-        return _parse_guide_object(name, str(text))
+    if guide == "pair" and _GUIDE_TYPE in values:
+        return _parse_guide_pair(values[_GUIDE_TYPE], values.get(_GUIDE_TEXT))
+    for name in _GUIDE_OBJECT_PARAMS:
+        if name in values:
+            return _parse_guide_object(name, str(values[name]))
     return None
 
 
@@ -64,12 +66,12 @@ def _parse_guide_object(name: str, text: str) -> OutputFormat:
     try:
         guide = msgspec.json.decode(text, type=dict[str, Raw])
         for kind, raw in guide.items():
-            what = msgspec.json.decode(raw)
-            if what is not None and what is not False:
-                return _build_output_format(kind, what)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+            value = msgspec.json.decode(raw)
+            if value is not None and value is not False:
+                return _build_output_format(kind, value)
+    except (*JSON_ERRORS, TypeError):
         pass
-    raise triton_params.build_model_error(
+    raise errors.build_model_error(
         name, f"'{name}' must be the JSON text of an object with a guide"
     )
 
@@ -79,31 +81,30 @@ def _parse_guide_pair(kind: str, text: str | None) -> OutputFormat:
         if kind == "json":
             return JsonObjectFormat()
         if text is not None:
-            return _build_output_format(
-                {"json_schema": "json", "ebnf_grammar": "grammar"}.get(kind, kind), text
-            )
+            guide = {"json_schema": "json", "ebnf_grammar": "grammar"}.get(kind, kind)
+            return _build_output_format(guide, text)
     except (msgspec.DecodeError, TypeError):
         pass
-    raise triton_params.build_model_error(
+    raise errors.build_model_error(
         _GUIDE_TYPE, f"'{_GUIDE_TYPE}' and '{_GUIDE_TEXT}' do not make a guide"
     )
 
 
-def _build_output_format(kind: str, what: Any) -> OutputFormat:
-    match kind, what:
+def _build_output_format(kind: str, value: Any) -> OutputFormat:
+    match kind, value:
         case "json_object", True:
             return JsonObjectFormat()
         case "json", str():
-            msgspec.json.decode(what, type=dict[str, Raw])
-            return JsonSchemaFormat(Raw(what))
+            msgspec.json.decode(value, type=dict[str, Raw])
+            return JsonSchemaFormat(Raw(value))
         case "json", dict():
-            return JsonSchemaFormat(Raw(msgspec.json.encode(what)))
+            return JsonSchemaFormat(Raw(msgspec.json.encode(value)))
         case "regex", str():
-            return RegexFormat(what)
+            return RegexFormat(value)
         case "grammar", str():
-            return GrammarFormat(what)
-        case "choice", [str(), *_] if all(isinstance(one, str) for one in what):
-            return ChoiceFormat(tuple(what))
+            return GrammarFormat(value)
+        case "choice", [str(), *_] if all(isinstance(option, str) for option in value):
+            return ChoiceFormat(tuple(value))
         case _:
             raise TypeError(kind)
 
@@ -111,55 +112,50 @@ def _build_output_format(kind: str, what: Any) -> OutputFormat:
 # --- towards workers ------------------------------------------------------------------------------
 
 
+_PAIR_TYPES: Final[Mapping[str, str]] = {
+    "json_object": "json",
+    "json": "json_schema",
+    "regex": "regex",
+    "grammar": "ebnf_grammar",
+}
+"""The guide types of ``pair``, by the names of ``object``."""
+
+
 def write_output_format(output: OutputFormat, guide: str) -> dict[str, str]:
     """Return the parameters for this format; empty if the family supports none."""
-    match guide:
-        case "object":
-            return {
-                _GUIDE_OBJECT_PARAMS[0]: msgspec.json.encode(_build_guide_object(output)).decode()
-            }
-        case "pair":
-            return _build_guide_pair(output)
-        case _:
-            return {}
+    kind, value = _get_guide(output)
+    if guide == "object":
+        return {_GUIDE_OBJECT_PARAMS[0]: msgspec.json.encode({kind: value}).decode()}
+    if guide == "none" or kind not in _PAIR_TYPES:
+        return {}
+    text = {} if value is True else {_GUIDE_TEXT: value}
+    if isinstance(value, Raw):
+        text = {_GUIDE_TEXT: bytes(value).decode()}
+    return {_GUIDE_TYPE: _PAIR_TYPES[kind], **text}
 
 
-def _build_guide_object(output: OutputFormat) -> dict[str, Any]:
+def _get_guide(output: OutputFormat) -> tuple[str, Any]:
     match output:
         case JsonObjectFormat():
-            return {"json_object": True}
+            return "json_object", True
         case JsonSchemaFormat(schema):
-            return {"json": schema}
+            return "json", schema
         case RegexFormat(pattern):
-            return {"regex": pattern}
+            return "regex", pattern
         case ChoiceFormat(options):
-            return {"choice": options}
+            return "choice", options
         case _:
-            return {"grammar": output.text}
-
-
-def _build_guide_pair(output: OutputFormat) -> dict[str, str]:
-    match output:
-        case JsonObjectFormat():
-            return {_GUIDE_TYPE: "json"}
-        case JsonSchemaFormat(schema):
-            return {_GUIDE_TYPE: "json_schema", _GUIDE_TEXT: bytes(schema).decode()}
-        case RegexFormat(pattern):
-            return {_GUIDE_TYPE: "regex", _GUIDE_TEXT: pattern}
-        case GrammarFormat(text):
-            return {_GUIDE_TYPE: "ebnf_grammar", _GUIDE_TEXT: text}
-        case _:
-            return {}
+            return "grammar", output.text
 
 
 PromptMode = Literal["raw", "chat"]
 TemplatingMode = Literal["raw", "server"]
+UsageMode = Literal["none", "final"]
 TEMPLATING_MODES: Final[Mapping[PromptMode, TemplatingMode]] = {"raw": "raw", "chat": "server"}
 """``PromptOptions.mode`` by the configured value."""
 
 _SAMPLING_PARAMETERS = "sampling_parameters"
-_Coercion = tuple[Callable[[Any], Any], Collection[type]]
-_COERCIONS: Final[Mapping[ParamType, _Coercion]] = {
+_COERCIONS: Final[Mapping[ParamType, tuple[Callable[[Any], Any], Collection[type]]]] = {
     "int": (int, (str, float, bool)),
     "strict int": (int, (str, float, bool)),
     "float": (float, (str, bool)),
@@ -175,37 +171,35 @@ _TOKEN_COUNT_OUTPUTS = frozenset({"num_input_tokens", "num_output_tokens"})
 
 
 def build_request(
-    sent: TritonRequest, profile: TritonProfile, mode: TemplatingMode, *, stream: bool
+    request: TritonRequest, profile: TritonProfile, mode: TemplatingMode, *, stream: bool
 ) -> GenerationRequest:
     """Build the internal request; ``mode`` says how a prompt becomes the model's input.
 
     Raises InvalidParameter and UnsupportedFeature.
     """
-    fields = _collect_parameters(sent, profile)
+    fields = _collect_parameters(request, profile)
     if profile.cancel_flag and bytes(fields.pop(profile.cancel_flag, b"")) == b"true":
         text = "a running request is ended by closing its connection"
         raise UnsupportedFeature(text, param=profile.cancel_flag)
     values = _read_sampling_values(fields, profile)
-    values.provided_fields |= {*sent.inputs, *fields} - _find_declined_flags(fields, profile)
-    requested = {one.name for one in list_requested_outputs(profile, values.provided_fields)}
+    values.provided_fields |= {*request.inputs, *fields} - _find_declined_flags(fields, profile)
+    requested = {output.name for output in list_requested_outputs(profile, values.provided_fields)}
     if _LOGPROB_OUTPUTS & requested and "logprobs.top" not in values:
         values["logprobs.top"] = 0
     values["templating.mode"] = mode
-    echo = _read_echo(fields, profile, streaming=sent.streaming is True)
+    echo = _read_echo(fields, profile, streaming=request.streaming is True)
+    usage: UsageMode = "final" if requested & _TOKEN_COUNT_OUTPUTS else "none"
     return GenerationRequest(
-        model=sent.model,
+        model=request.model,
         kind="completion",
-        prompts=tuple(sent.inputs[PROMPT_INPUT].values),
+        prompts=tuple(request.inputs[PROMPT_INPUT].values),
         echo=echo or None,
         stream=stream,
-        response_options=ResponseOptions(
-            "final" if requested & _TOKEN_COUNT_OUTPUTS else "none",
-            details="finish_reason" in requested,
-        ),
+        response_options=ResponseOptions(usage, details="finish_reason" in requested),
         output=read_output_format(fields, profile.guide_style),
-        client_id=sent.id,
-        priority=sent.priority,
-        timeout=sent.timeout,
+        client_id=request.id,
+        priority=request.priority,
+        timeout=request.timeout,
         extra=_collect_extra_fields(fields, profile),
         **values.build_request_arguments(),
     )
@@ -226,16 +220,14 @@ def _find_declined_flags(fields: Mapping[str, Raw], profile: TritonProfile) -> s
     return {name for name in flags if bytes(fields[name]) != b"true"}
 
 
-def _collect_parameters(sent: TritonRequest, profile: TritonProfile) -> dict[str, Raw]:
+def _collect_parameters(request: TritonRequest, profile: TritonProfile) -> dict[str, Raw]:
     """Return everything but prompt and id as JSON, by name."""
-    parameters = sent.parameters
-    if _SAMPLING_PARAMETERS in sent.inputs:
-        parameters = _unpack_sampling_parameters(
-            sent.inputs[_SAMPLING_PARAMETERS].values[0], profile
-        )
-    fields = {**parameters}
-    fields.pop("id", None)
-    for name, tensor in sent.inputs.items():
+    parameters = request.parameters
+    if _SAMPLING_PARAMETERS in request.inputs:
+        text = request.inputs[_SAMPLING_PARAMETERS].values[0]
+        parameters = _unpack_sampling_parameters(text, profile)
+    fields = {name: raw for name, raw in parameters.items() if name != "id"}
+    for name, tensor in request.inputs.items():
         if name not in _PROMPT_INPUTS:
             fields[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
     return fields
@@ -246,10 +238,8 @@ def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, 
     try:
         fields = rapidjson.parse_fields(text.encode())
     except MalformedRequest as e:
-        complaint = (
-            f"{profile.error_prefix}'{_SAMPLING_PARAMETERS}' is not the JSON text of an object: {e}"
-        )
-        raise triton_params.build_model_error(_SAMPLING_PARAMETERS, complaint) from None
+        text = f"'{_SAMPLING_PARAMETERS}' is not the JSON text of an object: {e}"
+        raise errors.build_model_error(_SAMPLING_PARAMETERS, profile.error_prefix + text) from None
     return {n: fields[n] for n in fields.names if rapidjson.parse_value(fields[n]) is not None}
 
 
@@ -259,9 +249,7 @@ def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
         return tensor.values
     first = tensor.values[0]
     if isinstance(first, float) and not math.isfinite(first):
-        raise triton_params.build_model_error(
-            tensor.name, f"'{tensor.name}' must be a finite number"
-        )
+        raise errors.build_model_error(tensor.name, f"'{tensor.name}' must be a finite number")
     if tensor.values != [first] * len(tensor.values):
         raise UnsupportedFeature(
             f"input '{tensor.name}' must be the same for every prompt of a batch",
@@ -274,12 +262,12 @@ def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> 
     values = ParsedParams()
     try:
         rows = params.select_by_wire(profile.parameters, fields)
-        for row, what in [(row, _read_param_value(row, fields[row.wire], profile)) for row in rows]:
-            params.store_param(row, what, values)
+        for row, value in [
+            (row, _read_param_value(row, fields[row.wire], profile)) for row in rows
+        ]:
+            params.store_param(row, value, values)
     except InvalidParameter as e:
-        raise triton_params.build_model_error(
-            e.param or "", profile.error_prefix + e.message
-        ) from None
+        raise errors.build_model_error(e.param or "", profile.error_prefix + e.message) from None
     if "sampling.seed" in values:
         values["sampling.seed"] %= 2**64
     for path in ("stopping.stop", "sampling.bad_words"):
@@ -290,50 +278,49 @@ def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> 
 
 def _read_param_value(row: Param, raw: Raw, profile: TritonProfile) -> Any:
     """Convert a value as the model would."""
-    what = rapidjson.parse_value(raw)
+    value = rapidjson.parse_value(raw)
     if profile.coerces_params:
-        what = _coerce_value(row, what)
-    if type(what) is float and not math.isfinite(what):
-        raise triton_params.build_model_error(row.wire, f"'{row.wire}' must be a finite number")
-    return what
+        value = _coerce_value(row, value)
+    if type(value) is float and not math.isfinite(value):
+        raise errors.build_model_error(row.wire, f"'{row.wire}' must be a finite number")
+    return value
 
 
-def _coerce_value(row: Param, what: Any) -> Any:
+def _coerce_value(row: Param, value: Any) -> Any:
     """Convert a value with a Python constructor, from the types that it accepts."""
     if row.type not in _COERCIONS:
-        return what
-    convert, kinds = _COERCIONS[row.type]
-    if type(what) not in kinds:
-        return what
+        return value
+    convert, types = _COERCIONS[row.type]
+    if type(value) not in types:
+        return value
     try:
-        return convert(what)
+        return convert(value)
     except (ValueError, OverflowError):
-        return what  # the table reports the error
+        return value  # the table reports the error
 
 
 def _read_echo(fields: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
-    sent = [bytes(fields[name]) for name in profile.exclude_prompt_flags if name in fields]
+    flags = [bytes(fields[name]) for name in profile.exclude_prompt_flags if name in fields]
     if not streaming:
-        return sent[0] == b"false" if sent else profile.echoes_prompt
-    if sent == [b"false"] and profile.rejects_stream_echo:
+        return flags[0] == b"false" if flags else profile.echoes_prompt
+    if flags == [b"false"] and profile.rejects_stream_echo:
         flag = profile.exclude_prompt_flags[0]
         text = f"{profile.error_prefix}When streaming, `{flag}` = False is not allowed."
-        raise triton_params.build_model_error(flag, text)
+        raise errors.build_model_error(flag, text)
     return False
 
 
 def _collect_extra_fields(fields: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
-    apart = (
+    read_elsewhere = {
         *profile.stream_flags,
         *profile.exclude_prompt_flags,
+        *profile.output_flags,
         *GUIDE_PARAM_NAMES[profile.guide_style],
-    )
+    }
     return {
         name: raw
         for name, raw in fields.items()
-        if name not in profile.parameters.by_wire
-        and name not in apart
-        and name not in profile.output_flags
+        if name not in profile.parameters.by_wire and name not in read_elsewhere
     }
 
 
@@ -341,6 +328,8 @@ def _collect_extra_fields(fields: Mapping[str, Raw], profile: TritonProfile) -> 
 
 _PARAMETERS_KEY = "parameters"
 _STREAM = "generate_stream"
+_SUPPORTED_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
+"""Encodings that infer accepts; they are already removed from the body."""
 _SCALAR_TYPES: Final = (str, int, float, bool)
 """The types of a parameter that is not a tensor."""
 
@@ -350,29 +339,32 @@ def read_generate_request(call: ClientRequest, profile: TritonProfile) -> Triton
 
     Raises MalformedRequest and InvalidParameter.
     """
-    if is_compressed(call):
-        raise triton_params.build_encoding_error()
+    check_encoding(call)
     fields = rapidjson.fields_of(call)
-    sent = TritonRequest(
-        call.path_params["model"],
-        read_request_id(fields),
-        streaming=_find_stream_flag(fields, profile),
-    )
+    model, request_id = call.path_params["model"], read_request_id(fields)
+    request = TritonRequest(model, request_id, streaming=_find_stream_flag(fields, profile))
     for name in fields.names:
         if name == _PARAMETERS_KEY:
-            _read_nested_parameters(sent, fields, profile)
+            _read_nested_parameters(request, fields, profile)
         else:
-            _read_field(sent, fields, name, profile)
-    tensors.check_inputs(sent, profile)
-    return sent
+            _read_field(request, fields, name, profile)
+    tensors.check_inputs(request, profile)
+    return request
+
+
+def check_encoding(call: ClientRequest) -> None:
+    """Check the compression. Raises InvalidParameter or UnsupportedFeature."""
+    if call.endpoint.operation == "infer":
+        encoding = call.headers.get(errors.CONTENT_ENCODING_HEADER, "identity")
+        if encoding not in _SUPPORTED_ENCODINGS:
+            raise errors.build_compression_error()
+    elif is_compressed(call):
+        raise errors.build_encoding_error()
 
 
 def is_compressed(call: ClientRequest) -> bool:
-    """Reject a compressed body, which infer accepts and generate does not."""
-    return (
-        triton_params.CONTENT_ENCODING_HEADER in call.headers
-        and call.headers[triton_params.CONTENT_ENCODING_HEADER] != "identity"
-    )
+    """Whether the body is compressed, which infer accepts and generate does not."""
+    return call.headers.get(errors.CONTENT_ENCODING_HEADER, "identity") != "identity"
 
 
 def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
@@ -380,11 +372,10 @@ def read_stream_flag(call: ClientRequest, profile: TritonProfile) -> bool:
     if call.endpoint.operation != _STREAM:
         return False
     try:
-        return is_streamed(
-            call, profile, flag=_find_stream_flag(rapidjson.fields_of(call), profile)
-        )
+        flag = _find_stream_flag(rapidjson.fields_of(call), profile)
     except MalformedRequest:
         return True
+    return is_streamed(call, profile, flag=flag)
 
 
 def is_streamed(call: ClientRequest, profile: TritonProfile, *, flag: bool | None) -> bool:
@@ -395,20 +386,17 @@ def is_streamed(call: ClientRequest, profile: TritonProfile, *, flag: bool | Non
 
 def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | None:
     """Return the stream flag that was sent."""
-    holders = [fields]
+    objects = [fields]
     if _PARAMETERS_KEY in fields and bytes(fields[_PARAMETERS_KEY]).startswith(b"{"):
-        holders.append(rapidjson.parse_fields(bytes(fields[_PARAMETERS_KEY])))
-    for holder in holders:
+        objects.append(rapidjson.parse_fields(bytes(fields[_PARAMETERS_KEY])))
+    for members in objects:
         for name in profile.stream_flags:
-            match (
-                tensors.flatten_values(rapidjson.parse_value(holder[name]))
-                if name in holder
-                else None
-            ):
-                case [bool() as flag]:
-                    return flag
-                case _:
-                    continue
+            if name in members:
+                match tensors.flatten_values(rapidjson.parse_value(members[name])):
+                    case [bool() as flag]:
+                        return flag
+                    case _:
+                        continue
     return None
 
 
@@ -416,15 +404,22 @@ def read_request_id(fields: OrderedFields) -> str | None:
     """Read the client's request id, up to a NUL byte. Raises InvalidParameter."""
     if "id" not in fields:
         return None
-    found = rapidjson.parse_value(fields["id"])
-    if not isinstance(found, str):
-        text = "Unable to parse 'id': attempt to access JSON non-string as string"
-        raise triton_params.build_type_error("id", text)
-    return found.partition("\0")[0] or None
+    request_id: str = _check_kind("id", rapidjson.parse_value(fields["id"]), "string")
+    return request_id.partition("\0")[0] or None
+
+
+def find_request_id(call: ClientRequest) -> str | None:
+    """Find the request id for an error text: only in the body of a generate request."""
+    if not call.endpoint.operation.startswith("generate"):
+        return None
+    try:
+        return read_request_id(rapidjson.parse_fields(call.body))
+    except ClientError:
+        return None
 
 
 def _read_nested_parameters(
-    sent: TritonRequest, fields: OrderedFields, profile: TritonProfile
+    request: TritonRequest, fields: OrderedFields, profile: TritonProfile
 ) -> None:
     raw = bytes(fields[_PARAMETERS_KEY])
     if not raw.startswith(b"{"):
@@ -432,11 +427,11 @@ def _read_nested_parameters(
             f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON"
             " non-object as object"
         )
-        raise triton_params.build_type_error(_PARAMETERS_KEY, text)
+        raise errors.build_type_error(_PARAMETERS_KEY, text)
     try:
         inner = rapidjson.parse_fields(raw)
         for name in inner.names:
-            _read_field(sent, inner, name, profile)
+            _read_field(request, inner, name, profile)
     except InvalidParameter as e:
         raise InvalidParameter(
             f"Converting keyword: '{_PARAMETERS_KEY}': {e.message}",
@@ -446,16 +441,16 @@ def _read_nested_parameters(
 
 
 def _read_field(
-    sent: TritonRequest, fields: OrderedFields, name: str, profile: TritonProfile
+    request: TritonRequest, fields: OrderedFields, name: str, profile: TritonProfile
 ) -> None:
     raw = fields[name]
-    what = rapidjson.parse_value(raw)
+    value = rapidjson.parse_value(raw)
     if name in profile.inputs:
-        sent.add_input(tensors.build_tensor(profile.inputs[name], what, profile))
-    elif type(what) in _SCALAR_TYPES:
-        sent.parameters.setdefault(name, raw)
+        request.add_input(tensors.build_tensor(profile.inputs[name], value, profile))
+    elif type(value) in _SCALAR_TYPES:
+        request.parameters.setdefault(name, raw)
     else:
-        raise triton_params.build_parameter_type_error(name)
+        raise errors.build_parameter_type_error(name)
 
 
 # Bodies of infer: tensors with shapes, as JSON or as binary data after the JSON.
@@ -469,8 +464,6 @@ _DATA_SOURCE_ERROR: Final = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
     " 'shared_memory_region' in 'parameters'. But"
 )
-_SUPPORTED_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
-"""Encodings that are already removed from the body."""
 _MAX_PRIORITY: Final = 255
 _JSON_KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "string": str,
@@ -496,31 +489,23 @@ class RequestedOutputs(Struct, frozen=True):
 
 def read_infer_request(call: ClientRequest, profile: TritonProfile) -> TritonRequest:
     """Read the body. Raises MalformedRequest, InvalidParameter and UnsupportedFeature."""
-    if not has_supported_encoding(call):
-        raise triton_params.build_compression_error()
+    check_encoding(call)
     length = _read_header_length(call)
     model = call.path_params["model"]
     if length == 0:
         return _read_raw_prompt(call.body, model, profile)
     fields = _parse_body_fields(call.body[:length])
-    sent = TritonRequest(model, read_request_id(fields))
-    _read_parameters(sent, fields)
+    request = TritonRequest(model, read_request_id(fields))
+    _read_parameters(request, fields)
     rest = memoryview(call.body)[length:]
-    for spec in _read_member(fields, "inputs", "array"):
-        rest = _read_input(sent, spec, rest)
+    for value in _read_member(fields, "inputs", "array"):
+        rest = _read_input(request, value, rest)
     if rest:
         text = f"unexpected additional input data for model '{model}'"
-        raise triton_params.build_value_error("inputs", text)
+        raise errors.build_value_error("inputs", text)
     _check_outputs(_read_outputs(fields), model, profile)
-    tensors.check_inputs(sent, profile)
-    return sent
-
-
-def has_supported_encoding(call: ClientRequest) -> bool:
-    """Reject an unknown compression."""
-    return (
-        call.headers.get(triton_params.CONTENT_ENCODING_HEADER, "identity") in _SUPPORTED_ENCODINGS
-    )
+    tensors.check_inputs(request, profile)
+    return request
 
 
 def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
@@ -539,16 +524,16 @@ def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
 def _read_header_length(call: ClientRequest) -> int:
     """Return the length of the JSON part. 0: the whole body is one binary tensor."""
     size = len(call.body)
-    header = call.headers.get(triton_params.JSON_LENGTH_HEADER)
+    header = call.headers.get(errors.JSON_LENGTH_HEADER)
     if header is None:
         return size
     number = _INTEGER_PATTERN.match(header)
     if number is None:
         text = f"Unable to parse Inference-Header-Content-Length, got: {header}"
-        raise triton_params.build_value_error(triton_params.JSON_LENGTH_HEADER, text)
+        raise errors.build_value_error(errors.JSON_LENGTH_HEADER, text)
     if not 0 <= int(number[1]) <= size:
         text = f"inference header size should be in range (0, {size}), got: {header}"
-        raise triton_params.build_value_error(triton_params.JSON_LENGTH_HEADER, text)
+        raise errors.build_value_error(errors.JSON_LENGTH_HEADER, text)
     return int(number[1])
 
 
@@ -558,141 +543,138 @@ def _parse_body_fields(text: bytes) -> OrderedFields:
     except MalformedRequest as e:
         if e.problem != "object":
             raise
-        raise triton_params.build_type_error("inputs", _describe_missing_member("inputs")) from None
+        raise errors.build_type_error("inputs", _describe_missing_member("inputs")) from None
 
 
 def _read_raw_prompt(data: bytes, model: str, profile: TritonProfile) -> TritonRequest:
     """Read a body that is only the prompt, if the model has no other input."""
-    count = sum(one.is_counted for one in profile.inputs.values())
+    count = sum(spec.is_counted for spec in profile.inputs.values())
     if count != 1:
         text = (
-            f"{triton_params.build_request_tag(None)}Raw request must only have 1 input (found 1)"
-            f" to be deduced but got {count} inputs in '{model}' model configuration"
+            "Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {count} inputs in '{model}' model configuration"
         )
-        raise triton_params.build_value_error("inputs", text)
+        raise errors.build_core_error(None, "inputs", text)
     (prompt,) = tensors.unpack_tensor(PROMPT_INPUT, "BYTES", len(data).to_bytes(4, "little") + data)
-    sent = TritonRequest(model)
-    sent.add_input(InputTensor(PROMPT_INPUT, "BYTES", (1,), [prompt]))
-    return sent
+    request = TritonRequest(model)
+    request.add_input(InputTensor(PROMPT_INPUT, "BYTES", (1,), [prompt]))
+    return request
 
 
 def _describe_missing_member(name: str) -> str:
     return f"Unable to parse '{name}': attempt to access non-existing object member '{name}'"
 
 
-def _read_member(holder: OrderedFields | dict[str, Any], name: str, kind: str) -> Any:
+def _read_member(members: Mapping[str, Any], name: str, kind: str) -> Any:
     """Return a member of this type. Raises InvalidParameter, also if it is absent."""
-    if name not in holder:
-        raise triton_params.build_type_error(name, _describe_missing_member(name))
-    found = holder[name]
-    return _check_kind(
-        name, rapidjson.parse_value(found) if isinstance(holder, OrderedFields) else found, kind
-    )
+    if name not in members:
+        raise errors.build_type_error(name, _describe_missing_member(name))
+    value = members[name]
+    return _check_kind(name, rapidjson.parse_value(value) if type(value) is Raw else value, kind)
 
 
-def _check_kind(name: str, found: Any, kind: str) -> Any:
-    if not isinstance(found, _JSON_KINDS[kind]):
+def _check_kind(name: str, value: Any, kind: str) -> Any:
+    if not isinstance(value, _JSON_KINDS[kind]):
         text = f"Unable to parse '{name}': attempt to access JSON non-{kind} as {kind}"
-        raise triton_params.build_type_error(name, text)
-    return found
+        raise errors.build_type_error(name, text)
+    return value
 
 
-def _check_unsigned(name: str, found: Any) -> int:
-    if type(found) is not int or not 0 <= found < 2**64:
+def _check_unsigned(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**64:
         text = "attempt to access JSON non-unsigned-integer as unsigned-integer"
-        raise triton_params.build_type_error(name, f"Unable to parse '{name}': {text}")
-    return found
+        raise errors.build_type_error(name, f"Unable to parse '{name}': {text}")
+    return value
 
 
-def _read_parameters(sent: TritonRequest, fields: OrderedFields) -> None:
+def _as_object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read_parameters(request: TritonRequest, fields: OrderedFields) -> None:
     raw = fields.get("parameters")
     if raw is None:
         return
     if not bytes(raw).startswith(b"{"):
         text = "failed to get request params.: attempt to get members for non-object"
-        raise triton_params.build_type_error("parameters", text)
+        raise errors.build_type_error("parameters", text)
     inner = rapidjson.parse_fields(bytes(raw))
     for name in inner.names:
-        _read_parameter(sent, name, inner[name])
+        _read_parameter(request, name, inner[name])
 
 
-def _read_parameter(sent: TritonRequest, name: str, raw: Raw) -> None:
-    what = rapidjson.parse_value(raw)
+def _read_parameter(request: TritonRequest, name: str, raw: Raw) -> None:
+    value = rapidjson.parse_value(raw)
     if name == "priority":
-        sent.priority = min(_check_unsigned(name, what), _MAX_PRIORITY) or None
+        request.priority = min(_check_unsigned(name, value), _MAX_PRIORITY) or None
     elif name == "timeout":
-        sent.timeout = _check_unsigned(name, what) / 1_000_000 or None
+        request.timeout = _check_unsigned(name, value) / 1_000_000 or None
     elif name in {"sequence_start", "sequence_end", "binary_data_output"}:
-        _check_kind(name, what, "boolean")
+        _check_kind(name, value, "boolean")
     elif name == "sequence_id":
-        if not isinstance(what, str):
-            _check_unsigned(name, what)
+        if not isinstance(value, str):
+            _check_unsigned(name, value)
     elif name.startswith("triton_"):
         text = "parameter keys starting with 'triton_' are reserved for Triton usage and should"
-        raise triton_params.build_value_error(name, f"{text} not be specified.")
-    elif isinstance(what, str | int | float):
-        sent.parameters.setdefault(name, raw)
+        raise errors.build_value_error(name, f"{text} not be specified.")
+    elif isinstance(value, str | int | float):
+        request.parameters.setdefault(name, raw)
     else:
-        raise triton_params.build_parameter_type_error(name)
+        raise errors.build_parameter_type_error(name)
 
 
-def _read_input(sent: TritonRequest, spec: Any, rest: memoryview) -> memoryview:
+def _read_input(request: TritonRequest, value: Any, rest: memoryview) -> memoryview:
     """Add one input; return the remaining binary data."""
-    holder = spec if isinstance(spec, dict) else {}
-    given = holder.get("parameters")
-    parameters = given if isinstance(given, dict) else {}
-    _check_source(holder, parameters)
-    name = _read_member(holder, "name", "string")
-    datatype = _read_member(holder, "datatype", "string")
-    shape = tuple(_check_unsigned("shape", one) for one in _read_member(holder, "shape", "array"))
+    members = _as_object(value)
+    parameters = _as_object(members.get("parameters"))
+    _check_source(members, parameters)
+    name = _read_member(members, "name", "string")
+    datatype = _read_member(members, "datatype", "string")
+    shape = tuple(_check_unsigned("shape", dim) for dim in _read_member(members, "shape", "array"))
     if datatype not in _DATATYPES:
-        raise triton_params.build_value_error(name, f"invalid datatype for input {name}")
+        raise errors.build_value_error(name, f"invalid datatype for input {name}")
     if "shared_memory_region" in parameters:
-        region = parameters["shared_memory_region"]
-        raise triton_params.build_value_error(
-            name, f"Unable to find shared memory region: '{region}'"
-        )
+        text = f"Unable to find shared memory region: '{parameters['shared_memory_region']}'"
+        raise errors.build_value_error(name, text)
     size = 0
     if "binary_data_size" in parameters:
         size = _check_unsigned("binary_data_size", parameters["binary_data_size"])
         if size > len(rest):
             text = f"unexpected size for input '{name}', expecting {size - len(rest)} additional"
-            raise triton_params.build_value_error(name, f"{text} bytes for model '{sent.model}'")
+            raise errors.build_value_error(name, f"{text} bytes for model '{request.model}'")
         values = tensors.unpack_tensor(name, datatype, bytes(rest[:size]))
     else:
-        data = tensors.flatten_values(_read_member(holder, "data", "array"))
+        data = tensors.flatten_values(_read_member(members, "data", "array"))
         values = tensors.check_values(name, datatype, data)
-    sent.add_input(InputTensor(name, datatype, shape, values))
+    request.add_input(InputTensor(name, datatype, shape, values))
     return rest[size:]
 
 
-def _check_source(holder: dict[str, Any], parameters: dict[str, Any]) -> None:
-    found = [name for name in ("data",) if name in holder]
-    found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
-    if len(found) != 1:
-        what = "set" + "".join(f" '{name}'" for name in found) if found else "no field is set"
-        raise triton_params.build_value_error("inputs", f"{_DATA_SOURCE_ERROR} {what}")
+def _check_source(members: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    sources = [name for name in ("data",) if name in members]
+    sources += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
+    if len(sources) != 1:
+        names = "".join(f" '{name}'" for name in sources)
+        problem = f"set{names}" if sources else "no field is set"
+        raise errors.build_value_error("inputs", f"{_DATA_SOURCE_ERROR} {problem}")
 
 
 def _read_outputs(fields: OrderedFields) -> dict[str, bool]:
     """Read the requested outputs, and whether each is binary."""
     if fields.get("outputs") is None:
         return {}
-    found: dict[str, bool] = {}
-    for spec in _read_member(fields, "outputs", "array"):
-        holder = spec if isinstance(spec, dict) else {}
-        name = _read_member(holder, "name", "string")
-        given = holder.get("parameters")
-        parameters = given if isinstance(given, dict) else {}
-        found.setdefault(
-            name, _check_kind("binary_data", parameters.get("binary_data", False), "boolean")
-        )
-    return found
+    outputs: dict[str, bool] = {}
+    for value in _read_member(fields, "outputs", "array"):
+        members = _as_object(value)
+        name = _read_member(members, "name", "string")
+        is_binary = _as_object(members.get("parameters")).get("binary_data", False)
+        outputs.setdefault(name, _check_kind("binary_data", is_binary, "boolean"))
+    return outputs
 
 
-def _check_outputs(named: Mapping[str, bool], model: str, profile: TritonProfile) -> None:
-    known = {one.name for one in profile.outputs}
-    for name in named:
+def _check_outputs(requested: Mapping[str, bool], model: str, profile: TritonProfile) -> None:
+    known = {output.name for output in profile.outputs}
+    for name in requested:
         if name not in known:
             text = f"unexpected inference output '{name}' for model '{model}'"
-            raise triton_params.build_value_error("outputs", text)
+            raise errors.build_value_error("outputs", text)

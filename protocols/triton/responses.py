@@ -24,23 +24,24 @@ from protocols.core.events import (
     StreamStart,
     TextDelta,
     TokenLogprob,
+    TopLogprob,
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.triton import errors, tensors
-from protocols.triton.params import TEXT_OUTPUT, OutputSpec, TritonProfile
-from protocols.triton.requests import RequestedOutputs, list_requested_outputs
-from protocols.triton.tensors import (
+from protocols.triton.formats import (
     CHUNKED_EVENT_HEADERS,
     CHUNKED_JSON_HEADERS,
     EVENT_STREAM,
     JSON_HEADERS,
     encode_json,
-    flatten_values,
     get_version_number,
     round_to_fp32,
 )
+from protocols.triton.params import TEXT_OUTPUT, OutputSpec, TritonProfile
+from protocols.triton.requests import RequestedOutputs, list_requested_outputs
+from protocols.triton.tensors import flatten_values
 
 # The values of a response next to its text, for each choice.
 
@@ -92,7 +93,7 @@ def _build_choice_output(choice: UnaryChoice, answer: UnaryResponse) -> ChoiceOu
 
 def sum_logprobs(logprobs: Sequence[TokenLogprob]) -> float:
     """Return the log probability of these tokens together."""
-    return sum(one.logprob for one in logprobs if one.logprob is not None)
+    return sum(token.logprob for token in logprobs if token.logprob is not None)
 
 
 def get_output_values(
@@ -117,22 +118,18 @@ def _encode_candidates(piece: ChoiceOutput) -> str:
 
 def _build_candidates(token: TokenLogprob) -> dict[str, dict[str, Any]]:
     """Return the candidates with the sampled token first, as readers require."""
-    ranked = sorted(token.top, key=lambda one: -one.logprob)
-    taken = _get_candidate_key(token.id, token.token)
-    found = {taken: _build_candidate(token.logprob, None, token.token)}
-    for rank, one in enumerate(ranked, 1):
-        found[_get_candidate_key(one.id, one.token)] = _build_candidate(
-            one.logprob, rank, one.token
-        )
-    return found
+    candidates = {_get_candidate_key(token): _build_candidate(token, None)}
+    for rank, top in enumerate(sorted(token.top, key=lambda top: -top.logprob), 1):
+        candidates[_get_candidate_key(top)] = _build_candidate(top, rank)
+    return candidates
 
 
-def _build_candidate(logprob: float | None, rank: int | None, token: str) -> dict[str, Any]:
-    return {"logprob": logprob, "rank": rank, "decoded_token": token}
+def _build_candidate(token: TokenLogprob | TopLogprob, rank: int | None) -> dict[str, Any]:
+    return {"logprob": token.logprob, "rank": rank, "decoded_token": token.token}
 
 
-def _get_candidate_key(number: int | None, token: str) -> str:
-    return token if number is None else str(number)
+def _get_candidate_key(token: TokenLogprob | TopLogprob) -> str:
+    return token.token if token.id is None else str(token.id)
 
 
 _LOGPROB_OUTPUTS: Final = frozenset(
@@ -175,7 +172,7 @@ class GenerateEncoder:
     def __init__(
         self,
         request: GenerationRequest,
-        about: ResponseContext,
+        context: ResponseContext,
         profile: TritonProfile,
         *,
         framed: bool,
@@ -187,15 +184,15 @@ class GenerateEncoder:
         self._cumulative_logprobs: dict[int, float] = {}
         self._template = GenerateResponse(
             id=request.client_id or UNSET,
-            model_name=about.model,
-            model_version=get_version_number(about),
+            model_name=context.model,
+            model_version=get_version_number(context),
             text_output="",
         )
-        """Write the object of a delta with only text, without the text."""
+        """The object of a delta with only text, without the text."""
 
     @cached_property
     def _event_head(self) -> bytes:
-        """Build the template of an event with only text, up to the text."""
+        """The event of a delta with only text, up to the text."""
         return b"data: " + encode_json(self._template).removesuffix(b'""}')
 
     def headers(self) -> Headers:
@@ -205,13 +202,13 @@ class GenerateEncoder:
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """Encode one event for each text delta."""
         if not self._requested_outputs and self._choice_count == 1:
-            return b"".join(
-                [
-                    self._encode_text_event(one)
-                    for one in events
-                    if type(one) is TextDelta or type(one) is RefusalDelta
-                ]
-            )
+            texts = [
+                encode_json(event.text)
+                for event in events
+                if type(event) is TextDelta or type(event) is RefusalDelta
+            ]
+            head, tail = self._event_head, b"}\n\n"
+            return head + (tail + head).join(texts) + tail if texts else b""
         return b"".join(
             [sse.format_event(self._encode_object(row)) for row in self._collect_rows(events)]
         )
@@ -228,16 +225,12 @@ class GenerateEncoder:
                 self._prompt_tokens = answer.usage.prompt_tokens
             body = self._encode_object(list_choice_outputs(answer))
         else:
-            plain, [choice] = self._template, choices
-            plain.text_output = choice.text + choice.refusal
-            body = encode_json(plain)
+            [choice] = choices
+            text = choice.text + choice.refusal
+            body = encode_json(replace(self._template, text_output=text))
         if self._as_events:
             return HttpResponse(200, sse.format_event(body), CHUNKED_EVENT_HEADERS)
         return HttpResponse(200, body, CHUNKED_JSON_HEADERS)
-
-    def _encode_text_event(self, event: TextDelta | RefusalDelta) -> bytes:
-        """Encode an event with only text."""
-        return self._event_head + encode_json(event.text) + b"}\n\n"
 
     def _encode_object(self, row: Sequence[ChoiceOutput]) -> bytes:
         outputs: dict[str, Any] = {}
@@ -295,18 +288,14 @@ class GenerateEncoder:
     ) -> None:
         if logprobs:
             piece.logprobs = (*piece.logprobs, *logprobs)
-            self._cumulative_logprobs[index] = self._cumulative_logprobs.get(
-                index, 0.0
-            ) + sum_logprobs(logprobs)
-            piece.cumulative_logprob = self._cumulative_logprobs[index]
+            total = self._cumulative_logprobs.get(index, 0.0) + sum_logprobs(logprobs)
+            piece.cumulative_logprob = self._cumulative_logprobs[index] = total
 
 
 def _flatten_output(values: list[Any], datatype: str) -> Any:
     """Flatten nested lists."""
     elements = flatten_values(values)
-    return _unwrap_single(
-        [round_to_fp32(one) for one in elements] if datatype == "FP32" else elements
-    )
+    return _unwrap_single([*map(round_to_fp32, elements)] if datatype == "FP32" else elements)
 
 
 def _unwrap_single(elements: list[Any]) -> Any:
@@ -337,7 +326,7 @@ class InferResponse(Struct):
 
 
 class BinaryDataParameters(Struct):
-    """Build the parameters of a binary output."""
+    """The parameters of a binary output."""
 
     binary_data_size: int
 
@@ -350,12 +339,12 @@ class InferEncoder:
     def __init__(
         self,
         request: GenerationRequest,
-        about: ResponseContext,
+        context: ResponseContext,
         profile: TritonProfile,
         requested_outputs: RequestedOutputs,
     ) -> None:
         self._request = request
-        self._context = about
+        self._context = context
         self._profile = profile
         self._requested_outputs = requested_outputs
         self._accumulator = ResponseAccumulator()
@@ -367,8 +356,9 @@ class InferEncoder:
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """Encode nothing until StreamEnd."""
         self._accumulator.add(events)
-        done = any(isinstance(event, StreamEnd) for event in events)
-        return self.encode_unary(self._accumulator.result()).body if done else b""
+        if not any(isinstance(event, StreamEnd) for event in events):
+            return b""
+        return self.encode_unary(self._accumulator.result()).body
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """Encode the error object."""
@@ -379,45 +369,40 @@ class InferEncoder:
         row = list_choice_outputs(answer)
         prompt_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
         outputs: list[OutputTensor] = []
-        behind: list[bytes] = []
+        binary_data: list[bytes] = []
         for output in self._list_outputs():
             values = get_output_values(output.name, row, prompt_tokens)
             if values is not None:
                 tensor, data = self._build_tensor(output, values)
                 outputs.append(tensor)
-                behind.append(data)
-        about = self._context
+                binary_data.append(data)
+        context = self._context
         name = self._request.client_id or UNSET
-        head = encode_json(InferResponse(name, about.model, get_version_number(about), outputs))
+        response = InferResponse(name, context.model, get_version_number(context), outputs)
+        body = encode_json(response)
         if not any(tensor.data is UNSET for tensor in outputs):
-            return HttpResponse(200, head, JSON_HEADERS)
-        length = ("Inference-Header-Content-Length", str(len(head)))
+            return HttpResponse(200, body, JSON_HEADERS)
+        length = ("Inference-Header-Content-Length", str(len(body)))
         headers = (("Content-Type", "application/octet-stream"), length)
-        return HttpResponse(200, head + b"".join(behind), headers)
+        return HttpResponse(200, body + b"".join(binary_data), headers)
 
     def _list_outputs(self) -> list[OutputSpec]:
-        requested = {
-            TEXT_OUTPUT,
-            *(
-                one.name
-                for one in list_requested_outputs(self._profile, self._request.provided_fields)
-            ),
-        }
+        flagged = list_requested_outputs(self._profile, self._request.provided_fields)
+        names = {TEXT_OUTPUT, *(output.name for output in flagged)}
         return [
-            one
-            for one in self._profile.outputs
-            if one.name in requested and self._requested_outputs.includes(one.name)
+            output
+            for output in self._profile.outputs
+            if output.name in names and self._requested_outputs.includes(output.name)
         ]
 
     def _build_tensor(self, output: OutputSpec, values: list[Any]) -> tuple[OutputTensor, bytes]:
-        shape, flat = self._shape_values(values)
+        shape, elements = self._shape_values(values)
         tensor = OutputTensor(output.name, output.datatype, shape)
         if not self._requested_outputs.is_binary(output.name):
-            tensor.data = (
-                [round_to_fp32(one) for one in flat] if output.datatype == "FP32" else flat
-            )
+            is_float = output.datatype == "FP32"
+            tensor.data = [*map(round_to_fp32, elements)] if is_float else elements
             return tensor, b""
-        data = tensors.pack_tensor(output.datatype, flat)
+        data = tensors.pack_tensor(output.datatype, elements)
         tensor.parameters = BinaryDataParameters(len(data))
         return tensor, data
 
@@ -429,6 +414,6 @@ class InferEncoder:
         outer = (batch, len(values) // batch) if self._profile.max_batch_size else (len(values),)
         if not isinstance(values[0], list):
             return outer, values
-        longest = max(len(one) for one in values)
-        padded = [x for one in values for x in (*one, *(0.0,) * (longest - len(one)))]
-        return (*outer, longest), padded
+        length = max(map(len, values))
+        padded = [x for value in values for x in (*value, *(0.0,) * (length - len(value)))]
+        return (*outer, length), padded

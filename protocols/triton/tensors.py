@@ -1,19 +1,15 @@
 """Tensors: read from JSON, checked against the model; binary tensors; number formats."""
 
 import math
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
-import msgspec
 from msgspec import Raw, Struct
 
 from protocols.core.errors import InvalidParameter
-from protocols.core.interfaces import Headers, ResponseContext
-from protocols.triton import params
+from protocols.triton import errors
 from protocols.triton.params import Datatype, InputSpec, TritonProfile
 
 Shape = tuple[int, ...]
@@ -44,9 +40,8 @@ class TritonRequest(Struct):
     def add_input(self, tensor: InputTensor) -> None:
         """Add a tensor. Raises InvalidParameter for a duplicate name."""
         if tensor.name in self.inputs:
-            tag = params.build_request_tag(self.id)
-            text = f"{tag}input '{tensor.name}' already exists in request"
-            raise params.build_value_error(tensor.name, text)
+            text = f"input '{tensor.name}' already exists in request"
+            raise errors.build_core_error(self.id, tensor.name, text)
         self.inputs[tensor.name] = tensor
 
 
@@ -72,7 +67,6 @@ _JSON_TYPES: Final[Mapping[str, tuple[frozenset[type], range | None]]] = {
 }
 """Python types of JSON values; an integer out of range is rejected."""
 _SHAPE_CACHE_SIZE: Final = 1024
-"""Parameter names of shapes."""
 _SIGNED_ERROR: Final = (
     "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
 )
@@ -96,21 +90,21 @@ _BATCH_NOTE: Final = (
 )
 
 
-def flatten_values(what: Any) -> list[Any]:
-    """Yield the elements of a scalar or of a nested array."""
-    if type(what) is not list:
-        return [what]
-    if list not in set(map(type, what)):
-        return what
-    found: list[Any] = []
-    rest: list[Any] = [what]
-    while rest:
-        one = rest.pop()
-        if type(one) is list:
-            rest.extend(reversed(one))
+def flatten_values(value: Any) -> list[Any]:
+    """Return the elements of a scalar or of a nested array."""
+    if type(value) is not list:
+        return [value]
+    if list not in set(map(type, value)):
+        return value
+    elements: list[Any] = []
+    pending: list[Any] = [value]
+    while pending:
+        item = pending.pop()
+        if type(item) is list:
+            pending.extend(reversed(item))
         else:
-            found.append(one)
-    return found
+            elements.append(item)
+    return elements
 
 
 def check_values(name: str, datatype: str, values: list[Any]) -> list[Any]:
@@ -119,25 +113,25 @@ def check_values(name: str, datatype: str, values: list[Any]) -> list[Any]:
     Triton truncates an integer that is too large for its type; the gateway rejects it.
     """
     kinds, widest = _JSON_TYPES[datatype]
-    for one in values:
-        if type(one) not in kinds or (widest is not None and one not in widest):
-            raise params.build_type_error(name, _TYPE_ERRORS[datatype])
-        if widest is not None and one not in INTEGER_RANGES[datatype]:
+    for value in values:
+        if type(value) not in kinds or (widest is not None and value not in widest):
+            raise errors.build_type_error(name, _TYPE_ERRORS[datatype])
+        if widest is not None and value not in INTEGER_RANGES[datatype]:
             text = f"input '{name}' has a value out of the range of {datatype}"
-            raise params.build_value_error(name, text)
+            raise errors.build_value_error(name, text)
     return values
 
 
-def build_tensor(spec: InputSpec, what: Any, profile: TritonProfile) -> InputTensor:
+def build_tensor(spec: InputSpec, value: Any, profile: TritonProfile) -> InputTensor:
     """Build a tensor from a plain value without a shape. Raises InvalidParameter."""
-    values = flatten_values(what)
+    values = flatten_values(value)
     if spec.datatype == "BYTES":
         check_values(spec.name, spec.datatype, values)
-    count = len(what) if type(what) is list else 1
+    count = len(value) if type(value) is list else 1
     shape = _infer_shape(profile.input_shapes[spec.name], count)
     if shape is None:
         text = f"The schema can not convert input '{spec.name}' to tensor with proper shape"
-        raise params.build_value_error(spec.name, text)
+        raise errors.build_value_error(spec.name, text)
     if spec.datatype != "BYTES":
         check_values(spec.name, spec.datatype, values)
     return InputTensor(spec.name, spec.datatype, shape, values)
@@ -147,59 +141,72 @@ def build_tensor(spec: InputSpec, what: Any, profile: TritonProfile) -> InputTen
 def _infer_shape(dims: Shape, count: int) -> Shape | None:
     """Compute the shape of so many elements; None if they do not fit the dimensions.
 
-    Fixed dimensions are filled from the innermost outwards; the innermost
-    free one takes the rest.
+    Fixed dimensions are filled from the innermost outwards; the innermost free one takes the rest.
     """
-    count, rest = divmod(count, math.prod(d for d in dims if d >= 0))
+    count, remainder = divmod(count, math.prod(d for d in dims if d >= 0))
     shape = list(dims)
     for i in reversed(range(len(dims))):
         if dims[i] < 0:
             shape[i], count = count, 1
-    return None if rest or count != 1 else tuple(shape)
+    return None if remainder or count != 1 else tuple(shape)
 
 
-def check_inputs(sent: TritonRequest, profile: TritonProfile) -> None:
+def check_inputs(request: TritonRequest, profile: TritonProfile) -> None:
     """Check the inputs against the model. Raises InvalidParameter."""
     required = profile.required_inputs
-    missing = [name for name in required if name not in sent.inputs]
-    if len(sent.inputs) < len(required):
-        raise _build_missing_error(sent, profile, missing)
-    for name, tensor in sent.inputs.items():
+    missing = [name for name in required if name not in request.inputs]
+    if len(request.inputs) < len(required):
+        raise _build_missing_error(request, profile, missing)
+    for name, tensor in request.inputs.items():
         if name not in profile.inputs:
-            text = f"unexpected inference input '{name}' for model '{sent.model}'"
-            raise params.build_value_error(name, text)
-        if tensor.datatype != profile.inputs[name].datatype:
-            raise _build_datatype_error(sent, tensor, profile.inputs[name])
+            text = f"unexpected inference input '{name}' for model '{request.model}'"
+            raise errors.build_value_error(name, text)
+        datatype = profile.inputs[name].datatype
+        if tensor.datatype != datatype:
+            text = (
+                f"inference input '{name}' data-type is '{tensor.datatype}', but model"
+                f" '{request.model}' expects '{datatype}'"
+            )
+            raise errors.build_core_error(request.id, name, text)
     if missing:
-        raise _build_missing_error(sent, profile, missing)
+        raise _build_missing_error(request, profile, missing)
     if profile.max_batch_size:
-        _check_batch(sent, profile)
-    for name, tensor in sent.inputs.items():
-        wanted = profile.input_shapes[name]
-        if tensor.shape != wanted and not _matches_shape(wanted, tensor.shape):
-            raise _build_shape_error(sent, tensor, profile)
+        _check_batch(request, profile)
+    for name, tensor in request.inputs.items():
+        expected = profile.input_shapes[name]
+        if tensor.shape != expected and not _matches_shape(expected, tensor.shape):
+            text = (
+                f"unexpected shape for input '{name}' for model '{request.model}'. Expected"
+                f" {_format_shape(expected)}, got {_format_shape(tensor.shape)}."
+            )
+            note = _BATCH_NOTE if profile.max_batch_size else ""
+            raise errors.build_core_error(request.id, name, text + note)
         if len(tensor.values) != math.prod(tensor.shape):
-            raise _build_count_error(sent, tensor)
+            raise _build_count_error(request, tensor)
 
 
-def _matches_shape(wanted: Shape, got: Shape) -> bool:
-    return len(wanted) == len(got) and all(
-        want in {-1, one} for want, one in zip(wanted, got, strict=True)
+def _matches_shape(expected: Shape, shape: Shape) -> bool:
+    return len(expected) == len(shape) and all(
+        dim in {-1, length} for dim, length in zip(expected, shape, strict=True)
     )
 
 
+def _format_shape(shape: Shape) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
 def _build_missing_error(
-    sent: TritonRequest, profile: TritonProfile, missing: list[str]
+    request: TritonRequest, profile: TritonProfile, missing: list[str]
 ) -> InvalidParameter:
     inputs = profile.inputs.values()
-    least = sum(not one.optional for one in inputs)
-    most = sum(one.is_counted for one in inputs)
-    between = f"between {least} and {most}" if least < most else f"{least}"
+    minimum = sum(not spec.optional for spec in inputs)
+    maximum = sum(spec.is_counted for spec in inputs)
+    expected = f"between {minimum} and {maximum}" if minimum < maximum else f"{minimum}"
     text = (
-        f"{params.build_request_tag(sent.id)}expected number of inputs {between} but got"
-        f" {len(sent.inputs)} inputs for model '{sent.model}'. Got input(s)"
-        f" [{_quote_names(sent.inputs)}], but missing required input(s) [{_quote_names(missing)}]."
-        " Please provide all required input(s)."
+        f"{errors.build_request_tag(request.id)}expected number of inputs {expected} but got"
+        f" {len(request.inputs)} inputs for model '{request.model}'. Got input(s)"
+        f" [{_quote_names(request.inputs)}], but missing required input(s)"
+        f" [{_quote_names(missing)}]. Please provide all required input(s)."
     )
     return InvalidParameter(text, param=missing[0], problem="missing")
 
@@ -208,74 +215,47 @@ def _quote_names(names: Any) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _build_datatype_error(
-    sent: TritonRequest, tensor: InputTensor, spec: InputSpec
-) -> InvalidParameter:
-    text = (
-        f"{params.build_request_tag(sent.id)}inference input '{spec.name}' data-type is"
-        f" '{tensor.datatype}', but model '{sent.model}' expects '{spec.datatype}'"
-    )
-    return params.build_value_error(spec.name, text)
-
-
-def _check_batch(sent: TritonRequest, profile: TritonProfile) -> None:
+def _check_batch(request: TritonRequest, profile: TritonProfile) -> None:
     """Check that all inputs have the batch size of the last one, in Triton's order if known."""
     batch: int | None = None
-    for tensor in reversed(sent.inputs.values()):
+    for tensor in reversed(request.inputs.values()):
         if not tensor.shape:
             continue
         if not tensor.values and tensor.datatype in ELEMENT_SIZES:
-            raise _build_size_error(sent, tensor, 1)
+            raise _build_size_error(request, tensor, 1)
         if batch is None:
             batch = tensor.shape[0]
         if tensor.shape[0] != batch:
             text = f"input '{tensor.name}' batch size does not match other inputs"
-            text = f"{params.build_request_tag(sent.id)}{text} for '{sent.model}'"
-            raise params.build_value_error(tensor.name, text)
-    if batch is not None and batch > profile.max_batch_size:
-        text = (
-            f"inference request batch-size must be <= {profile.max_batch_size} for '{sent.model}'"
-        )
-        raise params.build_value_error("text_input", params.build_request_tag(sent.id) + text)
+            text = f"{text} for '{request.model}'"
+            raise errors.build_core_error(request.id, tensor.name, text)
+    maximum = profile.max_batch_size
+    if batch is not None and batch > maximum:
+        text = f"inference request batch-size must be <= {maximum} for '{request.model}'"
+        raise errors.build_core_error(request.id, "text_input", text)
 
 
-def _build_shape_error(
-    sent: TritonRequest, tensor: InputTensor, profile: TritonProfile
-) -> InvalidParameter:
-    wanted = profile.input_shapes[tensor.name]
-    text = (
-        f"{params.build_request_tag(sent.id)}unexpected shape for input '{tensor.name}' for model"
-        f" '{sent.model}'. Expected {_format_shape(wanted)}, got {_format_shape(tensor.shape)}."
-    )
-    return params.build_value_error(
-        tensor.name, text + (_BATCH_NOTE if profile.max_batch_size else "")
-    )
-
-
-def _format_shape(shape: Shape) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
-
-
-def _build_count_error(sent: TritonRequest, tensor: InputTensor) -> InvalidParameter:
-    count, wanted = len(tensor.values), math.prod(tensor.shape)
+def _build_count_error(request: TritonRequest, tensor: InputTensor) -> InvalidParameter:
+    count, expected = len(tensor.values), math.prod(tensor.shape)
     if tensor.datatype in ELEMENT_SIZES:
-        return _build_size_error(sent, tensor, wanted)
-    where = f"inference input '{tensor.name}' for model '{sent.model}'"
-    if count > wanted:
-        text = f"unexpected number of string elements {count} for {where}, expecting {wanted}"
+        return _build_size_error(request, tensor, expected)
+    name = f"inference input '{tensor.name}' for model '{request.model}'"
+    if count > expected:
+        text = f"unexpected number of string elements {count} for {name}, expecting {expected}"
     else:
-        text = f"expected {wanted} string elements for {where}, got {count}"
-    return params.build_value_error(tensor.name, params.build_request_tag(sent.id) + text)
+        text = f"expected {expected} string elements for {name}, got {count}"
+    return errors.build_core_error(request.id, tensor.name, text)
 
 
-def _build_size_error(sent: TritonRequest, tensor: InputTensor, wanted: int) -> InvalidParameter:
+def _build_size_error(
+    request: TritonRequest, tensor: InputTensor, expected: int
+) -> InvalidParameter:
     size = next(size for kind, size in ELEMENT_SIZES.items() if kind == tensor.datatype)
     text = (
-        f"{params.build_request_tag(sent.id)}input byte size mismatch for input"
-        f" '{tensor.name}' for model '{sent.model}'. Expected {wanted * size},"
-        f" got {len(tensor.values) * size}"
+        f"input byte size mismatch for input '{tensor.name}' for model '{request.model}'."
+        f" Expected {expected * size}, got {len(tensor.values) * size}"
     )
-    return params.build_value_error(tensor.name, text)
+    return errors.build_core_error(request.id, tensor.name, text)
 
 
 # Binary tensors: little-endian, row-major; a string is its length and its bytes.
@@ -293,83 +273,39 @@ def unpack_tensor(name: str, datatype: str, data: bytes) -> list[Any]:
     code = _STRUCT_CODES.get(datatype)
     if code is None:
         return []
-    count, rest = divmod(len(data), struct.calcsize(code))
-    if rest:
+    count, remainder = divmod(len(data), struct.calcsize(code))
+    if remainder:
         text = f"input '{name}' has {len(data)} bytes, which is no whole number of {datatype}"
-        raise params.build_value_error(name, text)
+        raise errors.build_value_error(name, text)
     return list(struct.unpack(f"<{count}{code}", data))
 
 
 def pack_tensor(datatype: str, values: Sequence[Any]) -> bytes:
     """Encode the elements; None is zero."""
     if datatype == "BYTES":
-        return b"".join([_STRING_LENGTH.pack(len(one)) + one for one in map(str.encode, values)])
-    return struct.pack(f"<{len(values)}{_STRUCT_CODES[datatype]}", *(one or 0 for one in values))
+        texts = map(str.encode, values)
+        return b"".join([_STRING_LENGTH.pack(len(text)) + text for text in texts])
+    numbers = (value or 0 for value in values)
+    return struct.pack(f"<{len(values)}{_STRUCT_CODES[datatype]}", *numbers)
 
 
 def _unpack_strings(name: str, data: bytes) -> Iterator[str]:
-    at = 0
-    while at < len(data):
-        left = len(data) - at - _STRING_LENGTH.size
-        if left < 0:
+    start = 0
+    while start < len(data):
+        available = len(data) - start
+        if available < _STRING_LENGTH.size:
             text = f"incomplete string length indicator for inference input '{name}', expecting"
-            left += _STRING_LENGTH.size
-            raise params.build_value_error(name, f"{text} 4 bytes but only {left} bytes available")
-        (length,) = _STRING_LENGTH.unpack_from(data, at)
-        at += _STRING_LENGTH.size
-        if length > left:
+            text = f"{text} 4 bytes but only {available} bytes available"
+            raise errors.build_value_error(name, text)
+        (length,) = _STRING_LENGTH.unpack_from(data, start)
+        start += _STRING_LENGTH.size
+        available -= _STRING_LENGTH.size
+        if length > available:
             text = f"incomplete string data for inference input '{name}', expecting string of"
-            text = f"{text} length {length} but only {left} bytes available"
-            raise params.build_value_error(name, text)
+            text = f"{text} length {length} but only {available} bytes available"
+            raise errors.build_value_error(name, text)
         try:
-            yield data[at : at + length].decode()
+            yield data[start : start + length].decode()
         except UnicodeDecodeError:
-            raise params.build_value_error(name, f"input '{name}' is not UTF-8") from None
-        at += length
-
-
-# Number and text formats of Triton's responses.
-
-JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
-PLAIN_TEXT_HEADERS: Final[Headers] = (("Content-Type", "text/plain"),)
-EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
-_CHUNKED_HEADER: Final = ("Transfer-Encoding", "chunked")
-CHUNKED_JSON_HEADERS: Final[Headers] = (*JSON_HEADERS, _CHUNKED_HEADER)
-CHUNKED_EVENT_HEADERS: Final[Headers] = (("Content-Type", EVENT_STREAM), _CHUNKED_HEADER)
-"""Responses with model output are sent without Content-Length, even unary ones."""
-
-_encode = msgspec.json.Encoder().encode
-_ESCAPE_PATTERN = re.compile(rb"\\(?:u00..|.)")
-_NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
-"""Between these Triton writes no exponent."""
-
-
-def encode_json(what: Any) -> bytes:
-    """Encode compact JSON. Escapes of control characters have upper-case hexadecimal digits."""
-    text = _encode(what)
-    return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
-
-
-def _uppercase_escape(escape: re.Match[bytes]) -> bytes:
-    found = escape[0]
-    return found[:2] + found[2:].upper() if found.startswith(b"\\u") else found
-
-
-def round_to_fp32(value: float | None) -> float | Raw | None:
-    """Format a 32-bit float as Triton does: widened, then the shortest text.
-
-    Values that are not finite become null.
-    """
-    if value is None or not math.isfinite(value):
-        return None
-    wide: float = struct.unpack("f", struct.pack("f", value))[0]
-    low, high = _NO_EXPONENT_RANGE
-    if low <= abs(wide) < high:
-        return Raw(format(Decimal(repr(wide)), "f").encode())
-    return wide
-
-
-def get_version_number(about: ResponseContext) -> str:
-    """Return the version for responses; one without a number is shown as 1."""
-    served = about.version
-    return served if served.isascii() and served.isdigit() else "1"
+            raise errors.build_value_error(name, f"input '{name}' is not UTF-8") from None
+        start += length

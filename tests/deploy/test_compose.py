@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
-from gateway.config.schema import PoolConfig
 from tests.deploy.processes import PLACE, Gateway, Stage, ask, new_key, ready, said_back, until
 from tests.deploy.tools import DEPLOY, good, read, run, tool
 from tests.redis_server import RedisServer
@@ -54,7 +54,7 @@ def test_who_is_asked_is_there_and_listens() -> None:
         (mounted("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS
     )
     pool = asked.backends["workers"]
-    assert isinstance(pool, PoolConfig)
+    assert isinstance(pool, PoolSettings)
     worker = load_text(
         (mounted("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True
     )

@@ -83,6 +83,15 @@ def copied() -> set[str]:
     }
 
 
+def test_pins_of_the_image_are_those_of_the_constraints_and_have_hashes() -> None:
+    pins = (DEPLOY / "requirements.txt").read_text("utf-8")
+    versions = dict(re.findall(r"^([\w.-]+)==([\w.]+)", pins, re.MULTILINE))
+    tested = (ROOT / "constraints.txt").read_text("utf-8").lower()
+    constraints = dict(re.findall(r"^([\w.-]+)==([\w.]+)", tested, re.MULTILINE))
+    assert versions.items() <= constraints.items()
+    assert len(re.findall(r"==\S+ \\\n    --hash=sha256:", pins)) == len(versions) > 20
+
+
 def test_only_what_is_copied_leaves_the_folder() -> None:
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
@@ -110,7 +119,7 @@ def build(place: Path, name: str) -> None:
         if given == "COPY":
             *sources, target = shlex.split(text)
             for one in sources:
-                to = source / (target if (ROOT / one).is_dir() else one)
+                to = source / (target if (ROOT / one).is_dir() else Path(one).name)
                 copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
                 copy(ROOT / one, to)
         elif given == "RUN":

@@ -44,7 +44,7 @@ def test_there_is_no_other_page(pages: Mapping[str, str]) -> None:
         "## interlingua keys new\n",
         "interlingua migrate litellm [OPTIONS] FILE",
         "| `--processes TEXT` |",
-        "1 mistakes in FILE, or an error found by --connect,\n2 the file can't be read.",
+        "1 errors in FILE or found by --connect, 2 the file\ncan't be read.",
     ],
 )
 def test_every_command_is_told_with_its_options(pages: Mapping[str, str], told: str) -> None:

@@ -7,9 +7,10 @@ import click
 import msgspec
 import pytest
 
+from backends.pool.settings import PoolSettings
+from backends.torch.settings import TorchSettings
 from gateway.cli.serve import worker
 from gateway.config.loader import load_text
-from gateway.config.schema import PoolConfig, TorchConfig
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "howto" / "serve-a-local-model.md").read_text("utf-8")
@@ -23,7 +24,7 @@ def shown(kind: str) -> list[str]:
 def test_its_files_are_taken(tmp_path: Path) -> None:
     front, listed, vectors = shown("yaml")
     pool = load_text(front, "gateway.yaml", env=ENV).backends["far"]
-    assert isinstance(pool, PoolConfig)
+    assert isinstance(pool, PoolSettings)
     assert (pool.profile, pool.workers[0].url) == ("interlingua", "http://10.0.0.21:8001")
 
     served = msgspec.yaml.decode((ROOT / "deploy" / "ray" / "serve.yaml").read_bytes())
@@ -35,12 +36,12 @@ def test_its_files_are_taken(tmp_path: Path) -> None:
         listed.replace(file, str(tmp_path / "listed.json"))
     )
     text = msgspec.json.encode(whole).decode()
-    assert isinstance(load_text(text, "gateway.yaml", env=ENV).backends["far"], PoolConfig)
+    assert isinstance(load_text(text, "gateway.yaml", env=ENV).backends["far"], PoolSettings)
 
     (tmp_path / "my-embedder").mkdir()
     text = f"{vectors}\nmodels: {{e: {{backend: vectors}}}}"
     engine = load_text(text, str(tmp_path / "gateway.yaml"), env={}).backends["vectors"]
-    assert isinstance(engine, TorchConfig)
+    assert isinstance(engine, TorchSettings)
     assert engine.matryoshka == (64, 128, 256)
 
 

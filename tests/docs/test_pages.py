@@ -108,7 +108,7 @@ def test_what_serves_is_left_running_on_a_free_port_beside_its_stand_in(tmp_path
 def test_what_does_not_serve_fails_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
-    with pytest.raises(AssertionError, match=r"line 3 failed(?s:.*)there is no file none\.yaml"):
+    with pytest.raises(AssertionError, match=r"line 3 failed(?s:.*)no such file: none\.yaml"):
         check(page(("sh", "interlingua serve none.yaml")), folder)
 
 

@@ -15,9 +15,15 @@ import msgspec
 import pytest
 
 from backends.http.interfaces import HttpClient, WorkerConfig
-from backends.interfaces import Deadline, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
 from backends.pool.pool import PoolBackend
-from backends.pool.settings import PoolSettings
+from backends.pool.settings import (
+    HealthCheckSettings,
+    PoolContext,
+    PoolSettings,
+    UpstreamAuthSettings,
+    WorkerSourceSettings,
+)
 from protocols.core.errors import (
     GatewayError,
     Overloaded,
@@ -29,6 +35,7 @@ from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, Text
 from protocols.core.interfaces import Clock, ResponseDecoder, UpstreamAdapter, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
+from protocols.core.units import Secret
 
 LIMIT = 1 << 20
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
@@ -101,6 +108,21 @@ class Lines:
 SOON = Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0)
 
 
+def pool_settings(*workers: WorkerConfig | str, **settings: Any) -> PoolSettings:
+    """The settings of a pool with these workers."""
+    configs = [WorkerConfig(one) if isinstance(one, str) else one for one in workers]
+    sources = tuple(
+        WorkerSourceSettings(
+            url=one.url,
+            weight=one.weight,
+            max_concurrency=one.max_concurrency,
+            auth=None if one.bearer is None else UpstreamAuthSettings(Secret(one.bearer)),
+        )
+        for one in configs
+    )
+    return PoolSettings(protocol="lines", workers=sources, **settings)
+
+
 @asynccontextmanager
 async def pool(
     *workers: WorkerConfig | str,
@@ -108,16 +130,21 @@ async def pool(
     upstream: HttpClient | None = None,
     dialect: UpstreamAdapter | None = None,
     clock: Clock = monotonic,
+    models: Sequence[str] = (),
+    health: HealthCheckSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[PoolBackend]:
-    """A started pool that speaks lines. ``settings`` as in PoolSettings."""
+    """A started pool that speaks lines; without ``health`` it has no health checks."""
     backend = PoolBackend(
-        workers=[WorkerConfig(one) if isinstance(one, str) else one for one in workers],
-        dialect=dialect or Lines(),
+        pool_settings(
+            *workers, timeouts=timeouts, health=health or HealthCheckSettings(), **settings
+        ),
+        adapter=dialect or Lines(),
         clock=clock,
         draw=Random(7).random,
-        settings=PoolSettings(timeouts=timeouts, **settings),
-        upstream=upstream,
+        context=PoolContext(models=models),
+        http_client=upstream,
+        has_health_checks=health is not None,
     )
     await backend.start()
     try:
@@ -132,7 +159,7 @@ def context(total: float = 20.0, **more: Any) -> RequestContext:
 
 
 class Hear(Protocol):
-    """``heard``, ``poured`` or ``gathered``."""
+    """``heard`` or ``poured``."""
 
     async def __call__(
         self, backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
@@ -144,8 +171,8 @@ async def heard(
 ) -> list[Event]:
     """Every event of the answer; ``into`` keeps those that came before an error."""
     events: list[Event] = [] if into is None else into
-    async with aclosing(backend.stream(request, context())) as batches:
-        async for batch in batches:
+    async with aclosing(backend.send(PreparedRequest(request), context())) as batches:
+        async for _, batch in batches:
             events += batch
     return events
 
@@ -161,24 +188,13 @@ async def poured(
         events.extend(batch)
         return True
 
-    async with aclosing(backend.stream_to(request, context(), take)) as batches:
-        async for batch in batches:
+    async with aclosing(backend.send(PreparedRequest(request), context(), take)) as batches:
+        async for _, batch in batches:
             events += batch
     return events
 
 
-async def gathered(
-    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
-) -> list[Event]:
-    """As ``heard``, by one who wants all of it together: nothing comes before an error."""
-    events: list[Event] = [] if into is None else into
-    for data, batch in await backend.collect(request, context()):
-        assert data is None
-        events += batch
-    return events
-
-
-every_way = pytest.mark.parametrize("hear", [heard, poured, gathered])
+every_way = pytest.mark.parametrize("hear", [heard, poured])
 
 
 def text(events: Sequence[Event]) -> str:

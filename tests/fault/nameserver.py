@@ -33,6 +33,8 @@ class StubNameserver:
         self.zone: dict[Question, list[tuple[int, Value]]] = {}
         self.fault: Fault = None
         self.asked: list[Question] = []
+        self.questions: list[bytes] = []
+        """The messages of ``asked``."""
         self.over_tcp: list[Question] = []
         self.room: int | None = None
         """Bytes that a datagram may have here, whatever the question says."""
@@ -79,6 +81,7 @@ class StubNameserver:
         """The bytes that answer; none in silence."""
         asked, end = _asked(question)
         self.asked.append(asked)
+        self.questions.append(question)
         extended = question[10:12] != b"\0\0"
         body = question[12:end]
         match self.fault:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.http.client import AsyncioHttpClient
+from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
 from protocols.core.errors import StreamBroken
 from protocols.core.request import GenerationRequest
@@ -55,8 +56,9 @@ async def test_a_cancelled_request_closes_the_connection(
 
 async def take_one(backend: PoolBackend) -> None:
     """Read one batch and close the generator, as a consumer that fails does."""
-    batches = backend.stream(STREAMED, context())
-    assert text(await anext(batches)) == "Hello"
+    batches = backend.send(PreparedRequest(STREAMED), context())
+    _, events = await anext(batches)
+    assert text(events) == "Hello"
     await batches.aclose()
 
 
@@ -71,7 +73,7 @@ async def test_a_closed_generator_closes_the_connection() -> None:
 
 async def test_a_generator_that_never_ran_asks_nobody() -> None:
     async with ScriptedWorker(GOOD) as worker, pool(worker.url) as backend:
-        await backend.stream(STREAMED, context()).aclose()
+        await backend.send(PreparedRequest(STREAMED), context()).aclose()
 
     assert worker.connections == 0
 

@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.config.schema import StoreFailurePolicy
 from gateway.ratelimit import redis_limiter
-from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore, StoreFailurePolicy
+from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore
 from tests.conftest import Running, Serve
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written

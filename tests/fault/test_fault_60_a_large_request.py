@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from backends.chat_template import ChatTemplate
-from gateway.pipeline.strategies import TranslationStrategy
+from gateway.pipeline.strategies import ResponseStrategy
 from tests.conftest import Running, Serve
 from tests.fakes import whole
 from tests.fault.fronts import raw
@@ -22,7 +22,7 @@ from tests.fault.gateways import written
 
 SAID = whole(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
 MANY = [{"role": "user", "content": "hi"}] * 20_000
-HINDRANCES = {"read": (TranslationStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
+HINDRANCES = {"read": (ResponseStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
 
 
 class Held:
@@ -78,13 +78,13 @@ async def test_fault_60_what_takes_long_with_a_large_request_is_no_hindrance(
 async def test_fault_60_who_answers_in_anothers_stead_is_no_hindrance_either(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, real = list[bool](), TranslationStrategy.__init__
+    where, real = list[bool](), ResponseStrategy.__init__
 
     def made(*given: Any) -> None:
         where.append(threading.current_thread() is threading.main_thread())
         real(*given)
 
-    monkeypatch.setattr(TranslationStrategy, "__init__", made)
+    monkeypatch.setattr(ResponseStrategy, "__init__", made)
     down = {"kind": "echo", "fail": {"mode": "unavailable"}}
     text = written(
         admin=None,

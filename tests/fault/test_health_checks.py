@@ -5,9 +5,9 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
-from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.request import GenerationRequest
@@ -18,7 +18,10 @@ WELL: Reply = [whole(b"ok")]
 ILL: Reply = [whole(b"{}", "503 Loading")]
 GOOD = [chunked(say("Hello"), b"end\n")]
 OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
-STRICT = HealthSettings(fall=2, rise=2, slow_start=0.0)
+
+
+def strict(checks: HealthCheckSettings) -> HealthCheckSettings:
+    return replace(checks, fall=2, rise=2, slow_start=0.0)
 
 
 def state(backend: PoolBackend, position: int = 0) -> str:
@@ -28,7 +31,7 @@ def state(backend: PoolBackend, position: int = 0) -> str:
 async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
     async with (
         ScriptedWorker(WELL) as worker,
-        pool(WorkerConfig(worker.url + "/base", bearer="s3cret"), probe=OFTEN),
+        pool(WorkerConfig(worker.url + "/base", bearer="s3cret"), health=OFTEN),
     ):
         await worker.until_asked(3)
 
@@ -39,7 +42,7 @@ async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
 
 async def test_a_path_that_was_configured_is_asked_for() -> None:
     probe = HealthCheckSettings(interval=0.02, path="/v2/health/ready")
-    async with ScriptedWorker(WELL) as worker, pool(worker.url, probe=probe):
+    async with ScriptedWorker(WELL) as worker, pool(worker.url, health=probe):
         await worker.until_asked()
 
     assert (worker.requests[0].method, worker.requests[0].path) == ("GET", "/v2/health/ready")
@@ -56,7 +59,7 @@ async def test_a_worker_that_is_ill_gets_no_requests_until_it_is_well(ill: Reply
     async with (
         ScriptedWorker(*replies) as bad,
         ScriptedWorker(WELL) as other,
-        pool(bad.url, other.url, probe=probes, health=STRICT) as backend,
+        pool(bad.url, other.url, health=strict(probes)) as backend,
     ):
         await until(lambda: state(backend) == "out")
         assert backend.ready
@@ -77,7 +80,7 @@ async def test_a_pool_starts_with_no_worker_alive_and_finds_them_when_they_come(
     reserved: socket.socket,
 ) -> None:
     url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
-    async with pool(url, probe=OFTEN, health=STRICT) as backend:
+    async with pool(url, health=strict(OFTEN)) as backend:
         await until(lambda: not backend.ready)
         async with ScriptedWorker(WELL, listener=reserved):
             await until(lambda: backend.ready)
@@ -89,7 +92,7 @@ async def test_probes_follow_the_set_of_workers() -> None:
     async with (
         ScriptedWorker(WELL) as a,
         ScriptedWorker(WELL) as b,
-        pool(a.url, probe=OFTEN) as backend,
+        pool(a.url, health=OFTEN) as backend,
     ):
         await a.until_asked()
         backend.replace_workers([WorkerConfig(b.url)])
@@ -103,7 +106,7 @@ async def test_probes_follow_the_set_of_workers() -> None:
 
 
 async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() -> None:
-    async with ScriptedWorker(WELL) as worker, pool(probe=OFTEN) as backend:
+    async with ScriptedWorker(WELL) as worker, pool(health=OFTEN) as backend:
         assert not backend.ready
         backend.replace_workers([WorkerConfig(worker.url)])
         await worker.until_asked()
@@ -113,7 +116,7 @@ async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() ->
 async def test_a_path_that_is_none_finds_nobody_well() -> None:
     probe = HealthCheckSettings(interval=0.02, path="no path")
     async with ScriptedWorker(WELL) as worker:
-        async with pool(worker.url, probe=probe, health=STRICT) as backend:
+        async with pool(worker.url, health=strict(probe)) as backend:
             await until(lambda: state(backend) == "out")
 
         assert worker.asked == 0
@@ -121,7 +124,7 @@ async def test_a_path_that_is_none_finds_nobody_well() -> None:
 
 async def test_a_pool_that_closes_probes_no_more() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        async with pool(worker.url, probe=HealthCheckSettings(interval=0.02, timeout=60.0)):
+        async with pool(worker.url, health=HealthCheckSettings(interval=0.02, timeout=60.0)):
             await worker.until_asked()
         await worker.until_left()
         asked = worker.asked
@@ -136,7 +139,7 @@ async def test_requests_go_where_probes_are_good() -> None:
     async with (
         ScriptedWorker(ILL) as ill,
         ScriptedWorker(GOOD) as well,
-        pool(ill.url, well.url, probe=probe, health=STRICT) as backend,
+        pool(ill.url, well.url, health=strict(probe)) as backend,
     ):
         await until(lambda: state(backend) == "out")
         for _ in range(10):
@@ -160,7 +163,7 @@ async def test_who_has_heard_nothing_from_a_worker_that_is_out_asks_another(
     async with (
         ScriptedWorker(WELL, silence, [HANG]) as frozen,
         ScriptedWorker(GOOD) as other,
-        pool(frozen.url, other.url, probe=OFTEN, health=STRICT, policy="round_robin") as backend,
+        pool(frozen.url, other.url, health=strict(OFTEN), policy="round_robin") as backend,
     ):
         await frozen.until_asked()
         assert text(await heard(backend, request_)) == "Hello"
@@ -170,7 +173,7 @@ async def test_who_has_heard_nothing_from_a_worker_that_is_out_asks_another(
 async def test_who_waits_for_the_only_worker_goes_on_waiting() -> None:
     async with (
         ScriptedWorker(WELL, [0.6, *GOOD], [HANG], ILL) as slow,
-        pool(slow.url, probe=OFTEN, health=STRICT) as backend,
+        pool(slow.url, health=strict(OFTEN)) as backend,
     ):
         await slow.until_asked()
         answer = asyncio.get_running_loop().create_task(heard(backend, WHOLE))
@@ -184,7 +187,7 @@ async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: Generatio
     async with (
         ScriptedWorker(WELL, [0.4, *GOOD], ILL) as leaving,
         ScriptedWorker(GOOD) as other,
-        pool(leaving.url, other.url, probe=OFTEN, health=STRICT, policy="round_robin") as backend,
+        pool(leaving.url, other.url, health=strict(OFTEN), policy="round_robin") as backend,
     ):
         await leaving.until_asked()
         answer = asyncio.get_running_loop().create_task(heard(backend, request_))
@@ -202,7 +205,7 @@ async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
         hangs = WorkerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with (
             ScriptedWorker(WELL) as worker,
-            pool(worker.url, hangs, probe=slow) as backend,
+            pool(worker.url, hangs, health=slow) as backend,
         ):
             warm = asyncio.get_running_loop().create_task(backend.warm_up())
             await worker.until_asked(1)
@@ -214,5 +217,5 @@ async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
 
 
 async def test_a_pool_without_probes_is_warm_at_once() -> None:
-    async with pool("http://127.0.0.1:9", probe=None) as backend, asyncio.timeout(1):
+    async with pool("http://127.0.0.1:9", health=None) as backend, asyncio.timeout(1):
         await backend.warm_up()

@@ -6,8 +6,10 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from backends.http.interfaces import QueueSettings, WorkerConfig
+from backends.http.interfaces import WorkerConfig
+from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
+from backends.pool.settings import QueueSettings
 from protocols.core.errors import DeadlineExceeded, Overloaded
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest
@@ -195,7 +197,7 @@ async def test_of_one_key_all_is_one_session_where_nothing_else_is_said() -> Non
         pool(a.url, b.url, policy="session") as backend,
     ):
         for _ in range(6):
-            async for _ in backend.stream(STREAMED, context(principal="web")):
+            async for _ in backend.send(PreparedRequest(STREAMED), context(principal="web")):
                 pass
 
     assert {a.asked, b.asked} == {0, 6}

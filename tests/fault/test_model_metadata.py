@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Timeouts
-from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.errors import DeadlineExceeded
 from protocols.core.interfaces import UpstreamRequest
@@ -142,7 +142,7 @@ async def test_a_probe_that_is_good_asks_before_any_request() -> None:
     dialect = Curious()
     async with (
         ScriptedWorker([WELL], [TOLD], [TOLD], [WELL]) as worker,
-        pool(worker.url, dialect=dialect, probe=OFTEN, models=("m",)) as backend,
+        pool(worker.url, dialect=dialect, health=OFTEN, models=("m",)) as backend,
     ):
         await worker.until_asked(6)
         assert backend.report_workers()[0].limit == 3
@@ -154,10 +154,10 @@ async def test_a_probe_that_is_good_asks_before_any_request() -> None:
 
 async def test_a_worker_that_was_down_is_asked_again() -> None:
     again: list[Reply] = [[whole(b"", "503 No")], [WELL], [whole(b'{"takes": 7}')], [TOLD], [WELL]]
-    health = HealthSettings(fall=5)
+    health = replace(OFTEN, fall=5)
     async with (
         ScriptedWorker([WELL], [TOLD], [TOLD], *again) as worker,
-        pool(worker.url, dialect=Curious(), probe=OFTEN, models=("m",), health=health) as backend,
+        pool(worker.url, dialect=Curious(), models=("m",), health=health) as backend,
     ):
         await worker.until_asked(9)
         await until(lambda: backend.report_workers()[0].limit == 7)
@@ -174,7 +174,7 @@ async def test_a_fault_of_the_dialect_does_not_end_the_probes(
     caplog.set_level(logging.ERROR, "interlingua")
     async with (
         ScriptedWorker([WELL]) as worker,
-        pool(worker.url, dialect=Failing(), probe=OFTEN, models=("m",)),
+        pool(worker.url, dialect=Failing(), health=OFTEN, models=("m",)),
     ):
         await worker.until_asked(3)
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
+from backends.interfaces import PreparedRequest
 from backends.pool.pool import PoolBackend
-from backends.pool.settings import PoolSettings
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import (
     GatewayError,
@@ -25,7 +25,7 @@ from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
 from protocols.openai.endpoints import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
-from tests.fault.lines import SOON, context, heard, text
+from tests.fault.lines import SOON, context, heard, pool_settings, text
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
@@ -59,11 +59,11 @@ ANSWER = msgspec.json.encode(
 @asynccontextmanager
 async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
     pool = PoolBackend(
-        workers=[WorkerConfig(one.url, bearer=KEY) for one in workers],
-        dialect=OpenAI(),
+        pool_settings(*(WorkerConfig(one.url, bearer=KEY) for one in workers), timeouts=SOON),
+        adapter=OpenAI(),
         clock=monotonic,
         draw=Random(7).random,
-        settings=PoolSettings(timeouts=SOON),
+        has_health_checks=False,
     )
     await pool.start()
     try:
@@ -95,10 +95,10 @@ async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
 async def test_only_what_a_worker_need_know_is_sent() -> None:
     async with ScriptedWorker([whole(ANSWER)]) as worker, backend(worker) as pool:
         who = context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-        async for _ in pool.stream(UNARY, who):
+        async for _ in pool.send(PreparedRequest(UNARY), who):
             pass
         odd = replace(who, id="bad id\r\nx: y", traceparent=None)
-        async for _ in pool.stream(UNARY, odd):
+        async for _ in pool.send(PreparedRequest(UNARY), odd):
             pass
 
     first, second = worker.requests
@@ -155,7 +155,7 @@ async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
     ):
         events: list[Event] = []
         async with asyncio.timeout(0.5):
-            async for batch in pool.stream(STREAMED, context()):
+            async for _, batch in pool.send(PreparedRequest(STREAMED), context()):
                 events += batch
                 if isinstance(events[-1], StreamEnd):
                     break

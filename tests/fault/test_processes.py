@@ -271,7 +271,7 @@ async def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
                 await asyncio.sleep(0.02)
         children = serving(gateway)
         gateway.process.send_signal(signal.SIGTERM)
-        await until(lambda: "signal again" in gateway.said())
+        await until(lambda: "Send the signal again" in gateway.said())
         gateway.process.send_signal(signal.SIGTERM)
         await until(lambda: gateway.process.poll() is not None, 10)
         assert gateway.process.returncode == -signal.SIGTERM
@@ -296,7 +296,7 @@ async def test_48_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> 
             await until(lambda: len(load.heard) > 20, 20)
             counted = await sampled(gateway, "interlingua_requests_total")
             os.kill(serving(gateway)[0], signal.SIGKILL)
-            await until(lambda: "another takes its place" in gateway.said())
+            await until(lambda: "restarting it in" in gateway.said())
             assert await sampled(gateway, "interlingua_requests_total") >= counted
             await both_serve(gateway)
             before = len(load.heard)
@@ -349,7 +349,9 @@ def test_processes_that_end_at_once_are_not_tried_again(
     command = Command("serve", "conformance", *TWO, env=env | {"ALONE_PORT": "0"})
     try:
         assert command.ended() == 1
-        assert "interlingua can't serve: it ended at once, with exit code 3" in command.said()
+        assert (
+            "interlingua can't serve: the process ended at start with exit code 3" in command.said()
+        )
     finally:
         command.close()
 
@@ -368,7 +370,7 @@ async def test_it_gives_up_when_none_can_be_started_any_more(
             os.kill(int(one), signal.SIGKILL)
         await until(lambda: command.process.poll() is not None, 20)
         assert command.process.returncode == 1
-        assert "no process does any more, and the last one said: it ended at" in command.said()
+        assert "no process is left; the last error: the process ended at" in command.said()
     finally:
         command.close()
 

@@ -5,9 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from backends.interfaces import Timeouts
-from backends.pool.circuit_breaker import HealthSettings
-from backends.pool.retry import RetrySettings
+from backends.interfaces import PreparedRequest, Timeouts
+from backends.pool.settings import CircuitBreakerSettings, RetrySettings
 from protocols.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamStart
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
@@ -103,7 +102,7 @@ async def test_what_is_kept_back_is_bounded() -> None:
 
 
 async def test_500_is_made_up_for_where_the_operator_says_so() -> None:
-    settings = RetrySettings(on=frozenset({"500"}))
+    settings = RetrySettings(on=("500",))
     async with (
         ScriptedWorker(status("500 Oops")) as bad,
         ScriptedWorker(GOOD) as good,
@@ -152,7 +151,7 @@ async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None
             policy="round_robin",
             timeouts=HASTY,
             retries=RetrySettings(max=0),
-            health=HealthSettings(consecutive_failures=2),
+            breaker=CircuitBreakerSettings(consecutive_failures=2),
         ) as backend,
     ):
         told: list[GatewayError] = []
@@ -168,8 +167,8 @@ async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None
 
 async def test_a_worker_that_errs_for_the_clients_sake_stays() -> None:
     reply = status("404 Not Found")
-    health = HealthSettings(consecutive_failures=1, min_requests=1)
-    async with ScriptedWorker(reply) as worker, pool(worker.url, health=health) as backend:
+    breaker = CircuitBreakerSettings(consecutive_failures=1, min_requests=1)
+    async with ScriptedWorker(reply) as worker, pool(worker.url, breaker=breaker) as backend:
         for _ in range(10):
             with pytest.raises(WorkerFailed):
                 await heard(backend)
@@ -178,8 +177,8 @@ async def test_a_worker_that_errs_for_the_clients_sake_stays() -> None:
 
 
 async def test_a_client_that_leaves_says_nothing_of_a_worker() -> None:
-    health = HealthSettings(consecutive_failures=1, min_requests=1)
-    async with ScriptedWorker([HANG]) as worker, pool(worker.url, health=health) as backend:
+    breaker = CircuitBreakerSettings(consecutive_failures=1, min_requests=1)
+    async with ScriptedWorker([HANG]) as worker, pool(worker.url, breaker=breaker) as backend:
         for number in range(10):
             task = asyncio.get_running_loop().create_task(heard(backend))
             await worker.until_asked(number + 1)
@@ -197,7 +196,7 @@ async def test_the_time_to_the_first_token_is_known() -> None:
     async with (
         ScriptedWorker(reply) as worker,
         pool(worker.url, clock=lambda: now[0]) as backend,
-        aclosing(backend.stream(STREAMED, context())) as batches,
+        aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches,
     ):
         first = asyncio.get_running_loop().create_task(anext(batches))
         await worker.until_asked()

@@ -8,8 +8,8 @@ import pytest
 
 from backends.http.client import AsyncioHttpClient
 from backends.http.interfaces import WorkerConfig
-from backends.interfaces import Timeouts
-from backends.pool.cancel import CancelSender
+from backends.interfaces import PreparedRequest, Timeouts
+from backends.pool.side_requests import CancelSender
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest, Request
@@ -71,7 +71,7 @@ async def test_a_consumer_that_stops_in_the_middle_has_it_stopped_too() -> None:
         ScriptedWorker([SAYS, HANG], OK) as worker,
         pool(worker.url, dialect=Stoppable()) as backend,
     ):
-        async with aclosing(backend.stream(STREAMED, context())) as batches:
+        async with aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches:
             await anext(batches)
         await worker.until_asked(2)
 
@@ -118,7 +118,7 @@ async def test_what_is_over_is_not_stopped(reply: Reply) -> None:
     async with ScriptedWorker(reply, OK) as worker:
         async with pool(worker.url, dialect=Stoppable(), timeouts=limits) as backend:
             with suppress(GatewayError):
-                async with aclosing(backend.stream(STREAMED, context())) as batches:
+                async with aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches:
                     async for _ in batches:
                         pass
 
@@ -128,7 +128,7 @@ async def test_what_is_over_is_not_stopped(reply: Reply) -> None:
 
 async def test_a_worker_in_another_dialect_is_only_left() -> None:
     async with ScriptedWorker([SAYS, HANG], OK) as worker, pool(worker.url) as backend:
-        async with aclosing(backend.stream(STREAMED, context())) as batches:
+        async with aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches:
             await anext(batches)
         await worker.until_left()
         await asyncio.sleep(0.1)
@@ -140,7 +140,7 @@ async def test_closing_waits_for_what_is_being_sent() -> None:
     async with ScriptedWorker([SAYS, HANG], [0.2, *OK]) as worker:
         async with (
             pool(worker.url, dialect=Stoppable()) as backend,
-            aclosing(backend.stream(STREAMED, context())) as batches,
+            aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches,
         ):
             await anext(batches)
 

@@ -165,7 +165,7 @@ async def test_workers_that_fail_and_targets_in_a_ones_stead_are_told(serve: Ser
         f"chat@1 {running.records[0].failed_attempts[0].split()[1]}"
     ]
     assert (header["version"], header["attempts"]) == ("2", 2)
-    assert list(header["seconds"]) == ["read", "route", "translate", "instead", "first_byte"]
+    assert list(header["seconds"]) == ["read", "route", "translate", "fallback", "first_byte"]
     first, second = found["attempts"]
     assert {one["error"] for one in first["sent"]} == {"StreamBroken", "WorkerUnreachable"}
     assert [len(one["candidates"]) for one in first["choices"]] == [2, 2]

@@ -87,8 +87,8 @@ async def test_a_running_gateway_tells_what_became_of_a_request(serve: Serve) ->
     same = await apart(running.admin, "--id", "odd/id?%", "--json")
 
     assert result.exit_code == same.exit_code == 0
-    assert "answer     200 ok, " in result.output
-    assert "tokens     1 of the prompt, 1 of the answer (" in result.output
+    assert "response   200 ok, " in result.output
+    assert "tokens     1 prompt, 1 completion (" in result.output
     assert json.loads(same.output)["id"] == "odd/id?%"
 
 
@@ -101,7 +101,7 @@ async def test_a_running_gateway_explains_a_request_that_nobody_sent(serve: Serv
     assert good.exit_code == 0
     assert "target     chat@1: a, as chat\n" in good.output
     assert bad.exit_code == 1
-    assert "answer     400 client_error, MalformedRequest\n" in bad.output
+    assert "response   400 client_error, MalformedRequest\n" in bad.output
 
 
 async def test_what_the_admin_listener_refuses_is_told(serve: Serve) -> None:

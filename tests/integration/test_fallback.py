@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.pipeline.strategies import TranslationStrategy
+from gateway.pipeline.strategies import apply_model_settings
+from gateway.routing.router import Route
+from protocols.core.request import Request
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, whole
 
@@ -269,12 +271,11 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
 ) -> None:
     read: list[str] = []
 
-    class Reading(TranslationStrategy):
-        def __init__(self, *given: Any) -> None:
-            read.append(given[2].target_name)
-            super().__init__(*given)
+    def reading(request: Request, route: Route, *rest: Any) -> Request:
+        read.append(route.target_name)
+        return apply_model_settings(request, route, *rest)
 
-    monkeypatch.setattr("gateway.pipeline.dispatcher.TranslationStrategy", Reading)
+    monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", reading)
     reply = whole(
         b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'

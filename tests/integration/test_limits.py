@@ -12,10 +12,10 @@ import pytest
 from msgspec import Struct
 
 from gateway.config.loader import load_bytes
+from gateway.config.schema import RateLimitConfig
 from gateway.explain.dry_run import run_dry
 from gateway.explain.report import ExplainRequest
 from gateway.observability.record import RequestRecord
-from gateway.ratelimit.limiter import RateLimits
 from tests.conftest import Running, Serve
 
 BACKENDS: Final = """
@@ -36,7 +36,7 @@ models:
 """
 MESSAGES: Final = [{"role": "user", "content": "Hi"}]
 CHAT: Final = {"model": "gpt", "messages": MESSAGES}
-ANY: Final = RateLimits((10**6, 1.0), (10**6, 1.0), 10**6, 10**6)
+ANY: Final = RateLimitConfig((10**6, 1), (10**6, 1), 10**6, 10**6)
 
 
 def keyed(**limits: str) -> str:

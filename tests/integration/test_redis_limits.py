@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.pool.settings import ClientTlsSettings
+from gateway.config.schema import SharedStateConfig
 from gateway.ratelimit.redis_limiter import (
     DAILY_LEASE_SHARE,
     LEASE_IDLE_TIMEOUT,
@@ -25,9 +27,9 @@ from gateway.ratelimit.redis_limiter import (
     LeaseRequest,
     LeaseStoreUnavailable,
     RedisLeaseStore,
-    RedisLimitSettings,
     SharedLimit,
 )
+from protocols.core.units import Secret
 from tests.redis_server import RedisServer, free_port
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
@@ -56,7 +58,7 @@ class Time:
 
 def made(server: RedisServer, borrower: str, clock: Time | None = None) -> RedisLeaseStore:
     return RedisLeaseStore(
-        RedisLimitSettings(server.url), borrower, clock=clock or Time(), draw=lambda: 1.0
+        SharedStateConfig(Secret(server.url)), borrower, clock=clock or Time(), draw=lambda: 1.0
     )
 
 
@@ -302,7 +304,7 @@ async def test_after_a_failure_it_is_left_alone_for_a_while(
     clock = Time()
     with RedisServer("--requirepass", "canary-password") as server:
         url = server.url.replace("unix://", "unix://:canary-password@")
-        store = RedisLeaseStore(RedisLimitSettings(url), "a", clock=clock, draw=lambda: 1.0)
+        store = RedisLeaseStore(SharedStateConfig(Secret(url)), "a", clock=clock, draw=lambda: 1.0)
         assert await lent(store, new(SLOW, 1)) == [1]
         server.kill()
         await fails(store)
@@ -348,7 +350,7 @@ async def test_the_rest_differs_from_process_to_process() -> None:
     for draw, rest in ((0.0, STORE_RETRY_DELAY / 2), (0.5, 0.75 * STORE_RETRY_DELAY)):
         clock = Time()
         store = RedisLeaseStore(
-            RedisLimitSettings("unix:///nowhere/socket"),
+            SharedStateConfig(Secret("unix:///nowhere/socket")),
             "a",
             clock=clock,
             draw=itertools.repeat(draw).__next__,
@@ -385,12 +387,12 @@ async def test_a_user_who_may_do_no_more_than_is_needed() -> None:
     with RedisServer() as server:
         server.call(*line.split())
         url = server.url.replace("unix://", "unix://gateway:PASSWORD@")
-        store = RedisLeaseStore(RedisLimitSettings(url), "a", clock=Time(), draw=lambda: 1.0)
+        store = RedisLeaseStore(SharedStateConfig(Secret(url)), "a", clock=Time(), draw=lambda: 1.0)
         for _ in range(2):
             assert await lent(store, new(SLOW, 3), new(DAY, 2), new(SLOTS, 1)) == [3, 2, 1]
             assert await lent(store, new(SLOW, 0)) == [0]
         other = RedisLeaseStore(
-            RedisLimitSettings(url, prefix="other"), "a", clock=Time(), draw=lambda: 1.0
+            SharedStateConfig(Secret(url), prefix="other"), "a", clock=Time(), draw=lambda: 1.0
         )
         await fails(other)
         await store.aclose()
@@ -403,9 +405,12 @@ async def test_tls_by_a_certificate_of_our_own() -> None:
     with RedisServer("--tls-port", port, "--tls-auth-clients", "no", *keys) as tls:
         url = f"rediss://127.0.0.1:{port}/1"
         trusting = RedisLeaseStore(
-            RedisLimitSettings(url, ca=str(PEM)), "a", clock=Time(), draw=lambda: 1.0
+            SharedStateConfig(Secret(url), tls=ClientTlsSettings(str(PEM))),
+            "a",
+            clock=Time(),
+            draw=lambda: 1.0,
         )
-        wary = RedisLeaseStore(RedisLimitSettings(url), "b", clock=Time(), draw=lambda: 1.0)
+        wary = RedisLeaseStore(SharedStateConfig(Secret(url)), "b", clock=Time(), draw=lambda: 1.0)
         assert await lent(trusting, new(SLOW, 3)) == [3]
         await fails(wary)
         await wary.aclose()

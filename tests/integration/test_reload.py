@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from backends.echo import EchoBackend
 from gateway.config.loader import load_bytes, load_file
+from gateway.config.registry import load_symbol
 from gateway.observability.record import RequestRecord
 from gateway.runtime import build
 from gateway.runtime.gateway import Gateway as AppGateway
@@ -525,8 +526,7 @@ async def test_a_backend_that_never_gets_ready_is_refused_and_closed(
         closed.append(backend)
 
     monkeypatch.setattr(Unloadable, "aclose", close)
-    load = build.load_symbol
-    monkeypatch.setattr(build, "load_symbol", lambda name: found(load(name)))
+    monkeypatch.setattr(build, "load_symbol", lambda name: found(load_symbol(name)))
     [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
     assert why == "backends.new: it can't be used: there is no such model"
     assert len(closed) == 1
@@ -604,7 +604,7 @@ async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> N
     [complaint] = told["issues"]
     assert answer.status_code == 422
     assert told["error"] == {
-        "message": f"{gateway.file} is wrong; the configuration stays as it was",
+        "message": f"{gateway.file} is invalid; the configuration is unchanged",
         "field": None,
     }
     assert complaint["path"] == "models.m.backend"

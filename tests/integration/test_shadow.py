@@ -188,7 +188,7 @@ async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None
         told = await front.until_told()
 
     assert shown(answers[0]) == shown(answers[1])
-    assert answers[0].text.count("data: ") == len(STREAM)
+    assert answers[0].text.count("data: ") == len(STREAM) + 1  # and that of the role
     assert (told.primary.length, told.primary.finish_reasons, told.primary.outcome) == (
         3,
         ("eos",),
@@ -266,11 +266,11 @@ async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
 async def test_an_answer_that_is_not_complete_is_broken(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def half(*_: object) -> StreamItems:
+    async def half() -> StreamItems:
         yield None, [TextDelta("a"), StreamEnd()]
 
     front = await begin(echo())
-    monkeypatch.setattr("gateway.pipeline.shadow.stream_emulated", half)
+    monkeypatch.setattr("gateway.pipeline.shadow.send_emulated", lambda *_: (half(), tuple))
     await front.ask()
     told = await front.until_told()
 

@@ -45,8 +45,8 @@ def playground(page: Page, model: str = "chat@1", *, dialect: str = "openai · c
 
 def answer(page: Page, label: str = "Model") -> str:
     """The answer, once it is over."""
-    arm = page.get_by_role("region", name=f"{label} and its answer", exact=True)
-    expect(arm.get_by_text("in all")).to_be_visible()
+    arm = page.get_by_role("region", name=f"{label} and its response", exact=True)
+    expect(arm.get_by_text("in total")).to_be_visible()
     return arm.get_by_role("log").text_content() or ""
 
 
@@ -66,7 +66,7 @@ def test_an_answer_is_shown_as_it_comes_until_it_is_stopped(page: Page, gateway:
     assert seen == sorted(seen, key=len)
     assert set("".join(seen)) == {"a"}
     view(page, "Requests")
-    expect(page.get_by_text("Nothing runs.")).to_be_visible()
+    expect(page.get_by_text("No running requests")).to_be_visible()
     assert httpx.get(f"{gateway.admin}/-/requests", headers=ADMIN).json() == {"requests": []}
 
 
@@ -78,13 +78,13 @@ def test_the_events_are_shown_as_they_are_on_the_wire(page: Page) -> None:
     events = page.get_by_role("group", name="Model: events").locator("pre").all_text_contents()
     assert len(events) == 8
     assert events[-1].endswith("data: [DONE]")
-    figures = page.get_by_text("in all").text_content() or ""
-    assert re.match(r"status 200 · first token \S+ \w+ · [\d.]+ tokens/s · 5 pieces · ", figures)
+    figures = page.get_by_text("in total").text_content() or ""
+    assert re.match(r"status 200 · first token \S+ \w+ · [\d.]+ tokens/s · 5 chunks · ", figures)
 
 
 def test_two_targets_answer_side_by_side(page: Page) -> None:
     playground(page)
-    page.get_by_label("Two side by side").check()
+    page.get_by_label("Compare two models").check()
     page.get_by_role("combobox", name="Second model").fill("chat@2")
     page.get_by_role("button", name="Send").click()
 
@@ -95,7 +95,7 @@ def test_two_targets_answer_side_by_side(page: Page) -> None:
 def test_every_dialect_can_be_asked_in_pieces_and_whole(page: Page) -> None:
     view(page, "Playground")
     ways = page.get_by_label("Protocol").locator("option").all_text_contents()
-    page.get_by_label("Most tokens").fill("2")
+    page.get_by_label("Max tokens").fill("2")
     page.get_by_label("Temperature").fill("0.5")
     spoken = {way.split(" · ")[0] for way in ways}
     assert spoken == PROTOCOLS.keys() - {"tgi"}  # which workers alone speak
@@ -157,7 +157,7 @@ def test_the_page_takes_nothing_from_elsewhere(browser: Browser, gateway: Gatewa
     made, asked = context.new_page(), list[str]()
     made.on("request", lambda request: asked.append(request.url))
     response = made.goto(gateway.admin)
-    made.get_by_label("The admin listener's key").wait_for()
+    made.get_by_label("Admin key").wait_for()
     with pytest.raises(Exception, match="TrustedHTML"):
         made.evaluate("document.body.innerHTML = 'x'")
     context.close()
@@ -175,15 +175,15 @@ def test_the_key_is_asked_for_and_forgotten_with_the_tab(
     context = browser.new_context()
     made = context.new_page()
     made.goto(gateway.admin)
-    made.get_by_label("The admin listener's key").fill("wrong")
+    made.get_by_label("Admin key").fill("wrong")
     made.keyboard.press("Enter")
-    expect(made.get_by_role("status")).to_have_text("A key is needed")
-    made.get_by_label("The admin listener's key").fill(ADMIN_KEY)
+    expect(made.get_by_role("status")).to_have_text("Admin key required")
+    made.get_by_label("Admin key").fill(ADMIN_KEY)
     made.keyboard.press("Enter")
     expect(made.get_by_role("cell", name="endless").first).to_be_visible()
     other = context.new_page()
     other.goto(gateway.admin)
-    expect(other.get_by_label("The admin listener's key")).to_be_visible()
+    expect(other.get_by_label("Admin key")).to_be_visible()
     context.close()
 
 
@@ -214,7 +214,7 @@ def test_a_live_request_is_shown_and_ended(page: Page, gateway: Gateway) -> None
         row = page.get_by_role("row").filter(has_text="streaming")
         expect(row).to_contain_text("tester")
         row.get_by_role("button").click()
-        expect(page.get_by_text("Nothing runs.")).to_be_visible()
+        expect(page.get_by_text("No running requests")).to_be_visible()
 
     assert "the request was stopped" in [line for line in lines if line][-1]
 
@@ -222,10 +222,10 @@ def test_a_live_request_is_shown_and_ended(page: Page, gateway: Gateway) -> None
 def test_draining_and_reloading(page: Page, gateway: Gateway) -> None:
     view(page, "Configuration")
     facts = page.locator("dl")
-    expect(facts).to_contain_text(": the same")
+    expect(facts).to_contain_text(": same as the active configuration")
     ready = f"{gateway.admin}/-/ready"
     page.get_by_role("button", name="Drain", exact=True).click()
-    expect(page.get_by_text("Readiness fails from now on.")).to_be_visible()
+    expect(page.get_by_text("Draining: the readiness check fails.")).to_be_visible()
     assert httpx.get(ready).status_code == 503
     page.get_by_role("button", name="Stop draining").click()
     expect(page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
@@ -235,10 +235,10 @@ def test_draining_and_reloading(page: Page, gateway: Gateway) -> None:
     gateway.file.write_text(text + "nothing: known\n")
     page.get_by_role("button", name="Reload").click()
     expect(page.get_by_role("alert").filter(has_text="'nothing'")).to_be_visible()
-    expect(facts).to_contain_text("not what is served")
+    expect(facts).to_contain_text("differs from the active configuration")
     gateway.file.write_text(text)
     page.get_by_role("button", name="Reload").click()
-    expect(page.get_by_text("It is served.")).to_be_visible()
+    expect(page.get_by_text("Configuration reloaded.")).to_be_visible()
     shown = page.locator("pre").text_content() or ""
     assert '"***"' in shown
     assert ADMIN_KEY not in shown
@@ -246,15 +246,15 @@ def test_draining_and_reloading(page: Page, gateway: Gateway) -> None:
 
 def test_the_api_is_read_from_its_own_description(page: Page) -> None:
     view(page, "API")
-    page.get_by_label("Find").fill("triton")
+    page.get_by_label("Search").fill("triton")
     path = page.locator("summary", has_text="/v2/models/{model}/generate").first
     path.click()
     expect(page.locator("code:text-is('text_input')").first).to_be_visible()
-    page.get_by_label("Find").fill("/v1/chat/completions")
+    page.get_by_label("Search").fill("/v1/chat/completions")
     expect(path).to_be_hidden()
     page.locator("summary", has_text="/v1/chat/completions").first.click()
     page.locator("summary", has_text="messages").first.click()
-    page.locator("summary", has_text="each:").first.click()
+    page.locator("summary", has_text="items:").first.click()
     expect(page.get_by_text("one of: object with role, content").first).to_be_visible()
 
 
@@ -264,7 +264,7 @@ def test_the_api_is_read_from_its_own_description(page: Page) -> None:
 def test_it_is_used_by_the_keyboard_alone(page: Page) -> None:
     view(page, "Playground")
     page.get_by_label("API key").fill(KEY)
-    page.get_by_label("Two side by side").check()
+    page.get_by_label("Compare two models").check()
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     page.get_by_role("link", name="Skip to the view").focus()
     for _ in range(40):
@@ -288,7 +288,7 @@ def test_it_is_used_by_the_keyboard_alone(page: Page) -> None:
 def test_it_fits_a_phone(page: Page, gateway: Gateway) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     playground(page, "endless")
-    page.get_by_label("Two side by side").check()
+    page.get_by_label("Compare two models").check()
     page.get_by_role("button", name="Send").click()
     told = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
     widths = {}

@@ -110,11 +110,11 @@ def test_a_key_comes_from_elsewhere_and_is_never_shown(
 
 WRONG = [
     ([], "name the worker's model: --model NAME"),
-    (["--model", "m", "--only", "nope"], "there is no probe nope; there are health, capacity"),
+    (["--model", "m", "--only", "nope"], "unknown probe nope; the probes are health, capacity"),
     (["--model", "m", "--alone"], "No such option"),
     (["--model", "m", "--profile", "x"], "openai has no profile x"),
     (["--model", "m", "--set", "nope=1"], "openai has no setting nope"),
-    (["--model", "m", "--field", "a=b"], "openai has no use for --field"),
+    (["--model", "m", "--field", "a=b"], "openai does not support --field"),
     (["--model", "m", "--timeout", "0"], "0 is not in the range"),
     (["--model", "m"], "can't reach http://127.0.0.1:1"),
 ]

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
-from gateway.config.schema import PoolConfig
 from gateway.tools.probe import report
 from gateway.tools.probe.runner import ProbeResult
 from tests.conftest import Running, Serve
@@ -126,7 +126,7 @@ def test_what_is_written_is_what_a_pool_reads() -> None:
     written = report.encode_unsupported_parameters(worker, told)
     pool = load_text(gateway("http://w:1", written), "f.yaml", env={}).backends["a"]
 
-    assert isinstance(pool, PoolConfig)
+    assert isinstance(pool, PoolSettings)
     assert pool.unsupported_parameters == ("n", "sampling.seed")
     comments = [line for line in written.splitlines() if line.startswith("#")]
     assert len(comments) == len(written.splitlines()) - 1

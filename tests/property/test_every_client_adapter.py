@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interfaces import Deadline, RequestContext
-from gateway.runtime.build import build_adapter, load_symbol
+from gateway.config.registry import load_symbol
+from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core import errors
 from protocols.core.aggregate import ResponseAccumulator

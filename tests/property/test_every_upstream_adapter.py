@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.registry import load_symbol
 from gateway.routing.paths import AdapterMount, PathRouter
-from gateway.runtime.build import build_adapter, load_symbol
+from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import WorkerError

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.request_attributes import RequestAttributes
-from gateway.routing.rules import RouteConditions, RouteRule, find_matching_rule
+from gateway.routing.rules import find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
+from tests.unit.gateway.routing.compiled_rules import make_rule
 
 USERS = [f"user-{n}" for n in range(100_000)]
 
@@ -44,11 +45,11 @@ def test_shares_are_as_weighted(given: Mapping[str, int]) -> None:
 
 
 def test_a_rules_share_is_of_so_many_people() -> None:
-    rule = RouteRule("few", conditions=RouteConditions(share=0.05))
+    share = make_rule("few", share=0.05)
     sticky = ("key",)
 
     taken = sum(
-        find_matching_rule([rule], RequestAttributes(key=user), sticky, _never) is not None
+        find_matching_rule([share], RequestAttributes(key=user), sticky, _never) is not None
         for user in USERS
     )
 
@@ -134,7 +135,7 @@ def test_a_larger_share_of_a_rule_loses_nobody(
     small, large = sorted((small, large))
 
     def taken(share: float) -> set[str]:
-        rule = RouteRule(name, conditions=RouteConditions(share=share))
+        rule = make_rule(name, share=share)
         everybody = [(user, RequestAttributes(headers={"x": user})) for user in users if user]
         return {
             u

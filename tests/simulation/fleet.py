@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
-from backends.pool.circuit_breaker import HealthSettings, PeakEwma, WorkerHealth, select_available
+from backends.pool.circuit_breaker import PeakEwma, WorkerHealth, select_available
 from backends.pool.load_balancing import PolicyName, RoutingKey, make_policy
 from backends.pool.retry import RetryBudget
+from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
 
 Kind = Literal["dead", "hang", "error", "slow"]
 Outcome = Literal["done", "cut", "failed", "queue"]
@@ -78,7 +79,7 @@ class Member:
         self.key = key
         self.name = f"http://w{key}:8000"
         self.site = site
-        self.health = WorkerHealth(fleet.settings)
+        self.health = WorkerHealth(breaker=fleet.breaker)
         self.smoothed = PeakEwma()
         self.in_flight = 0
         self._fleet = fleet
@@ -116,11 +117,11 @@ class Fleet:
         policy: PolicyName,
         seed: int,
         *,
-        settings: HealthSettings | None = None,
+        breaker: CircuitBreakerSettings = CircuitBreakerSettings(),  # noqa: B008 - frozen
         probing: float | None = None,
     ) -> None:
         self.now = 0.0
-        self.settings = settings or HealthSettings()
+        self.breaker = breaker
         self.luck = random.Random(seed)
         self.members = [Member(key, site, self) for key, site in enumerate(sites)]
         self.picks: list[Pick] = []
@@ -178,7 +179,7 @@ class Fleet:
 
     def _send(self, call: Call) -> bool:
         """Whether there was a place."""
-        asked = select_available(self.members, self.now, self.settings.panic_threshold)
+        asked = select_available(self.members, self.now, HealthCheckSettings().panic_threshold)
         assert asked, "somebody may always be asked"
         left = [one for one in asked if one.key not in call.tried]
         left = left or [one for one in self.members if one.key not in call.tried]

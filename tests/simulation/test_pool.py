@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.load_balancing import PolicyName, RoutingKey
+from backends.pool.settings import CircuitBreakerSettings
 from tests.simulation.fleet import Fleet, Kind, Site, Spell
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -141,10 +141,10 @@ def test_one_bad_worker_is_found_out(policy: PolicyName, kind: Kind) -> None:
 @every_policy
 def test_a_worker_that_fails_now_and_then_is_taken_out_by_rate(policy: PolicyName) -> None:
     """Three of ten requests fail at once; two hundred in a row would be luck."""
-    settings = HealthSettings(consecutive_failures=200, failure_rate=0.2)
+    breaker = CircuitBreakerSettings(consecutive_failures=200, failure_rate=0.2)
     for seed in range(10):
         sites = [Site(), Site(), Site(spells=(Spell("error", 0.0, 999.0, 0.3),))]
-        fleet = Fleet(sites, policy, seed, settings=settings)
+        fleet = Fleet(sites, policy, seed, breaker=breaker)
 
         fleet.run(rate=30.0, until=60.0, ask=keyed)
 

@@ -15,7 +15,7 @@ from contextlib import aclosing
 import click
 from msgspec import Struct
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext
 from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import GatewayError
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
@@ -85,8 +85,8 @@ class Soak:
         context = RequestContext("soak", Deadline(time.monotonic, seconds), time.monotonic)
         number = 0
         try:
-            async with aclosing(self._backend.stream(request, context)) as answer:
-                async for batch in answer:
+            async with aclosing(self._backend.send(PreparedRequest(request), context)) as answer:
+                async for _, batch in answer:
                     events.extend(batch)
                     if number == leaves:
                         return "left"

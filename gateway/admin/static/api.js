@@ -1,44 +1,45 @@
-// The admin listener, asked with its key where it has one. The key is forgotten with the tab.
+// Requests to the admin listener, with its key if there is one. The key is kept for this tab only.
 
-const KEPT = "admin-key";
+const KEY_ITEM = "admin-key";
 
-/** What the listener refused, with its status. */
-export class Refused extends Error {
+/** An error response, with its status and JSON body. */
+export class ApiError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 }
 
-/** Remember the admin's key. */
-export function remember(key) {
-  sessionStorage.setItem(KEPT, key);
+/** Store the admin key. */
+export function storeKey(key) {
+  sessionStorage.setItem(KEY_ITEM, key);
 }
 
 /** The headers of a request, with the key if there is one. */
 export function headers(more = {}) {
-  const key = sessionStorage.getItem(KEPT);
+  const key = sessionStorage.getItem(KEY_ITEM);
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }
 
-/** The answer's JSON. Throws Refused. */
-export async function ask(path, method = "GET") {
-  const answer = await fetch(path, { method, headers: headers(), cache: "no-store" });
-  const text = await answer.text();
-  if (answer.ok) return JSON.parse(text);
-  throw Object.assign(new Refused(answer.status, messageOf(text)), { told: parsed(text) });
+/** The response's JSON. Throws ApiError. */
+export async function fetchJson(path, method = "GET") {
+  const response = await fetch(path, { method, headers: headers(), cache: "no-store" });
+  const text = await response.text();
+  if (response.ok) return JSON.parse(text);
+  throw Object.assign(new ApiError(response.status, messageOf(text)), { body: parseJson(text) });
 }
 
-/** Do it, and let everybody who shows something look again. Throws Refused. */
-export async function act(path, method) {
+/** Send a command and let the views refresh. Throws ApiError. */
+export async function sendCommand(path, method) {
   try {
-    return await ask(path, method);
+    return await fetchJson(path, method);
   } finally {
-    dispatchEvent(new Event("acted"));
+    dispatchEvent(new Event("changed"));
   }
 }
 
-function parsed(text) {
+/** The JSON of a text, or null. */
+export function parseJson(text) {
   try {
     return JSON.parse(text);
   } catch {
@@ -47,6 +48,6 @@ function parsed(text) {
 }
 
 function messageOf(text) {
-  const error = parsed(text)?.error;
-  return typeof error?.message === "string" ? error.message : text.slice(0, 200) || "it gave no reason";
+  const error = parseJson(text)?.error;
+  return typeof error?.message === "string" ? error.message : text.slice(0, 200) || "no error message";
 }

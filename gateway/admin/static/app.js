@@ -1,75 +1,75 @@
-// Which view is shown, and the key that the admin listener may want first.
+// Shows the selected view, and asks for the admin key if one is required.
 
-import { ask, Refused, remember } from "./api.js";
+import { ApiError, fetchJson, storeKey } from "./api.js";
 import { api } from "./reader.js";
 import { config } from "./config.js";
-import { el, field, say, time } from "./dom.js";
+import { el, field, setText, time } from "./dom.js";
 import { playground } from "./playground.js";
 import { requests } from "./requests.js";
 import { status } from "./status.js";
 
 const VIEWS = { status, requests, playground, config, api };
-const EVERY = 1000;
+const REFRESH_INTERVAL = 1000;
 const view = document.getElementById("view");
 const state = document.getElementById("state");
-const made = new Map();
-let told = null;
+const views = new Map();
+let gatewayStatus = null;
 let timer = 0;
-let turn = 0;
+let polls = 0;
 
-function name() {
-  const asked = location.hash.slice(1);
-  return asked in VIEWS ? asked : "status";
+function currentView() {
+  const hash = location.hash.slice(1);
+  return hash in VIEWS ? hash : "status";
 }
 
-/** Show the view that the address names; each is made once, and keeps what was typed into it. */
+/** Show the view of the URL's hash. Each view is created once and keeps its input. */
 function show() {
-  const now = name();
+  const current = currentView();
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#${now}`) link.setAttribute("aria-current", "page");
+    if (link.hash === `#${current}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (!made.has(now)) made.set(now, VIEWS[now](told));
-  view.replaceChildren(made.get(now).whole);
-  void look();
+  if (!views.has(current)) views.set(current, VIEWS[current](gatewayStatus));
+  view.replaceChildren(views.get(current).element);
+  void poll();
 }
 
-/** Look now, and again once a second while somebody sees the page; of several who look, the last. */
-async function look() {
+/** Refresh now, and once a second while the page is visible; only the last call continues. */
+async function poll() {
   clearTimeout(timer);
-  const mine = ++turn;
+  const number = ++polls;
   try {
     if (!document.hidden) await refresh();
   } catch (error) {
-    if (error instanceof Refused && error.status === 401) return askForKey();
-    say(state, `The gateway does not answer: ${error.message}`);
+    if (error instanceof ApiError && error.status === 401) return askForKey();
+    setText(state, `The gateway does not respond: ${error.message}`);
   }
-  if (mine === turn) timer = setTimeout(look, EVERY);
+  if (number === polls) timer = setTimeout(poll, REFRESH_INTERVAL);
 }
 
 async function refresh() {
-  told = await ask("/-/status");
-  const parts = [`version ${told.version}`, `up ${time(told.uptime)}`, `${told.running} running`];
-  if (told.processes > 1) parts.push(`${told.processes} processes`);
-  if (told.draining) parts.push("draining");
-  say(state, parts.join(" · "));
-  await made.get(name())?.update?.(told);
+  gatewayStatus = await fetchJson("/-/status");
+  const parts = [`version ${gatewayStatus.version}`, `up ${time(gatewayStatus.uptime)}`, `${gatewayStatus.running} running`];
+  if (gatewayStatus.processes > 1) parts.push(`${gatewayStatus.processes} processes`);
+  if (gatewayStatus.draining) parts.push("draining");
+  setText(state, parts.join(" · "));
+  await views.get(currentView())?.update?.(gatewayStatus);
 }
 
 function askForKey() {
   const key = el("input", { type: "password", autocomplete: "off", required: true });
   const form = el(
     "form",
-    { class: "fields", onsubmit: (event) => { event.preventDefault(); remember(key.value); show(); } },
-    field("The admin listener's key", key),
-    el("div", { class: "buttons wide" }, el("button", { class: "main" }, "Go on")),
+    { class: "fields", onsubmit: (event) => { event.preventDefault(); storeKey(key.value); show(); } },
+    field("Admin key", key),
+    el("div", { class: "buttons wide" }, el("button", { class: "main" }, "Sign in")),
   );
-  say(state, "A key is needed");
+  setText(state, "Admin key required");
   view.replaceChildren(form);
   key.focus();
 }
 
 addEventListener("hashchange", show);
-addEventListener("acted", () => void look());
-document.addEventListener("visibilitychange", () => void look());
+addEventListener("changed", () => void poll());
+document.addEventListener("visibilitychange", () => void poll());
 show();

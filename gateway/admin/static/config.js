@@ -1,51 +1,51 @@
-// What is served, and what may be changed while it is.
+// The configuration, and buttons to drain and to reload.
 
-import { act, ask } from "./api.js";
-import { el, say } from "./dom.js";
+import { fetchJson, sendCommand } from "./api.js";
+import { el, setText } from "./dom.js";
 
 /** The view. */
 export function config() {
-  const facts = el("dl");
+  const summary = el("dl");
   const text = el("pre", { tabindex: "0", "aria-label": "The configuration, secrets masked" });
-  const trouble = el("p", { role: "alert" });
+  const message = el("p", { role: "alert" });
   const drain = el("button", { type: "button" }, "Drain");
   const reload = el("button", { type: "button" }, "Reload");
   let draining = false;
-  let shown = "";
+  let shownSnapshot = "";
 
   async function change(path, method, done) {
-    say(trouble, "");
-    trouble.className = "good";
+    setText(message, "");
+    message.className = "good";
     try {
-      await act(path, method);
-      say(trouble, done);
+      await sendCommand(path, method);
+      setText(message, done);
     } catch (error) {
-      const places = (error.told?.issues ?? []).map((one) => `${one.line}:${one.column}: ${one.message}`);
-      trouble.className = "bad";
-      say(trouble, [error.message, ...places].join("\n"));
+      const issues = (error.body?.issues ?? []).map((one) => `${one.line}:${one.column}: ${one.message}`);
+      message.className = "bad";
+      setText(message, [error.message, ...issues].join("\n"));
     }
   }
   drain.addEventListener("click", () =>
-    draining ? change("/-/drain", "DELETE", "Requests may come again.") : change("/-/drain", "POST", "Readiness fails from now on."),
+    draining ? change("/-/drain", "DELETE", "Draining stopped.") : change("/-/drain", "POST", "Draining: the readiness check fails."),
   );
-  reload.addEventListener("click", () => change("/-/reload", "POST", "It is served."));
+  reload.addEventListener("click", () => change("/-/reload", "POST", "Configuration reloaded."));
 
-  async function update(told) {
-    draining = told.draining;
-    say(drain, draining ? "Stop draining" : "Drain");
-    const found = await ask("/-/config");
-    const now = JSON.stringify(found);
-    if (now === shown) return;
-    shown = now;
-    const { hash, file } = found;
-    const there = file.hash === null ? "it is in no file" : file.differs ? `${file.hash}: not what is served` : `${file.hash}: the same`;
-    facts.replaceChildren(
-      el("dt", {}, "Served"), el("dd", {}, el("code", {}, hash || "–")),
+  async function update(status) {
+    draining = status.draining;
+    setText(drain, draining ? "Stop draining" : "Drain");
+    const configuration = await fetchJson("/-/config");
+    const snapshot = JSON.stringify(configuration);
+    if (snapshot === shownSnapshot) return;
+    shownSnapshot = snapshot;
+    const { hash, file } = configuration;
+    const onDisk = file.hash === null ? "no file" : file.differs ? `${file.hash}: differs from the active configuration` : `${file.hash}: same as the active configuration`;
+    summary.replaceChildren(
+      el("dt", {}, "Active"), el("dd", {}, el("code", {}, hash || "–")),
       el("dt", {}, "File"), el("dd", {}, file.name || "–"),
-      el("dt", {}, "On disk"), el("dd", { class: file.differs ? "bad" : null }, there),
+      el("dt", {}, "On disk"), el("dd", { class: file.differs ? "bad" : null }, onDisk),
     );
-    say(text, JSON.stringify(found.config, null, 2));
+    setText(text, JSON.stringify(configuration.config, null, 2));
   }
-  const whole = el("div", {}, el("h2", {}, "Configuration"), facts, el("p", { class: "buttons" }, reload, drain), trouble, text);
-  return { whole, update };
+  const element = el("div", {}, el("h2", {}, "Configuration"), summary, el("p", { class: "buttons" }, reload, drain), message, text);
+  return { element, update };
 }

@@ -1,76 +1,76 @@
-// Elements from plain values. Text becomes text, never markup: there is no other way in here.
+// Creates elements from plain values. Text is never parsed as markup.
 
-/** An element. `given` are its attributes; what begins with "on" listens. */
-export function el(name, given = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(given)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+/** Create an element. Attributes whose names begin with "on" are event listeners. */
+export function el(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null));
-  return made;
+  element.append(...children.filter((child) => child !== null));
+  return element;
 }
 
-/** Let it hold this text, and touch it only where it held another. */
-export function say(element, text) {
+/** Set the text of an element, if it differs. */
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A field with its name above it. */
-export function field(label, control, more = "") {
-  return el("label", { class: more || null }, label, control);
+/** A form field with its label. */
+export function field(label, control, className = "") {
+  return el("label", { class: className || null }, label, control);
 }
 
-/** A choice. `options` are [value, text]. */
-export function choice(options, given = {}) {
-  return el("select", given, ...options.map(([value, text]) => el("option", { value }, text)));
+/** A select element. `options` are [value, text]. */
+export function choice(options, attributes = {}) {
+  return el("select", attributes, ...options.map(([value, text]) => el("option", { value }, text)));
 }
 
 /**
- * A table whose rows stay where they are while what they tell changes: so a button in one keeps the
- * focus. A column is { label, number, of(row), node(row), bad(row) }: a text, or an element made once.
+ * A table whose row elements are reused, so that a button in a row keeps the focus. A column is
+ * { label, number, of(row), node(row), bad(row) }: a text, or an element that is created once.
  */
 export function table(caption, columns, key) {
   const body = el("tbody");
   const rows = new Map();
-  const head = columns.map((one) => el("th", { scope: "col", class: one.number ? "number" : null }, one.label));
-  const whole = el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...head)), body);
-  function fresh(row) {
-    const cells = columns.map((one) => {
-      const cell = el("td", { class: one.number ? "number" : null, "data-label": one.label });
-      if (one.node) cell.append(one.node(row));
+  const head = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : null }, column.label));
+  const element = el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...head)), body);
+  function createRow(row) {
+    const cells = columns.map((column) => {
+      const cell = el("td", { class: column.number ? "number" : null, "data-label": column.label });
+      if (column.node) cell.append(column.node(row));
       return cell;
     });
     return { line: el("tr", {}, ...cells), cells };
   }
-  function show(told) {
-    const left = new Set(rows.keys());
-    told.forEach((row, at) => {
+  function show(data) {
+    const unused = new Set(rows.keys());
+    data.forEach((row, at) => {
       const name = key(row);
-      left.delete(name);
-      if (!rows.has(name)) rows.set(name, fresh(row));
+      unused.delete(name);
+      if (!rows.has(name)) rows.set(name, createRow(row));
       const { line, cells } = rows.get(name);
-      columns.forEach((one, n) => {
-        if (one.of) say(cells[n], one.of(row));
-        if (one.bad) cells[n].classList.toggle("bad", one.bad(row));
+      columns.forEach((column, n) => {
+        if (column.of) setText(cells[n], column.of(row));
+        if (column.bad) cells[n].classList.toggle("bad", column.bad(row));
       });
       if (body.children[at] !== line) body.insertBefore(line, body.children[at] ?? null);
     });
-    for (const name of left) {
+    for (const name of unused) {
       rows.get(name).line.remove();
       rows.delete(name);
     }
   }
-  return { whole, show };
+  return { element, show };
 }
 
-/** A number for people, or a dash where there is none. */
+/** Format a number; a dash if there is none. */
 export function count(value, digits = 0) {
   if (value === null || value === undefined) return "–";
   return value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
 }
 
-/** Seconds for people. */
+/** Format seconds. */
 export function time(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${count(seconds * 1000)} ms`;

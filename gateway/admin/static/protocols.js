@@ -1,28 +1,28 @@
-// How each protocol is asked, and where its answers have their text. One line for each way to ask.
+// The endpoints of each protocol, and where its responses have their text.
 
 const SAME = { max_tokens: "max_tokens", temperature: "temperature", top_p: "top_p", seed: "seed" };
 const chat = (prompt) => ({ messages: [{ role: "user", content: prompt }] });
 const completion = (prompt) => ({ prompt });
 
-/** A way that names the model in the body. */
-function named(label, path, content) {
+/** An endpoint with the model in the body. */
+function modelInBody(label, path, content) {
   return {
     label,
     path: () => path,
-    body: (told) => ({ model: told.model, ...content(told.prompt), ...told.sampling(SAME), stream: told.stream }),
+    body: (input) => ({ model: input.model, ...content(input.prompt), ...input.sampling(SAME), stream: input.stream }),
   };
 }
 
-/** A way that names it in the path. */
-function placed(label, path, body) {
-  return { label, path: (told) => path(encodeURIComponent(told.model), told), body };
+/** An endpoint with the model in the path. */
+function modelInPath(label, path, body) {
+  return { label, path: (input) => path(encodeURIComponent(input.model), input), body };
 }
 
 function generate(extra) {
-  return placed(
+  return modelInPath(
     "generate",
-    (model, told) => `/v2/models/${model}/generate${told.stream ? "_stream" : ""}`,
-    (told) => ({ text_input: told.prompt, ...extra(told) }),
+    (model, input) => `/v2/models/${model}/generate${input.stream ? "_stream" : ""}`,
+    (input) => ({ text_input: input.prompt, ...extra(input) }),
   );
 }
 
@@ -33,48 +33,48 @@ const LLM_API = {
   seed: "sampling_param_seed",
 };
 const TRITON = {
-  "": (told) => ({ ...told.sampling(SAME), stream: told.stream, exclude_input_in_output: true }),
-  trtllm: (told) => ({ ...told.sampling(SAME), stream: told.stream, exclude_input_in_output: true }),
-  llmapi: (told) => ({ ...told.sampling(LLM_API), streaming: told.stream, sampling_param_exclude_input_from_output: true }),
-  plain: (told) => ({ ...told.sampling(SAME), stream: told.stream }),
+  "": (input) => ({ ...input.sampling(SAME), stream: input.stream, exclude_input_in_output: true }),
+  trtllm: (input) => ({ ...input.sampling(SAME), stream: input.stream, exclude_input_in_output: true }),
+  llmapi: (input) => ({ ...input.sampling(LLM_API), streaming: input.stream, sampling_param_exclude_input_from_output: true }),
+  plain: (input) => ({ ...input.sampling(SAME), stream: input.stream }),
 };
 const MINDIE = { ...SAME, max_tokens: "max_new_tokens" };
 
-/** The ways to ask in a protocol, of this profile. */
-export const WAYS = {
-  openai: () => [named("chat", "/v1/chat/completions", chat), named("completion", "/v1/completions", completion)],
-  ovms: () => [named("chat", "/v3/chat/completions", chat), named("completion", "/v3/completions", completion)],
+/** The endpoints of a protocol with this profile. */
+export const ENDPOINTS = {
+  openai: () => [modelInBody("chat", "/v1/chat/completions", chat), modelInBody("completion", "/v1/completions", completion)],
+  ovms: () => [modelInBody("chat", "/v3/chat/completions", chat), modelInBody("completion", "/v3/completions", completion)],
   databricks: () => [
-    placed(
+    modelInPath(
       "invocations",
       (model) => `/serving-endpoints/${model}/invocations`,
-      (told) => ({ ...chat(told.prompt), ...told.sampling(SAME), stream: told.stream }),
+      (input) => ({ ...chat(input.prompt), ...input.sampling(SAME), stream: input.stream }),
     ),
-    named("chat", "/serving-endpoints/chat/completions", chat),
+    modelInBody("chat", "/serving-endpoints/chat/completions", chat),
   ],
   triton: (profile) => [generate(TRITON[profile] ?? TRITON[""])],
   mindie: () => [
-    named("chat", "/v1/chat/completions", chat),
-    generate((told) => ({ parameters: told.sampling(MINDIE) })),
+    modelInBody("chat", "/v1/chat/completions", chat),
+    generate((input) => ({ parameters: input.sampling(MINDIE) })),
   ],
 };
 
-/** The text of an event or of a whole answer; "" where it has none. */
-export function textOf(told) {
-  const one = told?.choices?.[0];
-  const said = one?.delta ?? one?.message;
-  const text = said ? said.content || said.reasoning_content || said.reasoning : (one?.text ?? told?.text_output);
+/** The text of an event or of a response; "" if it has none. */
+export function textOf(event) {
+  const choice = event?.choices?.[0];
+  const message = choice?.delta ?? choice?.message;
+  const text = message ? message.content || message.reasoning_content || message.reasoning : (choice?.text ?? event?.text_output);
   return typeof text === "string" ? text : "";
 }
 
-/** What went wrong, where an event or an answer tells it. */
-export function errorOf(told) {
-  const error = told?.error ?? told?.message;
-  if (told?.choices || error === undefined || error === null) return "";
+/** The error message of an event or a response, or "". */
+export function errorOf(event) {
+  const error = event?.error ?? event?.message;
+  if (event?.choices || error === undefined || error === null) return "";
   return typeof error === "string" ? error : String(error.message ?? JSON.stringify(error));
 }
 
-/** The tokens that the answer came to, where it tells. */
-export function tokensOf(told) {
-  return told?.usage?.completion_tokens ?? null;
+/** The number of completion tokens, or null. */
+export function tokensOf(event) {
+  return event?.usage?.completion_tokens ?? null;
 }

@@ -1,43 +1,43 @@
-// What each listener takes and answers, read from its /openapi.json.
+// The API of each listener, from its /openapi.json.
 
 import { headers } from "./api.js";
-import { choice, el, field, say } from "./dom.js";
+import { choice, el, field, setText } from "./dom.js";
 
 const VERBS = ["get", "put", "post", "delete", "patch", "head", "options"];
-const LONGEST = 120;
+const MAX_LENGTH = 120;
 
 /** The view. */
 export function api() {
   const listener = choice([]);
-  const sought = el("input", { type: "search", placeholder: "part of a path or a protocol" });
+  const search = el("input", { type: "search", placeholder: "Part of a path or protocol" });
   const list = el("div");
-  const trouble = el("p", { class: "bad", role: "alert" });
-  let shown = "";
+  const alert = el("p", { class: "bad", role: "alert" });
+  let loadedUrls = "";
 
   async function load() {
     list.replaceChildren();
-    say(trouble, "");
-    const answer = await fetch(`/-/playground/${listener.selectedIndex}/openapi.json`, { headers: headers() });
-    if (!answer.ok) return say(trouble, `it answers with ${answer.status}`);
-    const document = await answer.json();
+    setText(alert, "");
+    const response = await fetch(`/-/playground/${listener.selectedIndex}/openapi.json`, { headers: headers() });
+    if (!response.ok) return setText(alert, `The listener responded with status ${response.status}.`);
+    const document = await response.json();
     list.replaceChildren(...operations(document));
     return filter();
   }
   function filter() {
-    for (const one of list.children) one.hidden = !one.dataset.sought.includes(sought.value.toLowerCase());
+    for (const one of list.children) one.hidden = !one.dataset.search.includes(search.value.toLowerCase());
   }
   listener.addEventListener("change", () => void load());
-  sought.addEventListener("input", filter);
+  search.addEventListener("input", filter);
 
-  async function update(told) {
-    const urls = told.listeners.map((one) => one.url).join();
-    if (urls === shown) return;
-    shown = urls;
-    listener.replaceChildren(...told.listeners.map((one) => el("option", {}, one.url)));
+  async function update(status) {
+    const urls = status.listeners.map((one) => one.url).join();
+    if (urls === loadedUrls) return;
+    loadedUrls = urls;
+    listener.replaceChildren(...status.listeners.map((one) => el("option", {}, one.url)));
     await load();
   }
-  const form = el("div", { class: "fields" }, field("Listener", listener), field("Find", sought));
-  return { whole: el("div", {}, el("h2", {}, "API"), form, trouble, list), update };
+  const form = el("div", { class: "fields" }, field("Listener", listener), field("Search", search));
+  return { element: el("div", {}, el("h2", {}, "API"), form, alert, list), update };
 }
 
 function operations(document) {
@@ -47,20 +47,20 @@ function operations(document) {
 }
 
 function operation(document, path, item, verb) {
-  const told = item[verb];
-  const tags = (told.tags ?? []).join(" ");
-  return later(
-    el("summary", {}, el("span", { class: "method" }, verb.toUpperCase()), el("code", {}, path), ` ${told.summary ?? ""} `, el("span", { class: "quiet" }, tags)),
+  const details = item[verb];
+  const tags = (details.tags ?? []).join(" ");
+  return expandable(
+    el("summary", {}, el("span", { class: "method" }, verb.toUpperCase()), el("code", {}, path), ` ${details.summary ?? ""} `, el("span", { class: "quiet" }, tags)),
     () => [
-      told.description ? el("p", {}, told.description) : null,
-      el("p", { class: "quiet" }, told.security ? "With a key." : "Without a key."),
-      ...section("Parameters", [...(item.parameters ?? []), ...(told.parameters ?? [])].map((one) =>
+      details.description ? el("p", {}, details.description) : null,
+      el("p", { class: "quiet" }, details.security ? "Requires a key." : "No key required."),
+      ...section("Parameters", [...(item.parameters ?? []), ...(details.parameters ?? [])].map((one) =>
         fieldOf(document, one.name, one.schema, one.required, `in ${one.in}`))),
-      ...bodies(document, "Takes", told.requestBody?.content),
-      ...Object.entries(told.responses ?? {}).flatMap(([status, one]) =>
-        bodies(document, `Answers ${status}: ${one.description ?? ""}`, one.content)),
+      ...bodies(document, "Request", details.requestBody?.content),
+      ...Object.entries(details.responses ?? {}).flatMap(([status, one]) =>
+        bodies(document, `Response ${status}: ${one.description ?? ""}`, one.content)),
     ],
-    { "data-sought": `${verb} ${path} ${tags} ${told.summary ?? ""}`.toLowerCase() },
+    { "data-search": `${verb} ${path} ${tags} ${details.summary ?? ""}`.toLowerCase() },
   );
 }
 
@@ -72,45 +72,45 @@ function bodies(document, title, content) {
   if (!content) return [el("h3", {}, title)];
   return Object.entries(content).flatMap(([kind, one]) => [
     el("h3", {}, `${title} `, el("code", {}, kind)),
-    ...inside(document, one.schema),
+    ...fieldsOf(document, one.schema),
   ]);
 }
 
-/** What is in a schema, where there is something; it is made when it is opened. */
-function inside(document, given) {
-  const schema = resolved(document, given);
+/** The fields and variants of a schema; nested ones are created when opened. */
+function fieldsOf(document, given) {
+  const schema = resolve(document, given);
   if (!schema) return [];
-  const found = Object.entries(schema.properties ?? {}).map(([name, one]) =>
+  const fields = Object.entries(schema.properties ?? {}).map(([name, one]) =>
     fieldOf(document, name, one, (schema.required ?? []).includes(name)));
   for (const one of [...(schema.anyOf ?? []), ...(schema.oneOf ?? []), ...(schema.allOf ?? [])]) {
-    if (parts(document, one)) found.push(later(el("summary", {}, `one of: ${named(document, one)}`), () => inside(document, one)));
+    if (hasFields(document, one)) fields.push(expandable(el("summary", {}, `one of: ${nameOf(document, one)}`), () => fieldsOf(document, one)));
   }
-  if (schema.items && parts(document, schema.items)) {
-    found.push(later(el("summary", {}, `each: ${named(document, schema.items)}`), () => inside(document, schema.items)));
+  if (schema.items && hasFields(document, schema.items)) {
+    fields.push(expandable(el("summary", {}, `items: ${nameOf(document, schema.items)}`), () => fieldsOf(document, schema.items)));
   }
-  return found;
+  return fields;
 }
 
 function fieldOf(document, name, given, required, more = "") {
-  const schema = resolved(document, given) ?? {};
+  const schema = resolve(document, given) ?? {};
   const line = [
     el("code", {}, name), " ",
     el("span", { class: "quiet" }, [typeOf(document, given), required ? "required" : "", more].filter(Boolean).join(", ")),
     schema.description ? ` ${schema.description}` : null,
   ];
-  return parts(document, given)
-    ? later(el("summary", {}, ...line.filter(Boolean)), () => inside(document, given))
+  return hasFields(document, given)
+    ? expandable(el("summary", {}, ...line.filter(Boolean)), () => fieldsOf(document, given))
     : el("p", {}, ...line.filter(Boolean));
 }
 
-/** Whether it is, or may be, an object whose fields can be shown. */
-function parts(document, given, deep = 0) {
-  const schema = resolved(document, given) ?? {};
+/** Whether a schema has fields to show. */
+function hasFields(document, given, depth = 0) {
+  const schema = resolve(document, given) ?? {};
   const each = [...(schema.anyOf ?? []), ...(schema.oneOf ?? []), ...(schema.allOf ?? []), ...(schema.items ? [schema.items] : [])];
-  return Boolean(schema.properties) || (deep < 5 && each.some((one) => parts(document, one, deep + 1)));
+  return Boolean(schema.properties) || (depth < 5 && each.some((one) => hasFields(document, one, depth + 1)));
 }
 
-function resolved(document, given) {
+function resolve(document, given) {
   let schema = given;
   for (let n = 0; schema?.$ref && n < 10; n += 1) {
     schema = schema.$ref.slice(2).split("/").reduce((node, name) => node?.[name.replaceAll("~1", "/").replaceAll("~0", "~")], document);
@@ -118,20 +118,20 @@ function resolved(document, given) {
   return schema;
 }
 
-function named(document, given) {
-  const name = resolved(document, given)?.properties;
+function nameOf(document, given) {
+  const name = resolve(document, given)?.properties;
   return name ? `object with ${Object.keys(name).slice(0, 3).join(", ")}` : typeOf(document, given);
 }
 
-/** A schema's type, in a few words. */
-function typeOf(document, given, deep = 0) {
-  const schema = resolved(document, given);
-  if (!schema || deep > 3) return "…";
+/** A short description of a schema's type. */
+function typeOf(document, given, depth = 0) {
+  const schema = resolve(document, given);
+  if (!schema || depth > 3) return "…";
   if (schema.const !== undefined) return JSON.stringify(schema.const);
-  if (schema.enum) return cut(schema.enum.map((one) => JSON.stringify(one)).join(" | "));
-  const several = schema.anyOf ?? schema.oneOf ?? schema.allOf;
-  if (several) return cut([...new Set(several.map((one) => typeOf(document, one, deep + 1)))].join(" | "));
-  if (schema.items) return `array of ${typeOf(document, schema.items, deep + 1)}`;
+  if (schema.enum) return truncate(schema.enum.map((one) => JSON.stringify(one)).join(" | "));
+  const variants = schema.anyOf ?? schema.oneOf ?? schema.allOf;
+  if (variants) return truncate([...new Set(variants.map((one) => typeOf(document, one, depth + 1)))].join(" | "));
+  if (schema.items) return `array of ${typeOf(document, schema.items, depth + 1)}`;
   return [schema.type].flat().filter(Boolean).join(" | ") + range(schema);
 }
 
@@ -142,13 +142,13 @@ function range(schema) {
   return ` from ${low ?? "…"} to ${high ?? "…"}`;
 }
 
-function cut(text) {
-  return text.length > LONGEST ? `${text.slice(0, LONGEST)} …` : text;
+function truncate(text) {
+  return text.length > MAX_LENGTH ? `${text.slice(0, MAX_LENGTH)} …` : text;
 }
 
-/** What can be opened, and is made only then. */
-function later(summary, make, given = {}) {
-  const whole = el("details", given, summary);
-  whole.addEventListener("toggle", () => whole.append(...make().filter(Boolean)), { once: true });
-  return whole;
+/** A details element whose content is created when it is opened. */
+function expandable(summary, make, given = {}) {
+  const element = el("details", given, summary);
+  element.addEventListener("toggle", () => element.append(...make().filter(Boolean)), { once: true });
+  return element;
 }

@@ -1,22 +1,22 @@
-// What runs now, and a button that ends it.
+// The running requests, with a button to cancel each.
 
-import { act, ask } from "./api.js";
-import { count, el, say, table, time } from "./dom.js";
+import { fetchJson, sendCommand } from "./api.js";
+import { count, el, setText, table, time } from "./dom.js";
 
 /** The view. */
 export function requests() {
-  const nothing = el("p", { class: "quiet" }, "Nothing runs.");
-  const trouble = el("p", { class: "bad", role: "alert" });
+  const empty = el("p", { class: "quiet" }, "No running requests");
+  const alert = el("p", { class: "bad", role: "alert" });
   async function cancel(row) {
-    say(trouble, "");
+    setText(alert, "");
     try {
-      await act(`/-/requests/${encodeURIComponent(row.id)}/cancel`, "POST");
+      await sendCommand(`/-/requests/${encodeURIComponent(row.id)}/cancel`, "POST");
     } catch (error) {
-      say(trouble, error.message);
+      setText(alert, error.message);
     }
   }
   const running = table(
-    "The oldest first; no prompt is shown, and none is kept",
+    "Oldest first. Prompts are neither shown nor stored.",
     [
       { label: "Model", of: (row) => row.model },
       { label: "Version", of: (row) => row.version },
@@ -26,7 +26,7 @@ export function requests() {
       { label: "Phase", of: (row) => row.phase },
       { label: "Age", number: true, of: (row) => time(row.age) },
       { label: "Tokens", number: true, of: (row) => count(row.tokens) },
-      { label: "Id", of: (row) => row.id },
+      { label: "ID", of: (row) => row.id },
       {
         label: "",
         node: (row) => el("button", { type: "button", "aria-label": `Cancel ${row.id}`, onclick: () => cancel(row) }, "Cancel"),
@@ -35,10 +35,10 @@ export function requests() {
     (row) => row.id,
   );
   async function update() {
-    const { requests: told } = await ask("/-/requests");
-    running.show(told);
-    running.whole.hidden = !told.length;
-    nothing.hidden = Boolean(told.length);
+    const { requests: rows } = await fetchJson("/-/requests");
+    running.show(rows);
+    running.element.hidden = !rows.length;
+    empty.hidden = Boolean(rows.length);
   }
-  return { whole: el("div", {}, el("h2", {}, "Live requests"), trouble, nothing, running.whole), update };
+  return { element: el("div", {}, el("h2", {}, "Live requests"), alert, empty, running.element), update };
 }

@@ -1,91 +1,91 @@
-// One answer of the playground: its text as it comes, its events as they are, its figures.
+// A response in the playground: its text and events as they arrive, and its timing.
 
 import { errorOf, textOf, tokensOf } from "./protocols.js";
-import { count, el, field, say, time } from "./dom.js";
+import { count, el, field, setText, time } from "./dom.js";
 import { curl, httpx } from "./snippets.js";
 import { send } from "./stream.js";
 
-const MOST = 2000;
+const MAX_EVENTS = 2000;
 
-/** A column. `names` is the id of the list of models. */
-export function responsePanel(label, names, first) {
-  const model = el("input", { list: names, value: first, autocomplete: "off", spellcheck: "false" });
-  const answer = el("pre", { class: "answer", tabindex: "0", role: "log", "aria-label": `${label}: answer` });
-  const trouble = el("p", { class: "bad", role: "alert" });
-  const figures = el("p", { class: "quiet" }, "–");
-  const raw = el("div", { class: "raw", tabindex: "0", role: "group", "aria-label": `${label}: events` });
-  const lines = [el("pre", { tabindex: "0" }), el("pre", { tabindex: "0" })];
-  const whole = el(
+/** The panel of one model. `names` is the id of the list of models. */
+export function responsePanel(label, names, initialModel) {
+  const model = el("input", { list: names, value: initialModel, autocomplete: "off", spellcheck: "false" });
+  const output = el("pre", { class: "output", tabindex: "0", role: "log", "aria-label": `${label}: response` });
+  const alert = el("p", { class: "bad", role: "alert" });
+  const timing = el("p", { class: "quiet" }, "–");
+  const events = el("div", { class: "events", tabindex: "0", role: "group", "aria-label": `${label}: events` });
+  const snippets = [el("pre", { tabindex: "0" }), el("pre", { tabindex: "0" })];
+  const element = el(
     "section",
-    { "aria-label": `${label} and its answer` },
+    { "aria-label": `${label} and its response` },
     field(label, model),
-    el("h3", {}, "Answer"), answer, trouble, figures,
-    el("h3", {}, "On the wire"), raw,
-    el("details", {}, el("summary", {}, "curl"), copied(lines[0])),
-    el("details", {}, el("summary", {}, "Python"), copied(lines[1])),
+    el("h3", {}, "Response"), output, alert, timing,
+    el("h3", {}, "Events"), events,
+    el("details", {}, el("summary", {}, "curl"), copyable(snippets[0])),
+    el("details", {}, el("summary", {}, "Python"), copyable(snippets[1])),
   );
 
-  /** Ask; `way` and `told` are the playground's, `where` leads to the listener. */
-  async function ask(way, told, where, signal) {
-    const asked = { ...told, model: model.value.trim() };
-    const path = where.prefix + way.path(asked);
-    const body = way.body(asked);
-    say(lines[0], curl(where.url + path, body, Boolean(told.key)));
-    say(lines[1], httpx(where.url + path, body, Boolean(told.key)));
-    for (const one of [answer, trouble]) say(one, "");
-    raw.replaceChildren();
-    const began = performance.now();
-    const seen = { first: null, last: 0, pieces: 0, tokens: null };
-    const since = () => (performance.now() - began) / 1000;
+  /** Send a request to an endpoint of a listener. */
+  async function sendRequest(target, input, signal) {
+    const parameters = { ...input, model: model.value.trim() };
+    const path = target.prefix + target.endpoint.path(parameters);
+    const body = target.endpoint.body(parameters);
+    setText(snippets[0], curl(target.url + path, body, Boolean(input.key)));
+    setText(snippets[1], httpx(target.url + path, body, Boolean(input.key)));
+    for (const one of [output, alert]) setText(one, "");
+    events.replaceChildren();
+    const startedAt = performance.now();
+    const progress = { first: null, last: 0, chunks: 0, tokens: null };
+    const elapsed = () => (performance.now() - startedAt) / 1000;
     function each(text, json) {
-      const at = since();
-      if (raw.childElementCount < MOST) raw.append(el("pre", {}, el("time", {}, `${at.toFixed(3)}  `), text));
-      const said = textOf(json);
-      if (said) {
-        answer.append(said);
-        seen.first ??= at;
-        seen.last = at;
-        seen.pieces += 1;
+      const at = elapsed();
+      if (events.childElementCount < MAX_EVENTS) events.append(el("pre", {}, el("time", {}, `${at.toFixed(3)}  `), text));
+      const content = textOf(json);
+      if (content) {
+        output.append(content);
+        progress.first ??= at;
+        progress.last = at;
+        progress.chunks += 1;
       }
-      seen.tokens = tokensOf(json) ?? seen.tokens;
-      if (errorOf(json)) say(trouble, errorOf(json));
-      say(figures, shown(seen));
+      progress.tokens = tokensOf(json) ?? progress.tokens;
+      if (errorOf(json)) setText(alert, errorOf(json));
+      setText(timing, describe(progress));
     }
-    say(figures, "waiting …");
+    setText(timing, "waiting …");
     let status = "";
     try {
-      const code = await send(where.play + path, body, { key: told.key, signal, each });
+      const code = await send(target.play + path, body, { key: input.key, signal, each });
       status = `status ${code} · `;
-      if (code >= 400 && !trouble.textContent) say(trouble, "it was refused without a word");
+      if (code >= 400 && !alert.textContent) setText(alert, "the request was rejected without a message");
     } catch (error) {
-      say(trouble, signal.aborted ? "stopped" : `it was cut: ${error.message}`);
+      setText(alert, signal.aborted ? "stopped" : `the response was cut off: ${error.message}`);
     }
-    say(figures, `${status}${shown(seen)} · ${time(since())} in all`);
+    setText(timing, `${status}${describe(progress)} · ${time(elapsed())} in total`);
   }
-  return { whole, ask };
+  return { element, send: sendRequest };
 }
 
-function shown({ first, last, pieces, tokens }) {
+function describe({ first, last, chunks, tokens }) {
   if (first === null) return "no text";
   const parts = [`first token ${time(first)}`];
-  const number = tokens ?? pieces;
-  if (pieces > 1 && last > first) parts.push(`${count((number - 1) / (last - first), 1)} tokens/s`);
-  parts.push(`${number} ${tokens === null ? "pieces" : "tokens"}`);
+  const number = tokens ?? chunks;
+  if (chunks > 1 && last > first) parts.push(`${count((number - 1) / (last - first), 1)} tokens/s`);
+  parts.push(`${number} ${tokens === null ? "chunks" : "tokens"}`);
   return parts.join(" · ");
 }
 
-/** A text, and a button that copies it; where a page may not, the text is selected. */
-function copied(text) {
+/** A text and a button that copies it, or selects it if copying is not allowed. */
+function copyable(text) {
   const button = el("button", { type: "button" }, "Copy");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(text.textContent);
-      say(button, "Copied");
+      setText(button, "Copied");
     } catch {
       getSelection().selectAllChildren(text);
-      say(button, "Selected");
+      setText(button, "Selected");
     }
-    setTimeout(() => say(button, "Copy"), 1500);
+    setTimeout(() => setText(button, "Copy"), 1500);
   });
   return el("div", {}, button, text);
 }

@@ -1,43 +1,43 @@
-// The same request for a shell and for Python.
+// The request as a shell command and as a Python program.
 
-/** As a word of a POSIX shell. */
-function quoted(text) {
+/** Quote a word for a POSIX shell. */
+function quote(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-/** A character as Python's escape. */
-function escaped(one) {
-  const digits = one.codePointAt(0).toString(16);
+/** Escape a character for Python. */
+function escape(character) {
+  const digits = character.codePointAt(0).toString(16);
   return digits.length > 4 ? `\\U${digits.padStart(8, "0")}` : `\\u${digits.padStart(4, "0")}`;
 }
 
-/** As a value of Python. */
+/** Write a value as a Python literal. */
 function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
   if (typeof value === "object") {
-    return `{${Object.entries(value).map(([key, one]) => `${python(key)}: ${python(one)}`).join(", ")}}`;
+    return `{${Object.entries(value).map(([key, item]) => `${python(key)}: ${python(item)}`).join(", ")}}`;
   }
-  // What may stand in a string of JSON means the same in Python, once it is plain ASCII.
-  return JSON.stringify(value).replace(/[^\x20-\x7e]/gu, escaped);
+  // A JSON string in ASCII is a Python string with the same meaning.
+  return JSON.stringify(value).replace(/[^\x20-\x7e]/gu, escape);
 }
 
-/** A line for a shell; a key is taken from the environment. */
-export function curl(url, body, keyed) {
-  const key = keyed ? ' -H "Authorization: Bearer $API_KEY"' : "";
-  return `curl -sN ${quoted(url)} -H 'Content-Type: application/json'${key} -d ${quoted(JSON.stringify(body))}`;
+/** A curl command; the key is taken from the environment. */
+export function curl(url, body, hasKey) {
+  const key = hasKey ? ' -H "Authorization: Bearer $API_KEY"' : "";
+  return `curl -sN ${quote(url)} -H 'Content-Type: application/json'${key} -d ${quote(JSON.stringify(body))}`;
 }
 
-/** Some lines of Python. */
-export function httpx(url, body, keyed) {
-  const key = keyed ? ', headers={"Authorization": f"Bearer {os.environ[\'API_KEY\']}"}' : "";
+/** A Python program. */
+export function httpx(url, body, hasKey) {
+  const key = hasKey ? ', headers={"Authorization": f"Bearer {os.environ[\'API_KEY\']}"}' : "";
   return [
-    keyed ? "import os\n\nimport httpx\n" : "import httpx\n",
+    hasKey ? "import os\n\nimport httpx\n" : "import httpx\n",
     `body = ${python(body)}`,
-    `with httpx.stream("POST", ${python(url)}, json=body, timeout=None${key}) as answer:`,
-    "    for line in answer.iter_lines():",
+    `with httpx.stream("POST", ${python(url)}, json=body, timeout=None${key}) as response:`,
+    "    for line in response.iter_lines():",
     "        print(line)",
   ].join("\n");
 }

@@ -1,4 +1,4 @@
-// Models and how their versions do, and the workers behind them.
+// The models with statistics of their versions, and the workers.
 
 import { count, el, table, time } from "./dom.js";
 
@@ -19,9 +19,9 @@ const WORKERS = [
   { label: "Worker", of: (row) => row.url },
   { label: "State", of: (row) => row.state, bad: (row) => row.state === "out" },
   { label: "Last failure", of: (row) => row.error || "–" },
-  { label: "Back in", number: true, of: (row) => time(row.back_in) },
+  { label: "Retry in", number: true, of: (row) => time(row.back_in) },
   { label: "In flight", number: true, of: (row) => count(row.in_flight) },
-  { label: "Places", number: true, of: (row) => count(row.limit) },
+  { label: "Limit", number: true, of: (row) => count(row.limit) },
   { label: "First token", number: true, of: (row) => time(row.latency) },
   { label: "Weight", number: true, of: (row) => count(row.weight, 2) },
 ];
@@ -33,32 +33,32 @@ const NONE = {
   first_token_p95: null,
 };
 
-function rows(told) {
-  const figures = new Map(told.stats.map((one) => [`${one.model}@${one.version}`, one]));
-  const known = told.models.flatMap((model) =>
+function rows(status) {
+  const statistics = new Map(status.stats.map((one) => [`${one.model}@${one.version}`, one]));
+  const known = status.models.flatMap((model) =>
     model.versions.map((one) => {
-      const at = `${model.name}@${one.name}`;
-      const its = figures.get(at) ?? NONE;
-      figures.delete(at);
+      const key = `${model.name}@${one.name}`;
+      const counts = statistics.get(key) ?? NONE;
+      statistics.delete(key);
       const ready = one.ready ? "ready" : "not ready";
-      return { ...its, model: model.name, version: one.name, share: one.share, backend: one.backend, state: ready };
+      return { ...counts, model: model.name, version: one.name, share: one.share, backend: one.backend, state: ready };
     }),
   );
-  const others = [...figures.values()].filter((one) => one.model);
+  const others = [...statistics.values()].filter((one) => one.model);
   return [...known, ...others.map((one) => ({ ...one, share: null, backend: "–", state: "not configured" }))];
 }
 
 /** The view. */
 export function status() {
-  const models = table("Figures since the start; times and rates of the last minute", MODELS, (row) => `${row.model}@${row.version}`);
-  const workers = table("As the gateway sees them", WORKERS, (row) => `${row.backend} ${row.url}`);
-  const crews = el("section", { hidden: true }, el("h2", {}, "Workers"), workers.whole);
-  const whole = el("div", {}, el("h2", {}, "Models"), models.whole, crews);
-  function update(told) {
-    models.show(rows(told));
-    const every = Object.entries(told.workers).flatMap(([backend, its]) => its.map((one) => ({ ...one, backend })));
-    crews.hidden = !every.length;
-    workers.show(every);
+  const models = table("Totals since the start; latencies and rates over the last minute", MODELS, (row) => `${row.model}@${row.version}`);
+  const workers = table("As seen by the gateway", WORKERS, (row) => `${row.backend} ${row.url}`);
+  const workerSection = el("section", { hidden: true }, el("h2", {}, "Workers"), workers.element);
+  const element = el("div", {}, el("h2", {}, "Models"), models.element, workerSection);
+  function update(status) {
+    models.show(rows(status));
+    const reports = Object.entries(status.workers).flatMap(([backend, members]) => members.map((one) => ({ ...one, backend })));
+    workerSection.hidden = !reports.length;
+    workers.show(reports);
   }
-  return { whole, update };
+  return { element, update };
 }

@@ -1,40 +1,32 @@
-// An answer as it comes: the events of a stream, or one whole.
+// Reads a response: the events of a stream, or one body.
 
-import { headers } from "./api.js";
+import { headers, parseJson } from "./api.js";
 
 /**
- * Send it, and tell `each` of every event: its text on the wire, and its JSON or null. Gives the
- * status. Throws what ends it early, also where `signal` does.
+ * Send a request and call `each` with the text and the JSON (or null) of every event. Returns the
+ * status. Throws if the response is cut off or `signal` aborts it.
  */
 export async function send(path, body, { key, signal, each }) {
-  const given = headers({ "Content-Type": "application/json" });
-  if (key) given["x-api-key"] = key;
-  const answer = await fetch(path, { method: "POST", headers: given, body: JSON.stringify(body), signal });
-  const streams = (answer.headers.get("Content-Type") ?? "").startsWith("text/event-stream");
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  const requestHeaders = headers({ "Content-Type": "application/json" });
+  if (key) requestHeaders["x-api-key"] = key;
+  const response = await fetch(path, { method: "POST", headers: requestHeaders, body: JSON.stringify(body), signal });
+  const isStream = (response.headers.get("Content-Type") ?? "").startsWith("text/event-stream");
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) break;
-    rest += value;
-    if (!streams) continue;
-    const parts = rest.replaceAll("\r\n", "\n").split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) each(part, jsonOf(part));
+    buffer += value;
+    if (!isStream) continue;
+    const parts = buffer.replaceAll("\r\n", "\n").split("\n\n");
+    buffer = parts.pop();
+    for (const part of parts) each(part, dataOf(part));
   }
-  if (rest.trim()) each(rest, streams ? jsonOf(rest) : parsed(rest));
-  return answer.status;
+  if (buffer.trim()) each(buffer, isStream ? dataOf(buffer) : parseJson(buffer));
+  return response.status;
 }
 
-function jsonOf(event) {
+function dataOf(event) {
   const lines = event.split("\n").filter((line) => line.startsWith("data:"));
-  return parsed(lines.map((line) => line.slice(5)).join("\n"));
-}
-
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return null;
-  }
+  return parseJson(lines.map((line) => line.slice(5)).join("\n"));
 }

@@ -3,6 +3,7 @@
 Collectors, the reference page and the merging of several processes' pages all read them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, Literal
@@ -18,7 +19,18 @@ MergeMode = Literal["sum", "largest", "smallest", "supervisor"]
 MetricSamples = Iterable[tuple[Sequence[str], float]]
 """Label values and sample value."""
 
+OVERFLOW_LABEL: Final = "_other"
+"""The label value once a table is full: the model ``*`` accepts any name."""
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+def increment_bounded(
+    counts: Counter[tuple[str, ...]], labels: tuple[str, ...], max_label_sets: int
+) -> None:
+    """Count these labels; once there are ``max_label_sets``, new ones under OVERFLOW_LABEL."""
+    if labels not in counts and len(counts) >= max_label_sets:
+        labels = (OVERFLOW_LABEL,) * len(labels)
+    counts[labels] += 1
 
 
 class MetricDefinition(Struct, frozen=True):
@@ -58,8 +70,9 @@ class MetricDefinition(Struct, frozen=True):
             texts = (value.translate(_LABEL_ESCAPES) for value in values)
             pairs = zip(self.label_names, texts, strict=True)
             labels = ",".join(f'{label}="{value}"' for label, value in pairs)
-            first, own = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
+            label_prefix, label_set = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
             for edge, count in zip(histogram.edges, counts, strict=True):
-                yield f'{self.name}_bucket{{{first}le="{edge}"}} {count}\n'
-            yield f'{self.name}_bucket{{{first}le="+Inf"}} {total}\n'
-            yield f"{self.name}_sum{own} {histogram.total}\n{self.name}_count{own} {total}\n"
+                yield f'{self.name}_bucket{{{label_prefix}le="{edge}"}} {count}\n'
+            yield f'{self.name}_bucket{{{label_prefix}le="+Inf"}} {total}\n'
+            yield f"{self.name}_sum{label_set} {histogram.total}\n"
+            yield f"{self.name}_count{label_set} {total}\n"

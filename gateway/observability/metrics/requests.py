@@ -15,7 +15,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from backends.histogram import Histogram
-from gateway.observability.metrics.definition import MetricDefinition
+from gateway.observability.metrics.definition import (
+    OVERFLOW_LABEL,
+    MetricDefinition,
+    increment_bounded,
+)
 from gateway.observability.metrics.upstream import PoolCollector, PoolStats
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.stats import (
@@ -26,8 +30,6 @@ from gateway.observability.stats import (
     group_by_labels,
 )
 
-_OVERFLOW_LABEL: Final = "_other"
-"""The label value once a table is full: the model ``*`` accepts any name."""
 _MAX_LABEL_SETS: Final = 10_000
 """Maximum entries in the table of fallbacks."""
 _MAX_STATS_KEYS: Final = 500
@@ -202,8 +204,10 @@ class MetricsCollector(Collector):
 
     def render_page(self) -> bytes:
         """The page in the Prometheus text format."""
-        written = "".join(line for one in self._text_collectors for line in one.format_histograms())
-        return generate_latest(self._registry) + written.encode()
+        histograms = "".join(
+            line for one in self._text_collectors for line in one.format_histograms()
+        )
+        return generate_latest(self._registry) + histograms.encode()
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
@@ -237,20 +241,15 @@ class MetricsCollector(Collector):
             for attempt in record.failed_attempts:
                 model, _, rest = attempt.rpartition("@")
                 version, _, error = rest.partition(" ")
-                self._count_fallback(f"{model}@{version}", error)
+                increment_bounded(self._fallbacks, (f"{model}@{version}", error), _MAX_LABEL_SETS)
 
     def _get_stats(self, key: StatsKey) -> _HistogramStats:
         stats = self._stats.get(key)
         if stats is None:
             if len(self._stats) >= _MAX_STATS_KEYS:
-                key = (_OVERFLOW_LABEL, _OVERFLOW_LABEL, _OVERFLOW_LABEL)
+                key = (OVERFLOW_LABEL, OVERFLOW_LABEL, OVERFLOW_LABEL)
             stats = self._stats.setdefault(key, RequestStats(Histogram))
         return stats
-
-    def _count_fallback(self, *key: str) -> None:
-        if key not in self._fallbacks and len(self._fallbacks) >= _MAX_LABEL_SETS:
-            key = (_OVERFLOW_LABEL,) * len(key)
-        self._fallbacks[key] += 1
 
 
 # Running requests, read whenever the page is rendered.

@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 
 from backends.histogram import Histogram
 from gateway import __version__
-from gateway.observability.metrics import definition
-from gateway.observability.metrics.definition import MetricDefinition
+from gateway.observability.metrics.definition import MetricDefinition, increment_bounded
 
 _LAG_CHECK_INTERVAL: Final = 0.25
 """Seconds between two measurements of the event loop's lag."""
@@ -38,6 +37,12 @@ MALFORMED_REQUESTS: Final = MetricDefinition(
     "counter",
     "Input at a listener that is not a valid HTTP request, by kind of error.",
     ("listener", "kind"),
+)
+REFUSED_CONNECTIONS: Final = MetricDefinition(
+    "interlingua_refused_connections",
+    "counter",
+    "Client connections closed at a limit, by reason.",
+    ("listener", "reason"),
 )
 OPEN_FDS: Final = MetricDefinition("interlingua_open_fds", "gauge", "Open file descriptors.")
 MAX_FDS: Final = MetricDefinition(
@@ -61,6 +66,7 @@ PROCESS_METRICS: Final = (
         EVENT_LOOP_LAG,
         OPEN_CLIENT_CONNECTIONS,
         MALFORMED_REQUESTS,
+        REFUSED_CONNECTIONS,
         OPEN_FDS,
         MAX_FDS,
         MEMORY_BYTES,
@@ -88,6 +94,10 @@ class ListenerStats(Protocol):
     @property
     def malformed_by_status(self) -> Mapping[int, int]:
         """Inputs that are not valid requests, by the status of the response."""
+
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
 
 
 class ProcessCollector(Collector):
@@ -123,6 +133,11 @@ class ProcessCollector(Collector):
             for name, one in listeners.items()
             for status, count in one.malformed_by_status.items()
         )
+        yield REFUSED_CONNECTIONS.build_family(
+            ((name, reason), count)
+            for name, one in listeners.items()
+            for reason, count in one.refused_by_reason.items()
+        )
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield CPU_SECONDS.build_family([((), usage.ru_utime + usage.ru_stime)])
         yield MAX_FDS.build_family([((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])])
@@ -136,9 +151,9 @@ class ProcessCollector(Collector):
         """See ``gateway.observability.metrics.requests.TextCollector``."""
         return EVENT_LOOP_LAG.format_histogram_lines([((), self._lag)])
 
-    def _measure_lag(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _measure_lag(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:
         now = loop.time()
-        self._lag.add(now - due)
+        self._lag.add(now - due_at)
         self._timer = loop.call_later(
             _LAG_CHECK_INTERVAL, self._measure_lag, loop, now + _LAG_CHECK_INTERVAL
         )
@@ -160,26 +175,26 @@ SUPERVISOR_METRICS: Final = (SERVING_PROCESSES, PROCESS_RESTARTS)
 
 # Configuration reloads.
 
-CONFIG_RELOADS: Final = definition.MetricDefinition(
+CONFIG_RELOADS: Final = MetricDefinition(
     "interlingua_config_reloads",
     "counter",
     "Configuration reloads, by result.",
     ("result",),
     "supervisor",
 )
-LAST_RELOAD_SUCCESSFUL: Final = definition.MetricDefinition(
+LAST_RELOAD_SUCCESSFUL: Final = MetricDefinition(
     "interlingua_config_last_reload_successful",
     "gauge",
     "1 if the last reload succeeded.",
     merge_mode="supervisor",
 )
-LAST_RELOAD_TIMESTAMP: Final = definition.MetricDefinition(
+LAST_RELOAD_TIMESTAMP: Final = MetricDefinition(
     "interlingua_config_last_reload_success_timestamp_seconds",
     "gauge",
     "Unix time of the last successful reload.",
     merge_mode="supervisor",
 )
-CONFIG_INFO: Final = definition.MetricDefinition(
+CONFIG_INFO: Final = MetricDefinition(
     "interlingua_config_info",
     "gauge",
     "Hash of the current configuration; always 1.",
@@ -302,8 +317,6 @@ _SHADOW_COUNTERS: Final = {
     )
 }
 SHADOW_METRICS: Final = (*_SHADOW_COUNTERS.values(),)
-_OVERFLOW_LABEL: Final = "_other"
-"""The label value once a table is full: the model ``*`` accepts any name."""
 _MAX_LABEL_SETS: Final = 1000
 """Maximum entries per table."""
 
@@ -364,10 +377,7 @@ class ShadowCollector(Collector):
             yield counter.build_family(self._counts[name].items())
 
     def _increment(self, name: str, key: tuple[str, ...]) -> None:
-        counts = self._counts[name]
-        if key not in counts and len(counts) >= _MAX_LABEL_SETS:
-            key = (_OVERFLOW_LABEL,) * len(key)
-        counts[key] += 1
+        increment_bounded(self._counts[name], key, _MAX_LABEL_SETS)
 
 
 # Rate limits. Each process reports its part of a budget.

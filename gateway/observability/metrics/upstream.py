@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from backends.histogram import Histogram
-from gateway.observability.metrics.definition import MetricDefinition, MetricSamples
+from gateway.observability.metrics.definition import MergeMode, MetricDefinition, MetricSamples
 
 
 class PoolCounters(Protocol):
@@ -60,31 +61,24 @@ class _PoolMetric(Struct, frozen=True):
     read_samples: Callable[[PoolStats], MetricSamples]
 
 
-def _define_pool_counter(
-    name: str, help_: str, read_samples: Callable[[PoolStats], MetricSamples], *labels: str
+def _define_metric(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    help_: str,
+    read_samples: Callable[[PoolStats], MetricSamples],
+    *labels: str,
+    merge_mode: MergeMode = "sum",
 ) -> _PoolMetric:
+    """``labels`` are added to the backend."""
     return _PoolMetric(
-        MetricDefinition(f"interlingua_{name}", "counter", help_, ("backend", *labels)),
+        MetricDefinition(f"interlingua_{name}", kind, help_, ("backend", *labels), merge_mode),
         read_samples,
     )
 
 
-def _define_pool_gauge(
-    name: str, help_: str, read_samples: Callable[[PoolStats], MetricSamples], *labels: str
-) -> _PoolMetric:
-    return _PoolMetric(
-        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels)), read_samples
-    )
-
-
-def _define_largest_gauge(
-    name: str, help_: str, read_samples: Callable[[PoolStats], MetricSamples], *labels: str
-) -> _PoolMetric:
-    """A gauge whose value over several processes is the largest of them."""
-    return _PoolMetric(
-        MetricDefinition(f"interlingua_{name}", "gauge", help_, ("backend", *labels), "largest"),
-        read_samples,
-    )
+_define_counter: Final = partial(_define_metric, "counter")
+_define_gauge: Final = partial(_define_metric, "gauge")
+_define_largest_gauge: Final = partial(_define_metric, "gauge", merge_mode="largest")
 
 
 def _label_by_name(counts: Mapping[str, int]) -> MetricSamples:
@@ -104,13 +98,13 @@ _POOL_METRICS: Final = (
         lambda pool: (((one.url,), float(one.state != "out")) for one in pool.report_workers()),
         "worker",
     ),
-    _define_pool_gauge(
+    _define_gauge(
         "worker_in_flight",
         "Requests in flight at the worker.",
         lambda pool: _read_worker_values("in_flight", pool),
         "worker",
     ),
-    _define_pool_gauge(
+    _define_gauge(
         "worker_limit",
         "Maximum concurrent requests of the worker, if limited.",
         lambda pool: _read_worker_values("limit", pool),
@@ -127,12 +121,12 @@ _POOL_METRICS: Final = (
         "1 while health is ignored because too few workers are healthy.",
         lambda pool: (((), float(pool.in_panic)),),
     ),
-    _define_pool_gauge(
+    _define_gauge(
         "queue_length",
         "Requests waiting for a worker.",
         lambda pool: (((), len(pool.queued_request_ids)),),
     ),
-    _define_pool_gauge(
+    _define_gauge(
         "upstream_connections",
         "Connections to workers, by state: active or idle.",
         lambda pool: (
@@ -141,7 +135,7 @@ _POOL_METRICS: Final = (
         ),
         "state",
     ),
-    _define_pool_counter(
+    _define_counter(
         "upstream_connects",
         "Connection attempts to workers, by result: established or failed.",
         lambda pool: (
@@ -150,35 +144,35 @@ _POOL_METRICS: Final = (
         ),
         "result",
     ),
-    _define_pool_counter(
+    _define_counter(
         "upstream_failures",
         "Failed attempts: connect, first_token, idle, total, disconnect, invalid_response, status.",
         lambda pool: _label_by_name(pool.metrics.failures),
         "kind",
     ),
-    _define_pool_counter(
+    _define_counter(
         "upstream_cancellations",
         "Attempts cancelled at the worker because no client waited for them.",
         lambda pool: (((), pool.metrics.abandoned),),
     ),
-    _define_pool_counter(
+    _define_counter(
         "retries",
         "Retries on another worker, by the failure of the attempt before.",
         lambda pool: _label_by_name(pool.metrics.retries),
         "reason",
     ),
-    _define_pool_counter(
+    _define_counter(
         "retry_budget_exhausted",
         "Requests not retried because the retry budget was spent.",
         lambda pool: (((), pool.metrics.exhausted),),
     ),
-    _define_pool_counter(
+    _define_counter(
         "shed",
         "Requests rejected without a worker: queue_full, queue_wait, or no_worker.",
         lambda pool: _label_by_name(pool.metrics.shed),
         "reason",
     ),
-    _define_pool_counter(
+    _define_counter(
         "discovery_failures",
         "Failed lookups of a worker list.",
         lambda pool: (((), pool.discovery_failures),),

@@ -113,12 +113,12 @@ def select_versions(
         if version is not None and version not in present:
             listed = ", ".join(present) or "nothing"
             raise ComparisonError(f"version {version!r} was sent no requests; there is {listed}")
-    rest = [version for version in present if version not in (a, b)]
+    others = [version for version in present if version not in (a, b)]
     missing = (a, b).count(None)
-    if a == b is not None or (missing and len(rest) != missing):
+    if a == b is not None or (missing and len(others) != missing):
         listed = ", ".join(present) or "none that was sent requests"
         raise ComparisonError(f"name two versions with --a and --b; there is {listed}")
-    return split, a or rest.pop(0), b or rest.pop(0)
+    return split, a or others.pop(0), b or others.pop(0)
 
 
 def check_split_ratio(evidence: Evidence, split: str, weights: Mapping[str, int]) -> SplitRatio:
@@ -128,8 +128,13 @@ def check_split_ratio(evidence: Evidence, split: str, weights: Mapping[str, int]
         if version not in weights:
             raise ComparisonError(f"version {version!r} was sent requests, and has no weight")
     stats = {version: evidence.variants.get((split, version)) for version in weights}
-    sent = {version: 0 if one is None else one.routed_requests for version, one in stats.items()}
-    return SplitRatio(sent, weights, chi_square_p_value([*sent.values()], [*weights.values()]))
+    requests = {
+        version: 0 if version_stats is None else version_stats.routed_requests
+        for version, version_stats in stats.items()
+    }
+    return SplitRatio(
+        requests, weights, chi_square_p_value([*requests.values()], [*weights.values()])
+    )
 
 
 class _VersionPair(Struct, frozen=True):
@@ -148,55 +153,65 @@ class _VersionPair(Struct, frozen=True):
             yield ComparisonRow(name, "", a, b)
 
     def shares(self) -> Iterator[ComparisonRow]:
-        both = (self.a, self.b)
+        pair = (self.a, self.b)
         for name, outcomes in _OUTCOMES.items():
             yield self._share(
-                name, [(_count_outcomes(one, outcomes), one.routed_requests) for one in both]
+                name, [(_count_outcomes(stats, outcomes), stats.routed_requests) for stats in pair]
             )
         yield self._share(
             "answered by fallback",
-            [(one.answered_by_fallback, one.routed_requests) for one in both],
+            [(stats.answered_by_fallback, stats.routed_requests) for stats in pair],
         )
         yield self._share(
-            "with a loss", [(one.lossy_requests, one.outcomes.total()) for one in both]
+            "with a loss", [(stats.lossy_requests, stats.outcomes.total()) for stats in pair]
         )
-        for reason in sorted({reason for one in both for (reason,) in one.finish_reasons}):
-            ended = [(one.finish_reasons[reason,], one.finish_reasons.total()) for one in both]
-            yield self._share(f"ended by {reason}", ended)
+        for reason in sorted({reason for stats in pair for (reason,) in stats.finish_reasons}):
+            counts = [
+                (stats.finish_reasons[reason,], stats.finish_reasons.total()) for stats in pair
+            ]
+            yield self._share(f"ended by {reason}", counts)
 
     def samples(self) -> Iterator[ComparisonRow]:
-        for name, unit, of in _SAMPLES:
-            samples = of(self.a), of(self.b)
+        for name, unit, get_sample in _SAMPLES:
+            samples = get_sample(self.a), get_sample(self.b)
             yield self._mean(f"{name}, mean", unit, *samples)
             for p in _QUANTILES:
                 yield self._quantile(f"{name}, p{p:.0%}".rstrip("%"), unit, p, *samples)
 
     def _share(self, name: str, counts: Sequence[tuple[int, int]]) -> ComparisonRow:
         """``counts`` are the hits and the total of each version."""
-        a, b = (wilson_interval(n, of, self.confidence) if of else None for n, of in counts)
+        a, b = (
+            wilson_interval(n, total, self.confidence) if total else None for n, total in counts
+        )
         difference = None if a is None or b is None else difference_interval(a, b)
         return ComparisonRow(name, "share", _value(a), _value(b), difference, "Newcombe")
 
     def _mean(self, name: str, unit: Unit, a: Sample, b: Sample) -> ComparisonRow:
-        one, other = a.mean(), b.mean()
-        difference = welch_interval(one, other, self.confidence)
+        mean_a, mean_b = a.mean(), b.mean()
+        difference = welch_interval(mean_a, mean_b, self.confidence)
         method = f"Welch{self.suffix}"
-        return ComparisonRow(name, unit, _value(one), _value(other), difference, method)
+        return ComparisonRow(name, unit, _value(mean_a), _value(mean_b), difference, method)
 
     def _quantile(self, name: str, unit: Unit, p: float, a: Sample, b: Sample) -> ComparisonRow:
-        one, other = (quantile_interval(sample, p, self.confidence) for sample in (a, b))
-        difference = None if one is None or other is None else difference_interval(one, other)
-        left, right = (sample.quantile(p) if sample.n else None for sample in (a, b))
+        quantile_a, quantile_b = (
+            quantile_interval(sample, p, self.confidence) for sample in (a, b)
+        )
+        difference = (
+            None
+            if quantile_a is None or quantile_b is None
+            else difference_interval(quantile_a, quantile_b)
+        )
+        value_a, value_b = (sample.quantile(p) if sample.n else None for sample in (a, b))
         method = f"order statistics{self.suffix}"
-        return ComparisonRow(name, unit, left, right, difference, method)
+        return ComparisonRow(name, unit, value_a, value_b, difference, method)
 
 
 def _value(estimate: Interval | Mean | None) -> float | None:
     return None if estimate is None else estimate.value
 
 
-def _count_tokens(stats: RequestStats[Any], wanted: str) -> int:
-    return sum(count for (direction, _), count in stats.tokens.items() if direction == wanted)
+def _count_tokens(stats: RequestStats[Any], name: str) -> int:
+    return sum(count for (direction, _), count in stats.tokens.items() if direction == name)
 
 
 def _count_outcomes(stats: RequestStats[Any], outcomes: Sequence[str]) -> int:
@@ -238,16 +253,16 @@ def build_report(
 
 def describe_excluded(evidence: Evidence, query: UsageQuery) -> Iterator[str]:
     """The requests that no split sent to the version that answered."""
-    how = "Included, though not a random sample" if query.everything else "Left out"
+    prefix = "Included, though not a random sample" if query.everything else "Left out"
     for reason, count in sorted(evidence.excluded.items()):
-        yield f"{how}: {count} requests {reason}."
+        yield f"{prefix}: {count} requests {reason}."
 
 
 def _describe_intervals(comparison: Comparison) -> str:
-    missed = comparison.intervals * (1 - comparison.confidence)
+    expected_misses = comparison.intervals * (1 - comparison.confidence)
     return (
         f"{comparison.intervals} intervals at {100 * comparison.confidence:g} %; a * marks those "
-        f"that exclude 0, as about {missed:.1f} of them would if nothing differed."
+        f"that exclude 0, as about {expected_misses:.1f} of them would if nothing differed."
     )
 
 
@@ -270,11 +285,11 @@ def _describe_limits(evidence: Evidence) -> Iterator[str]:
 
 
 def _describe_ratio(ratio: SplitRatio) -> str:
-    sent, weights = (
+    requests, weights = (
         " : ".join(map(str, numbers.values())) for numbers in (ratio.sent, ratio.weights)
     )
     versions = ", ".join(ratio.weights)
-    text = f"split sent {sent} to the versions {versions} for the weights {weights}"
+    text = f"split sent {requests} to the versions {versions} for the weights {weights}"
     if ratio.is_plausible:
         return f"The {text}, which fits (p = {ratio.likelihood:.2g})."
     return (
@@ -305,5 +320,5 @@ def _format_number(value: float | None, scale: float, spec: str, unit: str) -> s
 
 
 def _count_decimals(largest: float) -> int:
-    before = floor(log10(largest)) + 1 if largest else _DIGITS
-    return max(0, min(_DIGITS, _DIGITS - before))
+    integer_digits = floor(log10(largest)) + 1 if largest else _DIGITS
+    return max(0, min(_DIGITS, _DIGITS - integer_digits))

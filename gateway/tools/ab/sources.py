@@ -89,7 +89,7 @@ class Evidence(Struct):
 
     def versions(self, split: str) -> list[str]:
         """The versions to which a split sent requests, in numerical order."""
-        names = [version for one, version in self.variants if one == split]
+        names = [version for owner, version in self.variants if owner == split]
         return sorted(names, key=lambda name: (not name.isdecimal(), name.zfill(20)))
 
 
@@ -98,13 +98,13 @@ def read_source(lines: Iterable[bytes], query: UsageQuery) -> Evidence:
 
     Raises SourceError.
     """
-    rest = iter(lines)
-    first = next(rest, b"")
+    remaining = iter(lines)
+    first = next(remaining, b"")
     if not is_metrics_page(first):
-        return read_access_log(chain([first], rest), query)
+        return read_access_log(chain([first], remaining), query)
     if query.since:
         raise SourceError("--since goes with a log: a page counts from the gateway's start")
-    return read_metrics_page(b"".join((first, *rest)).decode("utf-8", "replace"), query)
+    return read_metrics_page(b"".join((first, *remaining)).decode("utf-8", "replace"), query)
 
 
 # --- access logs ----------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _count_group(evidence: Evidence, records: Sequence[RequestRecord], query: Us
         evidence.models.add(first.model)
     key = answered_key(first)
     if first.model == query.model:
-        evidence.sticky += sum(one.sticky not in ("", "pinned") for one in records)
+        evidence.sticky += sum(record.sticky not in ("", "pinned") for record in records)
         if not key[2]:
             evidence.excluded.update(map(_exclusion_reason, records))
         if key[2] or query.everything:
@@ -210,8 +210,8 @@ class _PageReader:
                 name = sample.partition("{")[0].removeprefix(_PREFIX)
                 if name in _NAMES and (labels := parse_labels(sample)[1])["model"]:
                     self._count(name, labels, value)
-        for (variant, attribute), upto in self._cumulative.items():
-            getattr(variants[variant], attribute).set_cumulative(upto)
+        for (variant, attribute), cumulative in self._cumulative.items():
+            getattr(variants[variant], attribute).set_cumulative(cumulative)
         if any(stats.lossy_requests > stats.outcomes.total() for stats in variants.values()):
             raise ValueError("more requests with a loss than requests")
 
@@ -238,5 +238,5 @@ class _PageReader:
             attribute = _TOTALS[name]
             setattr(stats, attribute, getattr(stats, attribute) + count)
         else:
-            attribute, by = _COUNTERS[name]
-            getattr(stats, attribute)[tuple(labels[label] for label in by)] += count
+            attribute, label_names = _COUNTERS[name]
+            getattr(stats, attribute)[tuple(labels[label] for label in label_names)] += count

@@ -75,7 +75,7 @@ class ExactSample:
         if not (n := self.n):
             return None
         value = sum(self._values) / n
-        squares = sum((one - value) ** 2 for one in self._values)
+        squares = sum((item - value) ** 2 for item in self._values)
         return Mean(n, value, squares / max(1, n - 1))
 
     def quantile(self, p: float) -> float:
@@ -87,10 +87,12 @@ class ExactSample:
             self._values = array("d", sorted(self._values))
             self._sorted = True
         last = self.n - 1
-        at = min(max(p * (last + 1) - 0.5, 0.0), float(last))
-        below = int(at)
-        above = min(below + 1, last)
-        return self._values[below] + (at - below) * (self._values[above] - self._values[below])
+        position = min(max(p * (last + 1) - 0.5, 0.0), float(last))
+        lower = int(position)
+        upper = min(lower + 1, last)
+        return self._values[lower] + (position - lower) * (
+            self._values[upper] - self._values[lower]
+        )
 
     def quantile_bounds(self, low: float, high: float) -> tuple[float, float]:
         """See Sample."""
@@ -100,13 +102,13 @@ class ExactSample:
 class BucketSample(Histogram):
     """A sample that keeps the number of values in each bucket, taken to be spread evenly in it."""
 
-    def set_cumulative(self, upto: Mapping[float, int]) -> None:
+    def set_cumulative(self, cumulative: Mapping[float, int]) -> None:
         """Set the number of values up to each edge, of which the last is infinite.
 
         Raises ValueError if the numbers decrease or the last edge is missing.
         """
-        *edges, last = sorted(upto)
-        counts = [upto[edge] for edge in (*edges, last)]
+        *edges, last = sorted(cumulative)
+        counts = [cumulative[edge] for edge in (*edges, last)]
         if last != math.inf or counts != sorted(counts):
             raise ValueError("the buckets are not complete")
         self.edges = tuple(edges)
@@ -121,12 +123,15 @@ class BucketSample(Histogram):
         """See Sample. For the variance, values above the last edge are taken to lie at it."""
         if not (n := self.n):
             return None
-        middles = [(low + high) / 2 for low, high in self._bucket_edges()]
+        midpoints = [(low + high) / 2 for low, high in self._bucket_edges()]
         widths = [high - low for low, high in self._bucket_edges()]
-        middle = sum(count * at for count, at in zip(self.counts, middles, strict=True)) / n
+        centre = (
+            sum(count * midpoint for count, midpoint in zip(self.counts, midpoints, strict=True))
+            / n
+        )
         squares = (
-            count * ((at - middle) ** 2 + width**2 / 12)
-            for count, at, width in zip(self.counts, middles, widths, strict=True)
+            count * ((midpoint - centre) ** 2 + width**2 / 12)
+            for count, midpoint, width in zip(self.counts, midpoints, widths, strict=True)
         )
         return Mean(n, self.total / n, sum(squares) / n)
 
@@ -176,8 +181,10 @@ def chi_square_tail(x: float, freedom: int) -> float:
     a, half = freedom / 2, x / 2
     if half < a + 1:
         return 1 - _gamma_series(a, half)
-    front = math.exp(a * math.log(half) - half - math.lgamma(a))
-    return front / _continued_fraction(half + 1 - a, lambda k: (-k * (k - a), half + 2 * k + 1 - a))
+    factor = math.exp(a * math.log(half) - half - math.lgamma(a))
+    return factor / _continued_fraction(
+        half + 1 - a, lambda k: (-k * (k - a), half + 2 * k + 1 - a)
+    )
 
 
 def _gamma_series(a: float, x: float) -> float:
@@ -199,8 +206,8 @@ def _beta(a: float, b: float, x: float) -> float:
         return x
     if x > (a + 1) / (a + b + 2):
         return 1 - _beta(b, a, 1 - x)
-    logs = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(logs + a * math.log(x) + b * math.log1p(-x)) / a
+    log_factor = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    factor = math.exp(log_factor + a * math.log(x) + b * math.log1p(-x)) / a
 
     def step(n: int) -> tuple[float, float]:
         k = n // 2
@@ -208,20 +215,20 @@ def _beta(a: float, b: float, x: float) -> float:
             return -(a + k) * (a + b + k) * x / ((a + 2 * k) * (a + 2 * k + 1)), 1.0
         return k * (b - k) * x / ((a + 2 * k - 1) * (a + 2 * k)), 1.0
 
-    return front / _continued_fraction(1.0, step)
+    return factor / _continued_fraction(1.0, step)
 
 
 def _continued_fraction(first: float, step: Callable[[int], tuple[float, float]]) -> float:
     """``first + a1 / (b1 + a2 / (b2 + …))``, where ``step`` gives the pairs (a, b)."""
-    value = above = first
-    below, change, k = 0.0, 0.0, 0
-    while abs(change - 1) >= _PRECISION:
+    value = numerator = first
+    denominator, ratio, k = 0.0, 0.0, 0
+    while abs(ratio - 1) >= _PRECISION:
         k += 1
         a, b = step(k)
-        below = 1 / (b + a * below or _TINY)
-        above = b + a / above or _TINY
-        change = above * below
-        value *= change
+        denominator = 1 / (b + a * denominator or _TINY)
+        numerator = b + a / numerator or _TINY
+        ratio = numerator * denominator
+        value *= ratio
     return value
 
 
@@ -286,12 +293,12 @@ def welch_interval(a: Mean | None, b: Mean | None, confidence: float) -> Interva
     if a is None or b is None or min(a.n, b.n) < _MIN_VALUES:
         return None
     value = b.value - a.value
-    of_a, of_b = a.variance / a.n, b.variance / b.n
-    both = of_a + of_b
-    if not both:
+    error_a, error_b = a.variance / a.n, b.variance / b.n
+    error = error_a + error_b
+    if not error:
         return Interval(value, value, value)
-    freedom = both * both / (of_a * of_a / (a.n - 1) + of_b * of_b / (b.n - 1))
-    half = t_quantile((1 + confidence) / 2, freedom) * math.sqrt(both)
+    freedom = error * error / (error_a * error_a / (a.n - 1) + error_b * error_b / (b.n - 1))
+    half = t_quantile((1 + confidence) / 2, freedom) * math.sqrt(error)
     return Interval(value, value - half, value + half)
 
 
@@ -305,8 +312,8 @@ def quantile_interval(sample: Sample, p: float, confidence: float) -> Interval |
     low, high = p - half, p + half
     if not 0 < low < high < 1:
         return None
-    found = Interval(sample.quantile(p), *sample.quantile_bounds(low, high))
-    return found if math.isfinite(found.high) else None
+    interval = Interval(sample.quantile(p), *sample.quantile_bounds(low, high))
+    return interval if math.isfinite(interval.high) else None
 
 
 def chi_square_p_value(counts: Sequence[int], weights: Sequence[float]) -> float:
@@ -314,7 +321,7 @@ def chi_square_p_value(counts: Sequence[int], weights: Sequence[float]) -> float
 
     Each weight is above 0, and so is at least one of the counts.
     """
-    total, whole = sum(counts), sum(weights)
-    wanted = [total * weight / whole for weight in weights]
-    pairs = zip(counts, wanted, strict=True)
-    return chi_square_tail(sum((n - w) ** 2 / w for n, w in pairs), len(counts) - 1)
+    total, total_weight = sum(counts), sum(weights)
+    expected = [total * weight / total_weight for weight in weights]
+    pairs = zip(counts, expected, strict=True)
+    return chi_square_tail(sum((n - e) ** 2 / e for n, e in pairs), len(counts) - 1)

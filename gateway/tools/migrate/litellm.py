@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config import types
 from gateway.config.errors import ConfigError, IssueCollector, format_path
 from gateway.config.yaml_reader import compose_yaml, decode_utf8
 from gateway.tools.migrate.providers import (
@@ -39,6 +38,7 @@ from gateway.tools.migrate.yaml_file import (
     read_number,
     read_text,
 )
+from protocols.core import units
 
 # --- deployments ----------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ _NEEDLESS_PARAMS: Final = {
     "merge_reasoning_content_in_choices": "reasoning stays where the client's protocol has it",
 }
 _INFO_REASONS: Final = {"access_groups": "list the models of each key under `keys`"}
-_OF_INFO: Final = "this property of a model is not used"
+_UNUSED_PROPERTY: Final = "this property of a model is not used"
 
 
 class SourceWorker(Struct, frozen=True):
@@ -78,7 +78,7 @@ class SourceWorker(Struct, frozen=True):
     url: str | Env
     key: Env | None
     shares: Mapping[str, float]
-    most: int | None
+    max_concurrency: int | None
     occurrences: int = 1
     """How often the list has this endpoint."""
 
@@ -86,7 +86,7 @@ class SourceWorker(Struct, frozen=True):
 class PoolKey(Struct, frozen=True):
     """What workers of one pool have in common. ``script`` is the text of a mock response."""
 
-    dialect: str
+    protocol: str
     profile: str | None
     model: str | None
     total: str | None
@@ -97,14 +97,14 @@ class PoolKey(Struct, frozen=True):
 
 
 class Deployment(Struct, frozen=True):
-    """An entry of the model list. ``at`` is its position."""
+    """An entry of the model list. ``source`` is its position."""
 
-    kind: PoolKey
+    pool_key: PoolKey
     worker: SourceWorker
     task: str
     defaults: Mapping[str, float]
     comments: tuple[str, ...]
-    at: SourceValue
+    source: SourceValue
 
 
 class DeploymentReader:
@@ -118,23 +118,23 @@ class DeploymentReader:
 
     def read(self, group: str, entry: SourceMapping, params: SourceMapping) -> Deployment:
         """Read an entry. Raises UnsupportedEntry."""
-        notes, at = self.notes, entry.source
+        notes, source = self.notes, entry.source
         script, model = params.pop("mock_response"), params.pop("model")
         if model is None or not model.text:
-            raise UnsupportedEntry(model or at, "litellm_params has no model")
+            raise UnsupportedEntry(model or source, "litellm_params has no model")
         task = _task(entry, model.text, notes)
         if script is not None and (text := read_text(script, notes, str)) is not None:
-            return self._mocked(text, task, params, at)
-        where = params.pop("api_base", "base_url")
-        found = resolve_endpoint(model, params.pop("custom_llm_provider"), where, notes)
-        provider = found.provider
-        most = read_integer(params.pop("max_parallel_requests"), notes, 1, 100_000)
-        key = self._key(group, params, provider, placed=where is not None)
-        worker = SourceWorker(found.url, key, self._shares(params), most)
-        kind = PoolKey(
-            provider.dialect,
+            return self._mocked(text, task, params, source)
+        address = params.pop("api_base", "base_url")
+        endpoint = resolve_endpoint(model, params.pop("custom_llm_provider"), address, notes)
+        provider = endpoint.provider
+        max_concurrency = read_integer(params.pop("max_parallel_requests"), notes, 1, 100_000)
+        key = self._key(group, params, provider, has_address=address is not None)
+        worker = SourceWorker(endpoint.url, key, self._shares(params), max_concurrency)
+        pool_key = PoolKey(
+            provider.protocol,
             provider.profile,
-            found.model,
+            endpoint.model,
             read_duration(params.pop("timeout", "request_timeout"), notes),
             read_duration(params.pop("stream_timeout"), notes),
             read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
@@ -142,55 +142,61 @@ class DeploymentReader:
         )
         defaults = _defaults(params, notes)
         params.note_unused(notes, "no such setting", _PARAM_REASONS, _NEEDLESS_PARAMS)
-        return Deployment(kind, worker, task, defaults, found.comments, at)
+        return Deployment(pool_key, worker, task, defaults, endpoint.comments, source)
 
-    def _mocked(self, text: str, task: str, params: SourceMapping, at: SourceValue) -> Deployment:
+    def _mocked(
+        self, response: str, task: str, params: SourceMapping, source: SourceValue
+    ) -> Deployment:
         """A deployment that always gives the same answer."""
         worker = SourceWorker("", None, self._shares(params), None)
-        kind = PoolKey("", None, None, None, None, None, 0, text)
+        pool_key = PoolKey("", None, None, None, None, None, 0, response)
         params.note_unused(self.notes, "a mock response does not use it", {}, {})
-        return Deployment(kind, worker, task, {}, (), at)
+        return Deployment(pool_key, worker, task, {}, (), source)
 
     def _key(
-        self, group: str, params: SourceMapping, provider: Provider, *, placed: bool
+        self, group: str, params: SourceMapping, provider: Provider, *, has_address: bool
     ) -> Env | None:
         """The variable for a worker's key, also if the file has the key itself."""
-        given = params.pop("api_key")
-        if given is None:
-            known = provider.key is not None and (not placed or provider.keyed)
-            return Env(str(provider.key)) if known else None
-        value = given.value
+        setting = params.pop("api_key")
+        if setting is None:
+            has_default = provider.key is not None and (not has_address or provider.keyed)
+            return Env(str(provider.key)) if has_default else None
+        value = setting.value
         if isinstance(value, Env):
             return value
         if not isinstance(value, str) or value.lower() in _NO_KEYS:
-            self.notes.add(given, "needless", "not a real key; the workers get none")
+            self.notes.add(setting, "needless", "not a real key; the workers get none")
             return None
         name = self._secrets.get(value)
         if name is None:
-            stem = re.sub(r"[^A-Z0-9]+", "_", group.upper()).strip("_") or "WORKER"
-            taken = [one for one in self._secrets.values() if one.startswith(f"KEY_OF_{stem}")]
-            name = f"KEY_OF_{stem}" + (f"_{len(taken) + 1}" if taken else "")
+            base = re.sub(r"[^A-Z0-9]+", "_", group.upper()).strip("_") or "WORKER"
+            similar = [
+                variable
+                for variable in self._secrets.values()
+                if variable.startswith(f"KEY_OF_{base}")
+            ]
+            name = f"KEY_OF_{base}" + (f"_{len(similar) + 1}" if similar else "")
             self._secrets[value] = name
         self.notes.add(
-            given, "changed", f"a secret; it is now read from the environment: set {name}"
+            setting, "changed", f"a secret; it is now read from the environment: set {name}"
         )
         return Env(name)
 
     def _shares(self, params: SourceMapping) -> Mapping[str, float]:
         shares = {}
         for key in WEIGHT_KEYS:
-            given = params.pop(key)
-            counts = key == "weight" or self._by_rates
-            if given is None:
+            setting = params.pop(key)
+            is_used = key == "weight" or self._by_rates
+            if setting is None:
                 continue
             if key != "weight":
-                kind: Literal["changed", "left out"] = "changed" if counts else "left out"
+                note_kind: Literal["changed", "left out"] = "changed" if is_used else "left out"
                 reason = (
-                    "used as a weight, not as a limit" if counts else "workers have no rate limits"
+                    "used as a weight, not as a limit" if is_used else "workers have no rate limits"
                 )
-                self.notes.add(given, kind, reason)
-            if counts and (found := read_number(given, self.notes, 0, 1e12)) is not None:
-                shares[key] = found
+                self.notes.add(setting, note_kind, reason)
+            if is_used and (number := read_number(setting, self.notes, 0, 1e12)) is not None:
+                shares[key] = number
         return shares
 
 
@@ -199,9 +205,11 @@ def _task(entry: SourceMapping, model: str, notes: NoteCollector) -> str:
     info = entry.pop("model_info")
     mode = None
     if info is not None:
-        part = info.mapping()
-        mode = part.pop("mode")
-        part.note_unused(notes, _OF_INFO, _INFO_REASONS, {"id": "versions have names of their own"})
+        properties = info.mapping()
+        mode = properties.pop("mode")
+        properties.note_unused(
+            notes, _UNUSED_PROPERTY, _INFO_REASONS, {"id": "versions have names of their own"}
+        )
     if mode is None:
         if not _EMBEDS.search(model.lower()):
             return "chat"
@@ -216,25 +224,25 @@ def _task(entry: SourceMapping, model: str, notes: NoteCollector) -> str:
 
 def _defaults(params: SourceMapping, notes: NoteCollector) -> Mapping[str, float]:
     """The model's defaults for parameters of requests."""
-    found: dict[str, float | None] = {
+    defaults: dict[str, float | None] = {
         "temperature": read_number(params.pop("temperature"), notes, 0, 2),
         "top_p": read_number(params.pop("top_p"), notes, 1e-6, 1),
         "top_k": read_integer(params.pop("top_k"), notes, 1, 1_000_000),
         "max_tokens": read_integer(params.pop("max_tokens"), notes, 1, 1_000_000_000),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in defaults.items() if value is not None}
 
 
 # --- model groups ---------------------------------------------------------------------------------
 
-_HEAVIEST: Final = 1000
+_MAX_WEIGHT: Final = 1000
 
 
 class ModelGroup(Struct):
     """A model's name and its deployments, in the order of the file."""
 
     name: str
-    members: list[Deployment]
+    deployments: list[Deployment]
 
 
 class PoolDefaults(Struct, frozen=True):
@@ -242,7 +250,7 @@ class PoolDefaults(Struct, frozen=True):
 
     policy: str
     breaker: Mapping[str, Any]
-    most: int | None
+    max_concurrency: int | None
 
 
 class ConfigParts(Struct):
@@ -259,7 +267,7 @@ class ConfigParts(Struct):
 class _Version(Struct):
     """Workers of one pool, and their share of the model's requests."""
 
-    kind: PoolKey
+    pool_key: PoolKey
     workers: list[SourceWorker]
     share: float
     comments: list[str]
@@ -269,21 +277,21 @@ def add_model(
     group: ModelGroup, pool_defaults: PoolDefaults, parts: ConfigParts, notes: NoteCollector
 ) -> None:
     """Add the group to the configuration as a model."""
-    by = _weight_key(group.members)
-    versions = _versions(_ranked(group.members, by), by)
+    weight_key = _weight_key(group.deployments)
+    versions = _versions(_ranked(group.deployments, weight_key), weight_key)
     targets: dict[str, Any] = {}
     for number, version in enumerate(versions, 1):
         name = _free_name(group.name, parts.backends)
-        parts.backends[name] = _backend_section(version, by, pool_defaults)
+        parts.backends[name] = _backend_section(version, weight_key, pool_defaults)
         target = {"backend": name}
-        if version.kind.model is not None and version.kind.script is None:
-            target["model"] = version.kind.model
+        if version.pool_key.model is not None and version.pool_key.script is None:
+            target["model"] = version.pool_key.model
         targets[str(number)] = target
     model: dict[str, Any] = targets["1"] if len(versions) == 1 else {"versions": targets}
     if len(versions) > 1:
         model["split"] = {"weights": _weights(versions)}
-        model["fallback"] = sorted(targets, key=lambda n: versions[int(n) - 1].kind.order)
-    task = parts.tasks[group.name] = group.members[0].task
+        model["fallback"] = sorted(targets, key=lambda n: versions[int(n) - 1].pool_key.order)
+    task = parts.tasks[group.name] = group.deployments[0].task
     if task != "chat":
         model["task"] = task
     if defaults := _shared_defaults(group, notes):
@@ -294,100 +302,109 @@ def add_model(
 
 def _shared_defaults(group: ModelGroup, notes: NoteCollector) -> Mapping[str, float]:
     """The defaults that all deployments have in common; a model has no others."""
-    first, *rest = (member.defaults for member in group.members)
-    common = {key: value for key, value in first.items() if all(o.get(key) == value for o in rest)}
-    for member in group.members:
-        for key in member.defaults.keys() - common.keys():
+    first, *others = (deployment.defaults for deployment in group.deployments)
+    common = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
+    for deployment in group.deployments:
+        for key in deployment.defaults.keys() - common.keys():
             reason = f"its {key} differs from that of other entries of this name; use two names"
-            notes.add(member.at, "left out", reason)
+            notes.add(deployment.source, "left out", reason)
     return common
 
 
 # --- who takes how much ---------------------------------------------------------------------------
 
 
-def _weight_key(members: Sequence[Deployment]) -> str | None:
+def _weight_key(deployments: Sequence[Deployment]) -> str | None:
     """The key by which LiteLLM weights these deployments."""
-    return next((key for key in WEIGHT_KEYS if key in members[0].worker.shares), None)
+    return next((key for key in WEIGHT_KEYS if key in deployments[0].worker.shares), None)
 
 
-def _share(worker: SourceWorker, by: str | None) -> float:
-    return worker.occurrences if by is None else worker.shares.get(by, 0.0)
+def _share(worker: SourceWorker, weight_key: str | None) -> float:
+    return worker.occurrences if weight_key is None else worker.shares.get(weight_key, 0.0)
 
 
-def _ranked(members: Sequence[Deployment], by: str | None) -> Sequence[Deployment]:
+def _ranked(deployments: Sequence[Deployment], weight_key: str | None) -> Sequence[Deployment]:
     """Rank deployments without a share behind those with one."""
-    if not any(_share(member.worker, by) for member in members):
-        return members
-    last = 1 + max(member.kind.order for member in members)
-    return [
-        one if _share(one.worker, by) else replace(one, kind=replace(one.kind, order=last))
-        for one in members
-    ]
+    if not any(_share(deployment.worker, weight_key) for deployment in deployments):
+        return deployments
+    last = 1 + max(deployment.pool_key.order for deployment in deployments)
+
+    def rank(deployment: Deployment) -> Deployment:
+        if _share(deployment.worker, weight_key):
+            return deployment
+        return replace(deployment, pool_key=replace(deployment.pool_key, order=last))
+
+    return [rank(deployment) for deployment in deployments]
 
 
 def _weights(versions: Sequence[_Version]) -> Mapping[str, int]:
     """The weights of the first rank; the other versions are fallbacks only."""
-    first = min(version.kind.order for version in versions)
-    shares = [version.share if version.kind.order == first else 0 for version in versions]
+    lowest = min(version.pool_key.order for version in versions)
+    shares = [version.share if version.pool_key.order == lowest else 0 for version in versions]
     return {str(n): share for n, share in enumerate(_scaled(shares, 1_000_000), 1)}
 
 
-def _versions(members: Sequence[Deployment], by: str | None) -> list[_Version]:
+def _versions(deployments: Sequence[Deployment], weight_key: str | None) -> list[_Version]:
     """Join deployments with equal settings, unless one address has two keys."""
     versions: list[_Version] = []
-    for member in members:
-        worker, share = member.worker, _share(member.worker, by)
-        found = next((one for one in versions if _joins(one, member)), None)
-        if found is None:
-            versions.append(_Version(member.kind, [worker], share, [*member.comments]))
+    for deployment in deployments:
+        endpoint, share = deployment.worker, _share(deployment.worker, weight_key)
+        match = next((version for version in versions if _joins(version, deployment)), None)
+        if match is None:
+            versions.append(
+                _Version(deployment.pool_key, [endpoint], share, [*deployment.comments])
+            )
             continue
-        found.share += share
-        found.comments += [text for text in member.comments if text not in found.comments]
-        _join(found.workers, worker)
+        match.share += share
+        match.comments += [text for text in deployment.comments if text not in match.comments]
+        _join(match.workers, endpoint)
     return versions
 
 
-def _joins(version: _Version, member: Deployment) -> bool:
-    new = member.worker
-    keys = [worker.key for worker in version.workers if worker.url == new.url]
-    return version.kind == member.kind and keys in ([], [new.key])
+def _joins(version: _Version, deployment: Deployment) -> bool:
+    endpoint = deployment.worker
+    keys = [worker.key for worker in version.workers if worker.url == endpoint.url]
+    return version.pool_key == deployment.pool_key and keys in ([], [endpoint.key])
 
 
 def _join(workers: list[SourceWorker], new: SourceWorker) -> None:
     """Add a worker; if its address is present, add up the weights."""
     for n, old in enumerate(workers):
         if old.url == new.url:
-            every = {**old.shares, **new.shares}
-            shares = {key: _share(old, key) + _share(new, key) for key in every}
+            all_shares = {**old.shares, **new.shares}
+            shares = {key: _share(old, key) + _share(new, key) for key in all_shares}
             workers[n] = replace(old, shares=shares, occurrences=old.occurrences + new.occurrences)
             return
     workers.append(new)
 
 
-def _scaled(shares: Sequence[float], most: int) -> list[int]:
+def _scaled(shares: Sequence[float], limit: int) -> list[int]:
     """The smallest integers in the same proportion, not all of them 0."""
     if not any(shares):
         return [1] * len(shares)
-    whole = [round(share * 1000) for share in shares]
-    common = math.gcd(*whole)
-    found = [share // common for share in whole]
-    if max(found) > most:
-        return [max(round(share * most / max(found)), min(share, 1)) for share in found]
-    return found
+    thousandths = [round(share * 1000) for share in shares]
+    divisor = math.gcd(*thousandths)
+    scaled = [share // divisor for share in thousandths]
+    if max(scaled) > limit:
+        return [max(round(share * limit / max(scaled)), min(share, 1)) for share in scaled]
+    return scaled
 
 
 # --- what is written ------------------------------------------------------------------------------
 
 
-def _backend_section(version: _Version, by: str | None, pool_defaults: PoolDefaults) -> Any:
-    kind = version.kind
-    if kind.script is not None:
-        return {"kind": MOCK_BACKEND, "script": [kind.script]}
-    pool: dict[str, Any] = {"protocol": kind.dialect}
-    if kind.profile is not None:
-        pool["profile"] = kind.profile
-    weights = _scaled([_share(worker, by) for worker in version.workers], _HEAVIEST)
+def _backend_section(version: _Version, weight_key: str | None, pool_defaults: PoolDefaults) -> Any:
+    pool_key = version.pool_key
+    if pool_key.script is not None:
+        return {"kind": MOCK_BACKEND, "script": [pool_key.script]}
+    pool: dict[str, Any] = {"protocol": pool_key.protocol}
+    if pool_key.profile is not None:
+        pool["profile"] = pool_key.profile
+    weights = _scaled([_share(worker, weight_key) for worker in version.workers], _MAX_WEIGHT)
     pool["workers"] = [
         _worker_section(worker, weight, pool_defaults)
         for worker, weight in zip(version.workers, weights, strict=True)
@@ -396,12 +413,12 @@ def _backend_section(version: _Version, by: str | None, pool_defaults: PoolDefau
         pool["policy"] = pool_defaults.policy
     if timeouts := {
         key: value
-        for key, value in (("first_token", kind.first_token), ("total", kind.total))
+        for key, value in (("first_token", pool_key.first_token), ("total", pool_key.total))
         if value is not None
     }:
         pool["timeouts"] = timeouts
-    if kind.retries is not None:
-        pool["retries"] = {"max": kind.retries}
+    if pool_key.retries is not None:
+        pool["retries"] = {"max": pool_key.retries}
     if pool_defaults.breaker:
         pool["breaker"] = pool_defaults.breaker
     return CommentedValue(pool, version.comments)
@@ -411,20 +428,20 @@ def _worker_section(worker: SourceWorker, weight: int, pool_defaults: PoolDefaul
     section: dict[str, Any] = {"url": worker.url}
     if weight != 1:
         section["weight"] = weight
-    if (most := worker.most or pool_defaults.most) is not None:
-        section["max_concurrency"] = most
+    if (max_concurrency := worker.max_concurrency or pool_defaults.max_concurrency) is not None:
+        section["max_concurrency"] = max_concurrency
     if worker.key is not None:
         section["auth"] = {"bearer": worker.key}
     return worker.url if len(section) == 1 else section
 
 
-def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+def _free_name(name: str, used: Mapping[str, Any]) -> str:
     """A free name for a backend, like that of the model."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:90] or "any"
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:90] or "any"
     number = 1
-    while (found := stem if number == 1 else f"{stem}-{number}") in taken:
+    while (candidate := base if number == 1 else f"{base}-{number}") in used:
         number += 1
-    return found
+    return candidate
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -439,7 +456,7 @@ _POLICIES: Final = {
 }
 _DEFAULT_STRATEGY: Final = "simple-shuffle"
 _EQUAL_STRATEGIES: Final = frozenset({_DEFAULT_STRATEGY, "least-busy"})
-_MASTER: Final = "LITELLM_MASTER_KEY_SHA256"
+_MASTER_KEY_VARIABLE: Final = "LITELLM_MASTER_KEY_SHA256"
 
 _SETTING_REASONS: Final = {
     "cache": "responses are not cached",
@@ -497,38 +514,44 @@ class SettingsReader:
         self._notes = notes
 
     def _take(self, *keys: str) -> SourceValue | None:
-        found = self._router.pop(*keys)
-        beaten = self._module.pop(*keys)
-        if found is not None and beaten is not None:
-            self._notes.add(beaten, "needless", f"{format_path(found.path)} wins over it")
-        return found or beaten
+        setting = self._router.pop(*keys)
+        overridden = self._module.pop(*keys)
+        if setting is not None and overridden is not None:
+            self._notes.add(overridden, "needless", f"{format_path(setting.path)} wins over it")
+        return setting or overridden
 
     def strategy(self) -> str:
         """LiteLLM's name of the routing strategy."""
-        given = self._take("routing_strategy")
-        if given is None or given.text in _EQUAL_STRATEGIES:
-            return _DEFAULT_STRATEGY if given is None else given.text
-        if (policy := _POLICIES.get(given.text)) is None:
-            self._notes.add(given, "left out", "workers are used in turn; see `policy`")
+        setting = self._take("routing_strategy")
+        if setting is None or setting.text in _EQUAL_STRATEGIES:
+            return _DEFAULT_STRATEGY if setting is None else setting.text
+        if (policy := _POLICIES.get(setting.text)) is None:
+            self._notes.add(setting, "left out", "workers are used in turn; see `policy`")
             return _DEFAULT_STRATEGY
-        self._notes.add(given, "changed", f"the nearest policy is {policy}")
-        return given.text
+        self._notes.add(setting, "changed", f"the nearest policy is {policy}")
+        return setting.text
 
     def pool_defaults(self, strategy: str) -> PoolDefaults:
         """The settings of every pool."""
         notes = self._notes
-        fails = self._take("allowed_fails")
-        open_ = read_duration(self._take("cooldown_time"), notes)
+        allowed_fails = self._take("allowed_fails")
+        open_for = read_duration(self._take("cooldown_time"), notes)
         breaker: dict[str, Any] = {}
-        if (failures := read_integer(fails, notes, 0, 99_999)) is not None and fails is not None:
+        if (
+            failures := read_integer(allowed_fails, notes, 0, 99_999)
+        ) is not None and allowed_fails is not None:
             breaker["consecutive_failures"] = failures + 1
-            notes.add(fails, "changed", f"{failures + 1} failures in a row take a worker out")
-        if open_ is not None:
-            breaker["open_for"] = open_
-        most = self._take("default_max_parallel_requests") or self._server.pop(
+            notes.add(
+                allowed_fails, "changed", f"{failures + 1} failures in a row take a worker out"
+            )
+        if open_for is not None:
+            breaker["open_for"] = open_for
+        max_concurrency = self._take("default_max_parallel_requests") or self._server.pop(
             "max_parallel_requests"
         )
-        return PoolDefaults(_POLICIES[strategy], breaker, read_integer(most, notes, 1, 100_000))
+        return PoolDefaults(
+            _POLICIES[strategy], breaker, read_integer(max_concurrency, notes, 1, 100_000)
+        )
 
     def defaults(self) -> Mapping[str, Any]:
         """The defaults of all models."""
@@ -537,44 +560,44 @@ class SettingsReader:
             "first_token": read_duration(self._take("stream_timeout"), notes),
             "total": read_duration(self._take("timeout", "request_timeout"), notes),
         }
-        found: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         if limits := {key: value for key, value in timeouts.items() if value is not None}:
-            found["timeouts"] = limits
+            defaults["timeouts"] = limits
         if (retries := read_integer(self._take("num_retries"), notes, 0, 10)) is not None:
-            found["retries"] = {"max": retries}
-        if (drop := self._take("drop_params")) is not None:
-            found["on_loss"] = "report" if drop.value is True else "reject"
-        return found
+            defaults["retries"] = {"max": retries}
+        if (drop_params := self._take("drop_params")) is not None:
+            defaults["on_loss"] = "report" if drop_params.value is True else "reject"
+        return defaults
 
     def listeners(self) -> Mapping[str, Any]:
         """The listeners, the admin listener, the limits and the keys."""
-        notes, found = self._notes, dict[str, Any]()
+        notes, sections = self._notes, dict[str, Any]()
         key = self._server.pop("master_key")
         host = "127.0.0.1" if key is None else "0.0.0.0"
         listener: Any = [{"address": f"{host}:4000", "protocols": [CLIENT_PROTOCOL]}]
         if key is None:
             reason = ("no key is required, so it listens on this machine only",)
             listener = CommentedValue(listener, reason)
-        found["listeners"] = listener
+        sections["listeners"] = listener
         if self._has_metrics():
-            found["admin"] = CommentedValue({"address": "127.0.0.1:8081"}, ("/metrics is here",))
+            sections["admin"] = CommentedValue({"address": "127.0.0.1:8081"}, ("/metrics is here",))
         size = read_integer(self._server.pop("max_request_size_mb"), notes, 1, 1_000_000)
         if size is not None:
-            found["limits"] = {"body": f"{size}MiB"}
+            sections["limits"] = {"body": f"{size}MiB"}
         if key is not None:
-            found["keys"] = self._key(key)
-        return found
+            sections["keys"] = self._key(key)
+        return sections
 
     def _has_metrics(self) -> bool:
         """Whether Prometheus is a callback; all other callbacks are noted."""
-        found = False
+        has_prometheus = False
         for name in ("callbacks", "success_callback", "failure_callback"):
-            for given in list_values(self._module.pop(name)):
-                if given.text == "prometheus":
-                    found = True
+            for callback in list_values(self._module.pop(name)):
+                if callback.text == "prometheus":
+                    has_prometheus = True
                 else:
-                    self._notes.add(given, "left out", _SETTING_REASONS[name])
-        return found
+                    self._notes.add(callback, "left out", _SETTING_REASONS[name])
+        return has_prometheus
 
     def _key(self, key: SourceValue) -> Any:
         """The master key, which may use every model."""
@@ -582,20 +605,22 @@ class SettingsReader:
         if not isinstance(value, Env):
             digest = hashlib.sha256(str(value).encode()).hexdigest()
             return [{"name": "master", "sha256": digest}]
-        reason = f"set {_MASTER}=$(printf %s \"${value.name}\" | sha256sum | cut -d' ' -f1)"
+        reason = (
+            f"set {_MASTER_KEY_VARIABLE}=$(printf %s \"${value.name}\" | sha256sum | cut -d' ' -f1)"
+        )
         self._notes.add(key, "changed", f"only its SHA-256 is known here; {reason}")
-        return CommentedValue([{"name": "master", "sha256": Env(_MASTER)}], (reason,))
+        return CommentedValue([{"name": "master", "sha256": Env(_MASTER_KEY_VARIABLE)}], (reason,))
 
     # --- other names, and other models ------------------------------------------------------------
 
     def aliases(self, parts: ConfigParts) -> None:
         """Add the aliases to the models."""
-        given = self._take("model_group_alias")
-        if given is None:
+        setting = self._take("model_group_alias")
+        if setting is None:
             return
-        for name, target in given.mapping().items():
-            inner = target.mapping().pop("model") if target.is_mapping else target
-            model = "" if inner is None else inner.text
+        for name, target in setting.mapping().items():
+            model_name = target.mapping().pop("model") if target.is_mapping else target
+            model = "" if model_name is None else model_name.text
             reason = _no_alias(name, model, parts)
             if reason is not None:
                 self._notes.add(target, "left out", reason)
@@ -614,8 +639,8 @@ class SettingsReader:
                 self._notes.add(other, "left out", "there is no such model")
                 continue
             for name, model in parts.models.items():
-                own = any(one in parts.names for one in model.get("fallback", ()))
-                if not own and name != parts.names[other.text]:
+                has_own = any(fallback in parts.names for fallback in model.get("fallback", ()))
+                if not has_own and name != parts.names[other.text]:
                     self._fallback(name, other, parts)
 
     def _fallback(self, name: str, other: SourceValue, parts: ConfigParts) -> None:
@@ -630,8 +655,8 @@ class SettingsReader:
 
     def note_unused(self) -> None:
         """Note all settings that were not read."""
-        for part in (self._router, self._module, self._server):
-            part.note_unused(self._notes, _UNKNOWN, _SETTING_REASONS, _NEEDLESS_SETTINGS)
+        for section in (self._router, self._module, self._server):
+            section.note_unused(self._notes, _UNKNOWN, _SETTING_REASONS, _NEEDLESS_SETTINGS)
 
 
 def _no_alias(name: str, model: str, parts: ConfigParts) -> str | None:
@@ -641,7 +666,7 @@ def _no_alias(name: str, model: str, parts: ConfigParts) -> str | None:
     if name in parts.names:
         return "there is a model of this name"
     try:
-        types.parse_alias(name)
+        units.parse_alias(name)
     except ValueError as error:
         return f"{name!r} {error}"
     return None
@@ -653,24 +678,24 @@ def _no_fallback(name: str, other: str, parts: ConfigParts) -> str | None:
         return "there is no such model"
     if other not in parts.names:
         return f"there is no model {other!r}"
-    model, after = parts.names[name], parts.names[other]
-    if parts.tasks[model] != parts.tasks[after]:
+    model, fallback = parts.names[name], parts.names[other]
+    if parts.tasks[model] != parts.tasks[fallback]:
         return f"{other!r} has a different task"
-    if model in (after, *_after(after, parts)):
+    if model in (fallback, *_after(fallback, parts)):
         return f"{other!r} would lead back to it; fallbacks must not form a cycle"
     return None
 
 
 def _after(model: str, parts: ConfigParts) -> set[str]:
     """All models that the fallbacks of this model reach."""
-    found: set[str] = set()
-    ways = [model]
-    while ways:
-        names = parts.models[ways.pop()].get("fallback", ())
-        new = {parts.names[one] for one in names if one in parts.names} - found
-        found |= new
-        ways += new
-    return found
+    reached: set[str] = set()
+    pending = [model]
+    while pending:
+        names = parts.models[pending.pop()].get("fallback", ())
+        new = {parts.names[alias] for alias in names if alias in parts.names} - reached
+        reached |= new
+        pending += new
+    return reached
 
 
 # --- the configuration ----------------------------------------------------------------------------
@@ -717,16 +742,14 @@ class Migration(Struct, frozen=True):
 
 def migrate(data: bytes, filename: str) -> Migration:
     """Rewrite LiteLLM's file. Raises ConfigError if the file can't be read."""
-    complaints, notes = IssueCollector(filename), NoteCollector()
-    root = SourceValue(
-        compose_yaml(decode_utf8(data, filename), complaints), (), complaints
-    ).mapping()
-    router, module, server = (_section(root, name, complaints) for name in _SETTING_SECTIONS)
+    issues, notes = IssueCollector(filename), NoteCollector()
+    root = SourceValue(compose_yaml(decode_utf8(data, filename), issues), (), issues).mapping()
+    router, module, server = (_section(root, name, issues) for name in _SETTING_SECTIONS)
     settings = SettingsReader(router, module, server, notes)
     strategy = settings.strategy()
     parts, pool_defaults = ConfigParts(), settings.pool_defaults(strategy)
-    members = DeploymentReader(notes, by_rates=strategy == "simple-shuffle")
-    for group in _groups(root, members, complaints):
+    reader = DeploymentReader(notes, by_rates=strategy == "simple-shuffle")
+    for group in _groups(root, reader, issues):
         add_model(group, pool_defaults, parts, notes)
     settings.aliases(parts)
     settings.fallbacks(parts)
@@ -735,8 +758,8 @@ def migrate(data: bytes, filename: str) -> Migration:
         document["defaults"] = defaults
     settings.note_unused()
     root.note_unused(notes, "no such setting", _SECTION_REASONS, {})
-    if complaints.issues:
-        raise ConfigError(filename, complaints.issues)
+    if issues.issues:
+        raise ConfigError(filename, issues.issues)
     document |= {"backends": parts.backends, "models": parts.models}
     order = [key for key in _ORDER if key in document]
     text = (
@@ -745,54 +768,54 @@ def migrate(data: bytes, filename: str) -> Migration:
     return Migration(text, tuple(sorted(notes.notes)))
 
 
-def _section(of: SourceMapping, name: str, complaints: IssueCollector) -> SourceMapping:
+def _section(parent: SourceMapping, name: str, issues: IssueCollector) -> SourceMapping:
     """A section of the file; an empty mapping if there is none."""
-    given = of.pop(name)
-    return SourceMapping(of.source, {}, complaints) if given is None else given.mapping()
+    section = parent.pop(name)
+    return SourceMapping(parent.source, {}, issues) if section is None else section.mapping()
 
 
 def _groups(
-    root: SourceMapping, members: DeploymentReader, complaints: IssueCollector
+    root: SourceMapping, reader: DeploymentReader, issues: IssueCollector
 ) -> list[ModelGroup]:
     """The deployments of the model list, grouped by name."""
-    credentials = _credentials(root, members.notes)
+    credentials = _credentials(root, reader.notes)
     groups: dict[str, ModelGroup] = {}
-    listed = root.pop("model_list")
-    for given in listed.items() if listed is not None else ():
-        entry = given.mapping()
-        called = entry.pop("model_name")
-        if called is None:
-            members.notes.add(given, "left out", "no model_name; the whole entry")
-        elif (name := read_model_name(called, members.notes)) is not None:
-            params = _section(entry, "litellm_params", complaints)
+    entries = root.pop("model_list")
+    for item in entries.items() if entries is not None else ():
+        entry = item.mapping()
+        name_setting = entry.pop("model_name")
+        if name_setting is None:
+            reader.notes.add(item, "left out", "no model_name; the whole entry")
+        elif (name := read_model_name(name_setting, reader.notes)) is not None:
+            params = _section(entry, "litellm_params", issues)
             try:
                 _fill_credentials(params, credentials)
-                found = members.read(name, entry, params)
-            except UnsupportedEntry as left:
-                members.notes.add(left.value, "left out", str(left))
+                deployment = reader.read(name, entry, params)
+            except UnsupportedEntry as error:
+                reader.notes.add(error.value, "left out", str(error))
                 continue
-            entry.note_unused(members.notes, "no such setting", {}, {})
-            groups.setdefault(name, ModelGroup(name, [])).members.append(found)
+            entry.note_unused(reader.notes, "no such setting", {}, {})
+            groups.setdefault(name, ModelGroup(name, [])).deployments.append(deployment)
     return [*groups.values()]
 
 
 def _fill_credentials(params: SourceMapping, credentials: Mapping[str, SourceMapping]) -> None:
     """Add the parameters of the credentials that the entry names. Raises UnsupportedEntry."""
-    named = params.pop("litellm_credential_name")
-    if named is not None:
-        if (shared := credentials.get(named.text)) is None:
-            raise UnsupportedEntry(named, "no such credentials")
-        params.fill_from(shared)
+    reference = params.pop("litellm_credential_name")
+    if reference is not None:
+        if (credential := credentials.get(reference.text)) is None:
+            raise UnsupportedEntry(reference, "no such credentials")
+        params.fill_from(credential)
 
 
 def _credentials(root: SourceMapping, notes: NoteCollector) -> Mapping[str, SourceMapping]:
     """The parameters of each entry of the list of credentials."""
-    found = {}
-    listed = root.pop("credential_list")
-    for given in listed.items() if listed is not None else ():
-        one = given.mapping()
-        name, values = one.pop("credential_name"), one.pop("credential_values")
-        one.note_unused(notes, "not used", {}, {"credential_info": "not used"})
+    credentials = {}
+    entries = root.pop("credential_list")
+    for item in entries.items() if entries is not None else ():
+        entry = item.mapping()
+        name, values = entry.pop("credential_name"), entry.pop("credential_values")
+        entry.note_unused(notes, "not used", {}, {"credential_info": "not used"})
         if name is not None and values is not None:
-            found[name.text] = values.mapping()
-    return found
+            credentials[name.text] = values.mapping()
+    return credentials

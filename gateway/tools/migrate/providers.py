@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.config import types
 from gateway.config.registry import ProtocolRegistry
 from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
 from protocols import PROTOCOLS
+from protocols.core import units
 
 _SLASHES: Final = 2
 """The slashes before the host."""
@@ -21,7 +21,7 @@ _SLASHES: Final = 2
 class Provider(Struct, frozen=True):
     """A provider. ``url`` is its default address, ``key`` the variable that holds its key."""
 
-    dialect: str = "openai"
+    protocol: str = "openai"
     profile: str | None = None
     url: str | None = None
     key: str | None = None
@@ -69,11 +69,11 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "sambanova": _service("https://api.sambanova.ai", "SAMBANOVA_API_KEY"),
     "xai": _service("https://api.x.ai", "XAI_API_KEY"),
     "databricks": Provider(
-        dialect="databricks", root="/serving-endpoints", key="DATABRICKS_API_KEY", keyed=True
+        protocol="databricks", root="/serving-endpoints", key="DATABRICKS_API_KEY", keyed=True
     ),
-    "huggingface": Provider(dialect="tgi", root=""),
+    "huggingface": Provider(protocol="tgi", root=""),
     "triton": Provider(
-        dialect="triton",
+        protocol="triton",
         root="",
         address=r"(.*)/v2/models/([^/]+)/(?:generate|generate_stream)",
         hint="must end in /v2/models/MODEL/generate",
@@ -107,40 +107,45 @@ class ProviderEndpoint(Struct, frozen=True):
 
 
 def resolve_endpoint(
-    model: SourceValue, said: SourceValue | None, where: SourceValue | None, notes: NoteCollector
+    model: SourceValue,
+    provider_setting: SourceValue | None,
+    address: SourceValue | None,
+    notes: NoteCollector,
 ) -> ProviderEndpoint:
     """Find the endpoint of an entry. Raises UnsupportedEntry."""
-    provider, name = _find_provider(model, said)
+    provider, name = _find_provider(model, provider_setting)
     comments = (provider.note,) if provider.note else ()
-    if where is None:
+    if address is None:
         if provider.url is None:
             raise UnsupportedEntry(model, "no api_base")
         return ProviderEndpoint(provider.url, provider, name, comments)
-    if isinstance(variable := where.value, Env):
+    if isinstance(variable := address.value, Env):
         if provider.root:
             reason = f"{variable.name} must hold the address without {provider.root} at its end"
-            notes.add(where, "changed", reason)
+            notes.add(address, "changed", reason)
             comments = (*comments, reason)
         return ProviderEndpoint(variable, provider, name, comments)
-    text = where.text
+    text = address.text
     if provider.address is not None:
-        found = re.fullmatch(provider.address, text)
-        if found is None:
-            raise UnsupportedEntry(where, provider.hint)
-        text, name = found.groups()
-    url, at_its_root = _parse_base(where, text, provider)
-    if provider.root and not at_its_root and not provider.note:
+        match = re.fullmatch(provider.address, text)
+        if match is None:
+            raise UnsupportedEntry(address, provider.hint)
+        text, name = match.groups()
+    url, has_root = _parse_base(address, text, provider)
+    if provider.root and not has_root and not provider.note:
         reason = f"requests go to {provider.root}, as the protocol requires"
-        notes.add(where, "changed", reason)
+        notes.add(address, "changed", reason)
         comments = (*comments, reason)
     return ProviderEndpoint(url, provider, name, comments)
 
 
-def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provider, str | None]:
+def _find_provider(
+    model: SourceValue, provider_setting: SourceValue | None
+) -> tuple[Provider, str | None]:
     """Find the provider and its name of the model. Raises UnsupportedEntry."""
     prefix, _, name = model.text.partition("/")
-    if said is not None:
-        prefix, name = said.text, model.text.removeprefix(f"{said.text}/")
+    if provider_setting is not None:
+        prefix, name = provider_setting.text, model.text.removeprefix(f"{provider_setting.text}/")
     elif not name or (prefix not in PROVIDERS and prefix not in UNSUPPORTED_PROVIDERS):
         prefix, name = CLIENT_PROTOCOL, model.text
     provider = PROVIDERS.get(prefix)
@@ -151,15 +156,15 @@ def _find_provider(model: SourceValue, said: SourceValue | None) -> tuple[Provid
     return provider, None if name == "*" else name
 
 
-def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
+def _parse_base(address: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
     """A worker's base URL, and whether the protocol's path followed. Raises UnsupportedEntry."""
     try:
-        url = str(types.SCALAR_TYPES["worker"].parse(text))
+        url = str(units.SCALAR_TYPES["worker"].parse(text))
     except ValueError as error:
-        raise UnsupportedEntry(where, f"the address {error}") from None
+        raise UnsupportedEntry(address, f"the address {error}") from None
     roots = (
         ProtocolRegistry(PROTOCOLS)
-        .create_adapter(provider.dialect, provider.profile, {})
+        .create_adapter(provider.protocol, provider.profile, {})
         .path_prefixes
     )
     for root in filter(None, roots):
@@ -167,6 +172,7 @@ def _parse_base(where: SourceValue, text: str, provider: Provider) -> tuple[str,
             return url.removesuffix(root), True
     if provider.root and url.count("/") > _SLASHES:
         raise UnsupportedEntry(
-            where, f"the path of {provider.dialect} is {provider.root}, and the address has another"
+            address,
+            f"the path of {provider.protocol} is {provider.root}, and the address has another",
         )
     return url, False

@@ -13,9 +13,9 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from gateway.config import types
 from gateway.config.errors import ConfigPath, IssueCollector, SourcePosition, format_path
 from gateway.config.yaml_reader import get_position, read_mapping
+from protocols.core import units
 
 ValueT = TypeVar("ValueT")
 NoteKind = Literal["left out", "changed", "needless"]
@@ -64,45 +64,47 @@ class NoteCollector:
     def __init__(self) -> None:
         self.notes: list[Note] = []
 
-    def add(self, given: "SourceValue", kind: NoteKind, reason: str) -> None:
+    def add(self, value: "SourceValue", kind: NoteKind, reason: str) -> None:
         """Add a note about a value."""
-        mark = given.mark
-        self.notes.append(Note(mark.line, mark.column, format_path(given.path), kind, reason))
+        position = value.position
+        self.notes.append(
+            Note(position.line, position.column, format_path(value.path), kind, reason)
+        )
 
 
 class SourceValue:
     """A value of the file and its position. It is read by YAML 1.1, as LiteLLM does."""
 
-    def __init__(self, node: yaml.Node, path: ConfigPath, complaints: IssueCollector) -> None:
+    def __init__(self, node: yaml.Node, path: ConfigPath, issues: IssueCollector) -> None:
         self.node = node
         self.path = path
-        self.mark: SourcePosition = get_position(node.start_mark)
-        self._complaints = complaints
+        self.position: SourcePosition = get_position(node.start_mark)
+        self._issues = issues
 
     @property
     def value(self) -> Any:
         """The plain value; a string that names a variable is an Env."""
-        found = _CONSTRUCT(self.node, deep=True)
-        if isinstance(found, str) and found.startswith(_ENVIRONMENT):
-            return Env(found.removeprefix(_ENVIRONMENT))
-        return found
+        constructed = _CONSTRUCT(self.node, deep=True)
+        if isinstance(constructed, str) and constructed.startswith(_ENVIRONMENT):
+            return Env(constructed.removeprefix(_ENVIRONMENT))
+        return constructed
 
     @property
     def text(self) -> str:
         """The value if it is a string and names no variable, or else an empty string."""
-        found = self.value
-        return found if isinstance(found, str) else ""
+        value = self.value
+        return value if isinstance(value, str) else ""
 
     def items(self) -> Iterator["SourceValue"]:
         """The items of a list; none if it is not a list."""
         if isinstance(self.node, yaml.SequenceNode):
             for n, node in enumerate(self.node.value):
-                yield SourceValue(node, (*self.path, n), self._complaints)
+                yield SourceValue(node, (*self.path, n), self._issues)
 
     def mapping(self) -> "SourceMapping":
         """The value as a mapping; if it is not one, an empty mapping, and an error."""
-        found = read_mapping(self.node, "a mapping", self._complaints, self.path)
-        return SourceMapping(self, found or {}, self._complaints)
+        fields = read_mapping(self.node, "a mapping", self._issues, self.path)
+        return SourceMapping(self, fields or {}, self._issues)
 
     @property
     def is_mapping(self) -> bool:
@@ -115,32 +117,32 @@ class SourceMapping:
 
     def __init__(
         self,
-        given: SourceValue,
-        found: Mapping[str, tuple[yaml.Node, yaml.Node]],
-        complaints: IssueCollector,
+        source: SourceValue,
+        fields: Mapping[str, tuple[yaml.Node, yaml.Node]],
+        issues: IssueCollector,
     ) -> None:
-        self.source = given
-        self._left = {
-            key: SourceValue(value, (*given.path, key), complaints)
-            for key, (_, value) in found.items()
+        self.source = source
+        self._remaining = {
+            key: SourceValue(value, (*source.path, key), issues)
+            for key, (_, value) in fields.items()
             if value.tag != "tag:yaml.org,2002:null"
         }
 
     def pop(self, *keys: str) -> SourceValue | None:
         """Remove and return the value of the first of these keys that is present."""
         for key in keys:
-            if (found := self._left.pop(key, None)) is not None:
-                return found
+            if (value := self._remaining.pop(key, None)) is not None:
+                return value
         return None
 
     def items(self) -> Iterator[tuple[str, SourceValue]]:
         """Remove and yield all remaining values."""
-        left, self._left = self._left, {}
-        yield from left.items()
+        remaining, self._remaining = self._remaining, {}
+        yield from remaining.items()
 
     def fill_from(self, other: "SourceMapping") -> None:
         """Add the other's values for keys that this mapping lacks."""
-        self._left = {**other._left, **self._left}  # noqa: SLF001 - its own kind
+        self._remaining = {**other._remaining, **self._remaining}  # noqa: SLF001 - its own kind
 
     def note_unused(
         self,
@@ -150,78 +152,78 @@ class SourceMapping:
         needless: Mapping[str, str],
     ) -> None:
         """Add a note about each remaining key: with a reason of its own, or with ``reason``."""
-        for key, given in self.items():
+        for key, value in self.items():
             if key in needless:
-                notes.add(given, "needless", needless[key])
+                notes.add(value, "needless", needless[key])
             else:
-                notes.add(given, "left out", reasons.get(key, reason))
+                notes.add(value, "left out", reasons.get(key, reason))
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 
 def read_number(
-    given: SourceValue | None, notes: NoteCollector, low: float, high: float
+    source: SourceValue | None, notes: NoteCollector, low: float, high: float
 ) -> float | None:
     """Read a number, limited to ``low`` and ``high``; None and a note if it is not a number."""
-    if given is None:
+    if source is None:
         return None
-    value = given.value
+    value = source.value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        notes.add(given, "left out", _NO_NUMBER)
+        notes.add(source, "left out", _NO_NUMBER)
         return None
     if not low <= value <= high:
-        kept = min(max(value, low), high)
-        notes.add(given, "changed", f"is {kept:g} now: it may be from {low:g} to {high:g}")
-        return kept
+        limited = min(max(value, low), high)
+        notes.add(source, "changed", f"is {limited:g} now: it may be from {low:g} to {high:g}")
+        return limited
     return value
 
 
 def read_integer(
-    given: SourceValue | None, notes: NoteCollector, low: int, high: int
+    source: SourceValue | None, notes: NoteCollector, low: int, high: int
 ) -> int | None:
     """Read a number as ``read_number`` does, and drop its fraction."""
-    found = read_number(given, notes, low, high)
-    return None if found is None else int(found)
+    number = read_number(source, notes, low, high)
+    return None if number is None else int(number)
 
 
-def read_duration(given: SourceValue | None, notes: NoteCollector) -> str | None:
+def read_duration(source: SourceValue | None, notes: NoteCollector) -> str | None:
     """Read a number of seconds as a duration of the new file."""
-    found = read_number(given, notes, 0, 168 * 3600)
-    if given is None or found is None:
+    seconds = read_number(source, notes, 0, 168 * 3600)
+    if source is None or seconds is None:
         return None
-    written = f"{found:.9f}".rstrip("0").rstrip(".")
-    if written == "0":
-        notes.add(given, "left out", "a timeout of 0")
+    text = f"{seconds:.9f}".rstrip("0").rstrip(".")
+    if text == "0":
+        notes.add(source, "left out", "a timeout of 0")
         return None
-    return f"{written}s"
+    return f"{text}s"
 
 
-def read_model_name(given: SourceValue, notes: NoteCollector) -> str | None:
+def read_model_name(source: SourceValue, notes: NoteCollector) -> str | None:
     """Read the public name of a model; None and a note if it is not valid here."""
-    return read_text(given, notes, types.parse_model_name)
+    return read_text(source, notes, units.parse_model_name)
 
 
 def read_text(
-    given: SourceValue, notes: NoteCollector, read: Callable[[str], ValueT]
+    source: SourceValue, notes: NoteCollector, parse: Callable[[str], ValueT]
 ) -> ValueT | None:
     """Parse a string with ``read``; None and a note if that raises ValueError."""
-    value = given.value
+    value = source.value
     if not isinstance(value, str):
-        notes.add(given, "left out", "must be a string")
+        notes.add(source, "left out", "must be a string")
         return None
     try:
-        return read(value)
+        return parse(value)
     except ValueError as error:
-        notes.add(given, "left out", str(error))
+        notes.add(source, "left out", str(error))
         return None
 
 
-def list_values(given: SourceValue | None) -> list[SourceValue]:
+def list_values(value: SourceValue | None) -> list[SourceValue]:
     """The items of a list, or the value itself if it is not a list."""
-    if given is None:
+    if value is None:
         return []
-    return [*given.items()] or [given]
+    return [*value.items()] or [value]
 
 
 def describe_value(value: Any) -> str:
@@ -250,7 +252,7 @@ def format_document(parts: Mapping[str, Any], preface: Sequence[str]) -> str:
 def _entry(key: str, value: Any, depth: int) -> Iterator[str]:
     indent = "  " * depth
     if isinstance(value, CommentedValue):
-        yield from (f"{indent}# {one}" for one in value.comments)
+        yield from (f"{indent}# {comment}" for comment in value.comments)
         value = value.value
     start = f"{indent}{format_value(key)}:"
     if (
@@ -267,7 +269,7 @@ def _entry(key: str, value: Any, depth: int) -> Iterator[str]:
                 yield from _entry(name, inner, depth + 1)
         case list():
             yield start
-            yield from (f"{indent}  - {format_value(one)}" for one in value)
+            yield from (f"{indent}  - {format_value(comment)}" for comment in value)
         case _:
             yield f"{start} {format_value(value)}"
 

@@ -45,13 +45,16 @@ async def _capacity(worker: WorkerClient) -> str:
     if not isinstance(worker.adapter, ModelMetadataReader):
         raise NotOffered("the protocol has no metadata endpoints")
     model = worker.target.model or worker.target.embedder or ""
-    response = [await worker.fetch(wire) for wire in worker.adapter.metadata_requests(model)]
-    bodies = [one.body if one.status in range(200, 300) else None for one in response]
-    most = worker.adapter.load_metadata(model, bodies)
-    had = sum(body is not None for body in bodies)
-    expect(had, f"none of {len(bodies)} questions is answered: {[one.status for one in response]}")
-    limit = "without a limit of requests" if most is None else f"takes {most} at a time"
-    return f"{had} of {len(bodies)} metadata requests answered; {limit}"
+    responses = [await worker.fetch(wire) for wire in worker.adapter.metadata_requests(model)]
+    bodies = [reply.body if reply.status in range(200, 300) else None for reply in responses]
+    limit = worker.adapter.load_metadata(model, bodies)
+    answered = sum(body is not None for body in bodies)
+    expect(
+        answered,
+        f"none of {len(bodies)} questions is answered: {[reply.status for reply in responses]}",
+    )
+    summary = "without a limit of requests" if limit is None else f"takes {limit} at a time"
+    return f"{answered} of {len(bodies)} metadata requests answered; {summary}"
 
 
 async def _unknown_model(worker: WorkerClient) -> str:
@@ -61,7 +64,7 @@ async def _unknown_model(worker: WorkerClient) -> str:
         worker.quirks.append("any model name is accepted")
         return "any model name is accepted"
     expect(response.is_refused, f"expected an error response, got {response.summary}")
-    return f"refused: {response.summary}"
+    return f"rejected: {response.summary}"
 
 
 async def _unary(worker: WorkerClient) -> str:
@@ -74,22 +77,23 @@ async def _stream(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
     choice = response.choice
     expect(choice.text.strip() or choice.reasoning, "the text is empty")
-    pieces = sum(isinstance(event, TextDelta) for event in response.events)
-    if pieces == 1:
+    deltas = sum(isinstance(event, TextDelta) for event in response.events)
+    if deltas == 1:
         worker.quirks.append("a stream has its text in one chunk")
-    return f"{pieces} deltas in {len(response.chunks)} reads"
+    return f"{deltas} deltas in {len(response.chunks)} reads"
 
 
 async def _same_text(worker: WorkerClient) -> str:
     unary = await worker.baseline(COUNT)
     streamed = (await worker.send(worker.text_request(COUNT, stream=True))).choice.text
     if streamed != unary:
-        place = next(
+        difference = next(
             (i for i, (a, b) in enumerate(zip(streamed, unary, strict=False)) if a != b), None
         )
-        at = min(len(streamed), len(unary)) if place is None else place
+        index = min(len(streamed), len(unary)) if difference is None else difference
         raise UnexpectedResponse(
-            f"they differ from character {at}: {unary[at : at + 20]!r}, {streamed[at : at + 20]!r}"
+            f"they differ from character {index}: {unary[index : index + 20]!r}, "
+            f"{streamed[index : index + 20]!r}"
         )
     return "the same text"
 
@@ -107,10 +111,10 @@ async def _usage_whole(worker: WorkerClient) -> str:
 
 async def _usage_stream(worker: WorkerClient) -> str:
     response = await worker.send(_usage_request(worker, stream=True))
-    counted = _check_usage(response)
-    places = [i for i, event in enumerate(response.events) if isinstance(event, Usage)]
+    summary = _check_usage(response)
+    positions = [i for i, event in enumerate(response.events) if isinstance(event, Usage)]
     last = max(i for i, event in enumerate(response.events) if isinstance(event, TextDelta))
-    return f"{counted}; {'before' if places[0] < last else 'after'} the last text"
+    return f"{summary}; {'before' if positions[0] < last else 'after'} the last text"
 
 
 async def _usage_same(worker: WorkerClient) -> str:
@@ -118,9 +122,12 @@ async def _usage_same(worker: WorkerClient) -> str:
     stream = (await worker.send(worker.text_request(COUNT, stream=True))).answer.usage
     if unary is None or stream is None:
         raise NotOffered("the worker does not report usage in both modes")
-    got = [(one.prompt_tokens, one.completion_tokens) for one in (unary, stream)]
-    expect(got[0] == got[1], f"whole {got[0]}, stream {got[1]} (prompt, completion)")
-    return f"{got[0]} (prompt, completion)"
+    counts = [(usage.prompt_tokens, usage.completion_tokens) for usage in (unary, stream)]
+    expect(
+        counts[0] == counts[1],
+        f"non-streaming {counts[0]}, stream {counts[1]} (prompt, completion)",
+    )
+    return f"{counts[0]} (prompt, completion)"
 
 
 def _usage_request(worker: WorkerClient, *, stream: bool) -> GenerationRequest:
@@ -139,9 +146,9 @@ def _check_usage(response: WorkerResponse) -> str:
     if usage is None or usage.source != "worker":
         raise UnexpectedResponse("the response has no usage")
     expect(usage.prompt_tokens > 0, f"a prompt of {usage.prompt_tokens} tokens")
-    most = len(text.encode()) + _EXTRA_TOKENS
+    limit = len(text.encode()) + _EXTRA_TOKENS
     expect(
-        0 < usage.completion_tokens <= most,
+        0 < usage.completion_tokens <= limit,
         f"{usage.completion_tokens} completion tokens for {len(text)} characters",
     )
     return f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} completion tokens"
@@ -153,7 +160,7 @@ async def _no_echo(worker: WorkerClient) -> str:
         text = response.choice.text
         expect(not text.startswith(_TWO_LINES), "the prompt precedes the text")
         expect(not any(isinstance(e, PromptEcho) for e in response.events), "the prompt is echoed")
-    return "only what is new"
+    return "only new text"
 
 
 async def _single_start(worker: WorkerClient) -> str:
@@ -161,23 +168,23 @@ async def _single_start(worker: WorkerClient) -> str:
     expect(response.answer.choices, "the response has no choice")
     starts = sum(isinstance(event, StreamStart) for event in response.events)
     expect(starts <= 1, f"it begins {starts} times")
-    return "one beginning, one end"
+    return "one start, one end"
 
 
 async def _content_types(worker: WorkerClient) -> str:
-    kinds = []
+    media_types = []
     for stream in (False, True):
         response = await worker.send(worker.text_request("Say hi.", stream=stream))
         expect(response.result is not None, response.summary)
-        kind = response.headers.get("content-type", "")
+        content_type = response.headers.get("content-type", "")
         events = not response.body.lstrip().startswith((b"{", b"["))
-        wanted = "text/event-stream" if events else "application/json"
-        got = kind.partition(";")[0].strip().lower()
-        expect(got == wanted, f"a body of {wanted} is called {kind!r}")
-        charset = kind.lower().partition("charset=")[2].strip('" ')
+        expected = "text/event-stream" if events else "application/json"
+        media_type = content_type.partition(";")[0].strip().lower()
+        expect(media_type == expected, f"a body of {expected} is called {content_type!r}")
+        charset = content_type.lower().partition("charset=")[2].strip('" ')
         expect(charset in {"", "utf-8"}, f"the charset is {charset!r}")
-        kinds.append(got)
-    return ", ".join(kinds)
+        media_types.append(media_type)
+    return ", ".join(media_types)
 
 
 async def _unknown_field(worker: WorkerClient) -> str:
@@ -187,11 +194,11 @@ async def _unknown_field(worker: WorkerClient) -> str:
     body = msgspec.json.encode(fields | {"interlingua_probe": 1})
     response = await worker.send_encoded(replace(wire, body=body), request)
     try:
-        response.choice  # noqa: B018 - what it raises tells
+        response.choice  # noqa: B018 - it raises if there is none
     except WorkerRefused:
         worker.quirks.append("unknown parameters are rejected")
-        return f"refused: {response.summary}"
-    return "taken and ignored"
+        return f"rejected: {response.summary}"
+    return "accepted and ignored"
 
 
 async def _single_token(worker: WorkerClient) -> str:
@@ -242,8 +249,10 @@ async def _round_trip(worker: WorkerClient, text: str, *, stream: bool) -> str:
     expect(not _is_double_encoded(output), f"characters are encoded twice: {output!r}")
     if stream:
         _check_split_bytes(worker, text, response, output)
-    rare = sum(not char.isascii() for char in output)
-    return f"{rare} characters of several bytes" if rare else "the model wrote none of them"
+    multibyte = sum(not char.isascii() for char in output)
+    return (
+        f"{multibyte} characters of several bytes" if multibyte else "the model wrote none of them"
+    )
 
 
 def _is_double_encoded(text: str) -> bool:
@@ -278,7 +287,7 @@ async def _answered_or_refused(worker: WorkerClient, text: str) -> str:
     try:
         return f"answered: {(await worker.send(worker.text_request(text))).choice.finish_reason}"
     except WorkerRefused as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
 
 
 async def _oversized_prompt(worker: WorkerClient) -> str:
@@ -289,9 +298,9 @@ async def _oversized_prompt(worker: WorkerClient) -> str:
     except WorkerRefused:
         if not isinstance(response.error, ContextTooLong):
             worker.quirks.append("the error for a prompt that is too long is not recognised")
-        return f"refused: {response.summary}"
-    read = f"; usage reports {usage.prompt_tokens} tokens" if usage is not None else ""
-    return f"{_OVERSIZED_WORDS} words are accepted{read}"
+        return f"rejected: {response.summary}"
+    suffix = f"; usage reports {usage.prompt_tokens} tokens" if usage is not None else ""
+    return f"{_OVERSIZED_WORDS} words are accepted{suffix}"
 
 
 async def _long_prompt(worker: WorkerClient) -> str:
@@ -305,33 +314,35 @@ def _message(role: Role, text: str) -> Message:
 
 
 async def _system_message(worker: WorkerClient) -> str:
-    turns = (
+    messages = (
         _message("system", "Answer in one word."),
         _message("user", "What is the capital of Italy?"),
     )
-    return repr((await worker.send(worker.chat_request(*turns))).choice.text[:40])
+    return repr((await worker.send(worker.chat_request(*messages))).choice.text[:40])
 
 
 async def _several_messages(worker: WorkerClient) -> str:
-    turns = (
+    messages = (
         _message("user", "My name is Ada."),
         _message("assistant", "Hello Ada."),
         _message("user", "What is my name?"),
     )
-    return repr((await worker.send(worker.chat_request(*turns))).choice.text[:40])
+    return repr((await worker.send(worker.chat_request(*messages))).choice.text[:40])
 
 
 async def _text_parts(worker: WorkerClient) -> str:
-    turn = Message("user", (TextPart("Say "), TextPart("hi.")))
-    return repr((await worker.send(worker.chat_request(turn))).choice.text[:40])
+    message = Message("user", (TextPart("Say "), TextPart("hi.")))
+    return repr((await worker.send(worker.chat_request(message))).choice.text[:40])
 
 
 async def _assistant_first(worker: WorkerClient) -> str:
-    turns = (_message("assistant", "Hello."), _message("user", "Say hi."))
+    messages = (_message("assistant", "Hello."), _message("user", "Say hi."))
     try:
-        return f"answered: {(await worker.send(worker.chat_request(*turns))).choice.finish_reason}"
+        return (
+            f"answered: {(await worker.send(worker.chat_request(*messages))).choice.finish_reason}"
+        )
     except WorkerRefused as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
 
 
 MESSAGE_PROBES: Final = (
@@ -390,36 +401,40 @@ _TOLERANCE: Final = 1e-3
 
 async def _single_embedding(worker: WorkerClient) -> str:
     [vector] = await _vectors(worker, _TEXTS[0])
-    expect(vector, "it is empty")
-    expect(all(math.isfinite(one) for one in vector), "a component is not a finite number")
+    expect(vector, "the embedding is empty")
+    expect(
+        all(math.isfinite(component) for component in vector), "a component is not a finite number"
+    )
     return f"{len(vector)} numbers"
 
 
 async def _embedding_batch(worker: WorkerClient) -> str:
-    found = await _vectors(worker, *_TEXTS)
-    expect(len(found) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(found)}")
-    sizes = {len(one) for one in found}
+    vectors = await _vectors(worker, *_TEXTS)
+    expect(len(vectors) == len(_TEXTS), f"expected {len(_TEXTS)}, got {len(vectors)}")
+    sizes = {len(vector) for vector in vectors}
     expect(len(sizes) == 1, f"of different lengths: {sorted(sizes)}")
-    return f"{len(found)} of {sizes.pop()} numbers"
+    return f"{len(vectors)} of {sizes.pop()} numbers"
 
 
 async def _embedding_order(worker: WorkerClient) -> str:
-    alone = [(await _vectors(worker, one))[0] for one in _TEXTS]
-    found = await _vectors(worker, *_TEXTS)
-    expect(len(found) == len(_TEXTS), f"wanted {len(_TEXTS)}, got {len(found)}")
-    near = [max(range(len(alone)), key=lambda n: _cosine(alone[n], one)) for one in found]
-    good = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(alone, found, strict=True))
-    expect(good or near == [*range(len(alone))], f"they are in another order: {near}")
-    return "as each alone" if good else "in their order, though not as each alone"
+    expected = [(await _vectors(worker, vector))[0] for vector in _TEXTS]
+    vectors = await _vectors(worker, *_TEXTS)
+    expect(len(vectors) == len(_TEXTS), f"expected {len(_TEXTS)}, got {len(vectors)}")
+    nearest = [
+        max(range(len(expected)), key=lambda n: _cosine(expected[n], vector)) for vector in vectors
+    ]
+    is_same = all(_cosine(a, b) > _SAME_COSINE for a, b in zip(expected, vectors, strict=True))
+    expect(is_same or nearest == [*range(len(expected))], f"they are in another order: {nearest}")
+    return "as for single texts" if is_same else "in order, not as for single texts"
 
 
 async def _base64_embedding(worker: WorkerClient) -> str:
-    [plain] = await _vectors(worker, _TEXTS[0])
+    [numbers] = await _vectors(worker, _TEXTS[0])
     response = await worker.send(worker.embedding_request(_TEXTS[0], encoding="base64"))
-    [packed] = response.answer.embeddings
-    expect(len(plain) == len(packed), f"{len(packed)} numbers for {len(plain)}")
-    apart = max(abs(a - b) for a, b in zip(plain, packed, strict=True))
-    expect(apart <= _TOLERANCE, f"they are {apart:g} apart")
+    [decoded] = response.answer.embeddings
+    expect(len(numbers) == len(decoded), f"{len(decoded)} numbers for {len(numbers)}")
+    difference = max(abs(a - b) for a, b in zip(numbers, decoded, strict=True))
+    expect(difference <= _TOLERANCE, f"they are {difference:g} apart")
     return "the same numbers"
 
 
@@ -434,7 +449,7 @@ async def _empty_embedding(worker: WorkerClient) -> str:
     try:
         [vector] = await _vectors(worker, "")
     except WorkerRefused as error:
-        return f"refused: {error}"
+        return f"rejected: {error}"
     return f"{len(vector)} numbers"
 
 

@@ -123,7 +123,7 @@ class WorkerResponse(Struct):
         """The only choice. Raises as ``answer`` does."""
         choices = self.answer.choices
         if len(choices) != 1:
-            raise UnexpectedResponse(f"wanted one choice, got {len(choices)}")
+            raise UnexpectedResponse(f"expected one choice, got {len(choices)}")
         return choices[0]
 
     @property
@@ -163,36 +163,36 @@ class WorkerClient:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def text_request(self, text: str, **more: Any) -> GenerationRequest:
+    def text_request(self, text: str, **options: Any) -> GenerationRequest:
         """A request with ``text``, greedy and short unless ``more`` says otherwise."""
         if self.target.mode == "prompt":
-            return self.prompt_request(text, **more)
-        return self.chat_request(Message("user", (TextPart(text),)), **more)
+            return self.prompt_request(text, **options)
+        return self.chat_request(Message("user", (TextPart(text),)), **options)
 
-    def chat_request(self, *messages: Message, **more: Any) -> GenerationRequest:
+    def chat_request(self, *messages: Message, **options: Any) -> GenerationRequest:
         """A chat request. Raises NotOffered if texts are to be sent as prompts."""
         if self.target.mode == "prompt":
             raise NotOffered("texts are sent as prompts (--prompts)")
-        return self._request(kind="chat", messages=messages, **more)
+        return self._request(kind="chat", messages=messages, **options)
 
-    def prompt_request(self, *prompts: str | tuple[int, ...], **more: Any) -> GenerationRequest:
+    def prompt_request(self, *prompts: str | tuple[int, ...], **options: Any) -> GenerationRequest:
         """A completion request."""
-        return self._request(kind="completion", prompts=prompts, **more)
+        return self._request(kind="completion", prompts=prompts, **options)
 
     def _request(self, **fields: Any) -> GenerationRequest:
         if self.target.model is None:
             raise NotOffered("no text model given (--model)")
-        usual = {
+        defaults = {
             "sampling": SamplingParams(temperature=0.0),
             "stopping": StopConditions(max_tokens=48),
         }
-        return GenerationRequest(model=self.target.model, **(usual | fields))
+        return GenerationRequest(model=self.target.model, **(defaults | fields))
 
-    def embedding_request(self, *inputs: str, **more: Any) -> EmbeddingRequest:
+    def embedding_request(self, *inputs: str, **options: Any) -> EmbeddingRequest:
         """An embeddings request. Raises NotOffered without a model for it."""
         if self.target.embedder is None:
             raise NotOffered("no embedding model given (--embedder)")
-        return EmbeddingRequest(model=self.target.embedder, inputs=inputs, **more)
+        return EmbeddingRequest(model=self.target.embedder, inputs=inputs, **options)
 
     # --- responses --------------------------------------------------------------------------------
 
@@ -217,22 +217,22 @@ class WorkerClient:
         try:
             for loss in self.adapter.unsupported_parameters(request, {}):
                 if loss.path in self._needs:
-                    why = f" ({loss.detail})" if loss.detail else ""
-                    raise NotOffered(f"the protocol can't carry {loss.path}: {loss.reason}{why}")
+                    detail = f" ({loss.detail})" if loss.detail else ""
+                    raise NotOffered(f"the protocol can't carry {loss.path}: {loss.reason}{detail}")
             return self.adapter.encode_request(request)
         except UnsupportedFeature as error:
             raise NotOffered(error.message) from None
 
     async def send_encoded(
         self,
-        wire: UpstreamRequest,
+        upstream_request: UpstreamRequest,
         request: Request,
         until: Callable[[WorkerResponse], bool] | None = None,
     ) -> WorkerResponse:
         """Send these bytes; decode the response as one to ``request``. Raises Unreachable."""
         response = WorkerResponse()
         try:
-            async with self._open(wire, response) as http_response:
+            async with self._open(upstream_request, response) as http_response:
                 if http_response.status_code == httpx.codes.OK:
                     await _read_stream(
                         http_response, response, self.adapter.create_decoder(request), until
@@ -247,11 +247,11 @@ class WorkerClient:
             response.error = error
         return response
 
-    async def fetch(self, wire: UpstreamRequest) -> WorkerResponse:
+    async def fetch(self, upstream_request: UpstreamRequest) -> WorkerResponse:
         """Send these bytes; do not decode the response, whatever its status."""
         response = WorkerResponse()
         with suppress(StreamBroken):
-            async with self._open(wire, response) as http_response:
+            async with self._open(upstream_request, response) as http_response:
                 await _read_body(http_response, response)
         return response
 
@@ -273,15 +273,15 @@ class WorkerClient:
 
     @asynccontextmanager
     async def _open(
-        self, wire: UpstreamRequest, response: WorkerResponse
+        self, upstream_request: UpstreamRequest, response: WorkerResponse
     ) -> AsyncIterator[httpx.Response]:
-        headers = [("Accept-Encoding", "identity"), *wire.headers]
+        headers = [("Accept-Encoding", "identity"), *upstream_request.headers]
         if self.target.key is not None:
             headers.append(("Authorization", f"Bearer {self.target.key}"))
-        url = self.target.url + wire.path
+        url = self.target.url + upstream_request.path
         try:
             async with self.http.stream(
-                wire.method, url, content=wire.body, headers=headers
+                upstream_request.method, url, content=upstream_request.body, headers=headers
             ) as http_response:
                 response.status = http_response.status_code
                 response.headers = {k.lower(): v for k, v in http_response.headers.items()}
@@ -340,14 +340,14 @@ def fold_events(events: Sequence[Event]) -> UnaryResponse:
 async def run_concurrently(*requests: Any) -> list[WorkerResponse]:
     """The responses to requests that run at the same time."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in requests]
+        tasks = [group.create_task(request) for request in requests]
     return [task.result() for task in tasks]
 
 
-def expect(condition: object, otherwise: str) -> None:
+def expect(condition: object, message: str) -> None:
     """Raises UnexpectedResponse ``otherwise``."""
     if not condition:
-        raise UnexpectedResponse(otherwise)
+        raise UnexpectedResponse(message)
 
 
 class Probe(Struct, frozen=True):
@@ -370,7 +370,7 @@ class Probe(Struct, frozen=True):
 # --- what the protocol itself can express ---------------------------------------------------------
 
 _INVALID: Final = (
-    MalformedRequest("the body is no JSON"),
+    MalformedRequest("the body is not JSON"),
     InvalidParameter("a field is of another type", param="prompt", problem="type"),
 )
 _EVENTS: Final[tuple[Event, ...]] = (TextDelta("hi"), ChoiceEnd("eos"), Usage(3, 1), StreamEnd())
@@ -405,13 +405,17 @@ def _client_adapter(adapter: UpstreamAdapter) -> ClientAdapter | None:
 def _encode_response(
     client: ClientAdapter, adapter: UpstreamAdapter, request: GenerationRequest
 ) -> bytes:
-    wire = adapter.encode_request(request)
-    match = PathRouter([AdapterMount(client)]).find_endpoint(wire.method, wire.path)
-    headers = {name.lower(): value for name, value in wire.headers}
-    call = ClientRequest(match.endpoint, match.params, headers, "", wire.body, wire.path)
+    upstream_request = adapter.encode_request(request)
+    match = PathRouter([AdapterMount(client)]).find_endpoint(
+        upstream_request.method, upstream_request.path
+    )
+    headers = {name.lower(): value for name, value in upstream_request.headers}
+    call = ClientRequest(
+        match.endpoint, match.params, headers, "", upstream_request.body, upstream_request.path
+    )
     context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
-    about = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
-    encoder = client.create_encoder(call, client.decode_request(call), about)
+    response_context = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
+    encoder = client.create_encoder(call, client.decode_request(call), response_context)
     if request.stream:
         return encoder.encode_events(_EVENTS)
     return encoder.encode_unary(aggregate(_EVENTS)).body

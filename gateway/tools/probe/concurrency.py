@@ -16,14 +16,14 @@ from gateway.tools.probe.client import (
 )
 from protocols.core.request import StopConditions
 
-_AT_ONCE: Final = 8
+_CONCURRENCY: Final = 8
 _ANIMALS: Final = ("cat dog", "cow hen", "owl bat", "fox elk")
-_PLENTY: Final = 400
+_HIGH_LIMIT: Final = 400
 
 
 async def _keep_alive(worker: WorkerClient) -> str:
     first = await worker.send(worker.text_request("Say hi."))
-    expect(first.choice.text, "nothing is said")
+    expect(first.choice.text, "the response has no text")
     second = await worker.send(worker.text_request("Say hi."))
     expect(second.choice.text, "the second response has no text")
     if first.port == second.port:
@@ -36,45 +36,53 @@ async def _keep_alive(worker: WorkerClient) -> str:
 
 async def _simultaneous(worker: WorkerClient) -> str:
     request = worker.text_request("Say hi.")
-    found = await run_concurrently(*(worker.send(request) for _ in range(_AT_ONCE)))
-    answered = sum(response.result is not None for response in found)
-    if busy := [response for response in found if response.status in (429, 503)]:
-        worker.quirks.append(f"of {_AT_ONCE} requests at once {len(busy)} are rejected")
-        return f"{answered} answered, {len(busy)} rejected as overload"
-    bad = next((response for response in found if response.result is None), None)
-    expect(bad is None, f"{answered} of {_AT_ONCE} answered; {bad.summary if bad else ''}")
-    return f"{_AT_ONCE} answered"
+    responses = await run_concurrently(*(worker.send(request) for _ in range(_CONCURRENCY)))
+    answered = sum(response.result is not None for response in responses)
+    if overloaded := [response for response in responses if response.status in (429, 503)]:
+        worker.quirks.append(f"of {_CONCURRENCY} requests at once {len(overloaded)} are rejected")
+        return f"{answered} answered, {len(overloaded)} rejected as overload"
+    failure = next((response for response in responses if response.result is None), None)
+    expect(
+        failure is None,
+        f"{answered} of {_CONCURRENCY} answered; {failure.summary if failure else ''}",
+    )
+    return f"{_CONCURRENCY} answered"
 
 
 async def _isolation(worker: WorkerClient, *, stream: bool = True) -> str:
     """Each response belongs to its own request: it equals the response without concurrency."""
-    questions = [f"Say these words and nothing else: {one} {one}" for one in _ANIMALS]
-    alone = [_text(await worker.send(worker.text_request(one, stream=stream))) for one in questions]
-    if len(set(alone)) < len(alone):
-        raise NotOffered(f"the model gives the same response to all: {alone[0]!r}")
-    found = await run_concurrently(
-        *(worker.send(worker.text_request(one, stream=stream)) for one in questions)
+    questions = [
+        f"Say these words and nothing else: {question} {question}" for question in _ANIMALS
+    ]
+    expected = [
+        _text(await worker.send(worker.text_request(question, stream=stream)))
+        for question in questions
+    ]
+    if len(set(expected)) < len(expected):
+        raise NotOffered(f"the model gives the same response to all: {expected[0]!r}")
+    responses = await run_concurrently(
+        *(worker.send(worker.text_request(question, stream=stream)) for question in questions)
     )
-    texts = [_text(response) for response in found]
-    _check_isolation(alone, texts)
-    same = sum(a == b for a, b in zip(alone, texts, strict=True))
-    return f"{same} of {len(texts)} exactly as alone"
+    texts = [_text(response) for response in responses]
+    _check_isolation(expected, texts)
+    equal = sum(a == b for a, b in zip(expected, texts, strict=True))
+    return f"{equal} of {len(texts)} exactly as without concurrency"
 
 
-def _check_isolation(alone: Sequence[str], texts: Sequence[str]) -> None:
+def _check_isolation(expected: Sequence[str], texts: Sequence[str]) -> None:
     for n, text in enumerate(texts):
-        if text == alone[n]:
+        if text == expected[n]:
             continue
-        other = next((m for m, one in enumerate(alone) if m != n and text == one), None)
+        other = next((m for m, animals in enumerate(expected) if m != n and text == animals), None)
         expect(other is None, f"the answer to question {n} is the one to question {other}")
-        mine = set(re.findall(r"\w+", alone[n]))
-        strange = {
+        own_words = set(re.findall(r"\w+", expected[n]))
+        foreign = {
             word
-            for m, one in enumerate(_ANIMALS)
-            for word in one.split()
-            if m != n and word not in mine and word in text
+            for m, animals in enumerate(_ANIMALS)
+            for word in animals.split()
+            if m != n and word not in own_words and word in text
         }
-        expect(not strange, f"the answer to question {n} has words of others: {sorted(strange)}")
+        expect(not foreign, f"the answer to question {n} has words of others: {sorted(foreign)}")
 
 
 def _text(response: WorkerResponse) -> str:
@@ -83,37 +91,40 @@ def _text(response: WorkerResponse) -> str:
 
 async def _disconnect(worker: WorkerClient) -> str:
     """A disconnect does not affect the next client."""
-    stopping = StopConditions(max_tokens=_PLENTY)
+    stopping = StopConditions(max_tokens=_HIGH_LIMIT)
     request = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
     for _ in range(3):
         response = await worker.send_and_disconnect(request)
         if response.error is not None:
             raise Inconclusive(response.summary)
     choice = (await worker.send(worker.text_request("Say hi."))).choice
-    return f"left three times, and answered: {choice.finish_reason}"
+    return f"disconnected three times, then answered: {choice.finish_reason}"
 
 
 async def _simultaneous_disconnects(worker: WorkerClient) -> str:
-    stopping = StopConditions(max_tokens=_PLENTY)
+    stopping = StopConditions(max_tokens=_HIGH_LIMIT)
     request = worker.text_request("Count from one to a thousand.", stream=True, stopping=stopping)
-    left = await run_concurrently(*(worker.send_and_disconnect(request) for _ in range(_AT_ONCE)))
+    responses = await run_concurrently(
+        *(worker.send_and_disconnect(request) for _ in range(_CONCURRENCY))
+    )
     response = await worker.send(worker.text_request("Say hi."))
     try:
-        response.choice  # noqa: B018 - what it raises tells
+        response.choice  # noqa: B018 - it raises if there is none
     except WorkerRefused:
         raise Inconclusive(response.summary) from None
-    return f"{sum(one.error is None for one in left)} left at once, and answered"
+    disconnected = sum(cancelled.error is None for cancelled in responses)
+    return f"{disconnected} disconnected at once, then answered"
 
 
 async def _complete_bodies(worker: WorkerClient) -> str:
     """Every response is complete, however many requests follow on one connection."""
     for stream in (True, False, True, False):
         response = await worker.send(worker.text_request("Say hi.", stream=stream))
-        response.choice  # noqa: B018 - what it raises tells
+        response.choice  # noqa: B018 - it raises if there is none
         length = response.headers.get("content-length")
         if length is not None:
             expect(int(length) == len(response.body), f"{len(response.body)} bytes of {length}")
-    return "four answers, each with its end"
+    return "four complete responses"
 
 
 PROBES: Final = (

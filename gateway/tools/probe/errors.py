@@ -32,61 +32,60 @@ async def _invalid_body(worker: WorkerClient, body: bytes) -> str:
 
 def _check_refused(worker: WorkerClient, response: WorkerResponse) -> str:
     if response.result is not None:
-        raise UnexpectedResponse("it is answered")
-    as_usual = response.status in error_statuses(worker.adapter)
+        raise UnexpectedResponse("the request is answered")
+    is_error_status = response.status in error_statuses(worker.adapter)
     expect(
-        response.is_refused or as_usual,
-        f"wanted a refusal as the client's fault, got {response.summary}",
+        response.is_refused or is_error_status,
+        f"expected a client error, got {response.summary}",
     )
-    return f"refused: {response.summary}"
+    return f"rejected: {response.summary}"
 
 
 async def _truncated_body(worker: WorkerClient) -> str:
     request = worker.text_request("Say hi.")
-    wire = worker.encode(request)
+    upstream_request = worker.encode(request)
     response = await worker.send_encoded(
-        replace(wire, body=wire.body[: len(wire.body) // 2]), request
+        replace(upstream_request, body=upstream_request.body[: len(upstream_request.body) // 2]),
+        request,
     )
     return _check_refused(worker, response)
 
 
-async def _wrong_value(worker: WorkerClient, was: Any, becomes: Any, *, must: bool) -> str:
-    """Replace the value ``was`` of a field; ``must``: the worker has to reject the result."""
+async def _wrong_value(worker: WorkerClient, old: Any, new: Any, *, must_reject: bool) -> str:
+    """Replace the value ``old`` of a field by ``new``, which the worker may or must reject."""
     sampling, stopping = SamplingParams(temperature=_TEMPERATURE), StopConditions(max_tokens=_LIMIT)
     request = worker.text_request("Say hi.", sampling=sampling, stopping=stopping)
-    response = await worker.send_encoded(
-        _replace_value(worker.encode(request), was, becomes), request
-    )
-    if response.result is not None and not must:
-        worker.quirks.append(f"{becomes!r} is accepted as a number")
-        return "taken"
+    response = await worker.send_encoded(_replace_value(worker.encode(request), old, new), request)
+    if response.result is not None and not must_reject:
+        worker.quirks.append(f"{new!r} is accepted as a number")
+        return "accepted"
     return _check_refused(worker, response)
 
 
-def _replace_value(wire: UpstreamRequest, was: Any, becomes: Any) -> UpstreamRequest:
-    fields = msgspec.json.decode(wire.body)
-    changed = _substitute(fields, was, becomes)
+def _replace_value(upstream_request: UpstreamRequest, old: Any, new: Any) -> UpstreamRequest:
+    fields = msgspec.json.decode(upstream_request.body)
+    changed = _substitute(fields, old, new)
     if changed == fields:
         raise NotOffered("the body does not contain the field")
-    return replace(wire, body=msgspec.json.encode(changed))
+    return replace(upstream_request, body=msgspec.json.encode(changed))
 
 
-def _substitute(value: Any, was: Any, becomes: Any) -> Any:
+def _substitute(value: Any, old: Any, new: Any) -> Any:
     match value:
         case dict():
-            return {key: _substitute(one, was, becomes) for key, one in value.items()}
+            return {key: _substitute(item, old, new) for key, item in value.items()}
         case list():
-            return [_substitute(one, was, becomes) for one in value]
+            return [_substitute(item, old, new) for item in value]
         case str() if value.startswith("{"):
-            return _substitute_text(value, was, becomes)
+            return _substitute_text(value, old, new)
         case _:
-            return becomes if value == was and type(value) is type(was) else value
+            return new if value == old and type(value) is type(old) else value
 
 
-def _substitute_text(text: str, was: Any, becomes: Any) -> str:
+def _substitute_text(text: str, old: Any, new: Any) -> str:
     """Replace a value within a string that holds JSON, as some protocols have it."""
     try:
-        return msgspec.json.encode(_substitute(msgspec.json.decode(text), was, becomes)).decode()
+        return msgspec.json.encode(_substitute(msgspec.json.decode(text), old, new)).decode()
     except msgspec.DecodeError:
         return text
 
@@ -97,7 +96,7 @@ async def _number_as_text(worker: WorkerClient) -> str:
     response = await worker.send_encoded(_replace_value(worker.encode(request), text, 5), request)
     if response.result is not None:
         worker.quirks.append("a number is accepted as a text")
-        return "taken"
+        return "accepted"
     return _check_refused(worker, response)
 
 
@@ -106,7 +105,7 @@ async def _huge_limit(worker: WorkerClient) -> str:
     request = worker.text_request("Say hi.", stream=True, stopping=StopConditions(max_tokens=_HUGE))
     response = await worker.send_and_disconnect(request)
     if response.error is None:
-        return "taken"
+        return "accepted"
     return _check_refused(worker, response)
 
 
@@ -127,9 +126,9 @@ async def _path(worker: WorkerClient) -> str:
 async def _recovery(worker: WorkerClient) -> str:
     """After any invalid request, a valid one is answered."""
     request = worker.text_request("Say hi.")
-    wire = worker.encode(request)
-    for body in (b"", b"{", wire.body[:-1], b"\xff" * 64):
-        await worker.send_encoded(replace(wire, body=body), request)
+    upstream_request = worker.encode(request)
+    for body in (b"", b"{", upstream_request.body[:-1], b"\xff" * 64):
+        await worker.send_encoded(replace(upstream_request, body=body), request)
     choice = (await worker.send(request)).choice
     return f"answered: {choice.finish_reason}"
 
@@ -157,25 +156,25 @@ PROBES: Final = (
     Probe(
         "temperature-is-a-text",
         "A string as temperature is rejected.",
-        partial(_wrong_value, was=_TEMPERATURE, becomes="hot", must=True),
+        partial(_wrong_value, old=_TEMPERATURE, new="hot", must_reject=True),
         needs=("sampling.temperature",),
     ),
     Probe(
         "temperature-is-a-list",
         "An array as temperature is rejected.",
-        partial(_wrong_value, was=_TEMPERATURE, becomes=[1], must=True),
+        partial(_wrong_value, old=_TEMPERATURE, new=[1], must_reject=True),
         needs=("sampling.temperature",),
     ),
     Probe(
         "max-tokens-is-a-text",
         "A string as token limit is rejected.",
-        partial(_wrong_value, was=_LIMIT, becomes="many", must=True),
+        partial(_wrong_value, old=_LIMIT, new="many", must_reject=True),
         needs=("stopping.max_tokens",),
     ),
     Probe(
         "max-tokens-negative",
         "A negative token limit is rejected or accepted.",
-        partial(_wrong_value, was=_LIMIT, becomes=-5, must=False),
+        partial(_wrong_value, old=_LIMIT, new=-5, must_reject=False),
         needs=("stopping.max_tokens",),
     ),
     Probe(

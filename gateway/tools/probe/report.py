@@ -29,25 +29,25 @@ class ProbedWorker(Struct, frozen=True):
 
 def unsupported_fields(results: Sequence[ProbeResult]) -> list[str]:
     """The fields of the internal request that the worker rejects or ignores."""
-    basis = [one for one in results if one.name == _BASIS] or results
-    if not any(one.outcome == "passed" for one in basis):
+    basis = [result for result in results if result.name == _BASIS] or results
+    if not any(result.outcome == "passed" for result in basis):
         return []
-    return sorted({path for one in results for path in one.fields} & PARAMETERS)
+    return sorted({path for result in results for path in result.fields} & PARAMETERS)
 
 
 def collect_quirks(results: Sequence[ProbeResult]) -> dict[str, str]:
     """Failures and other observations, by the probe's name."""
     quirks = {}
-    for one in results:
-        notes = ([one.detail] if one.outcome == "failed" else []) + list(one.quirks)
+    for result in results:
+        notes = ([result.detail] if result.outcome == "failed" else []) + list(result.quirks)
         if notes:
-            quirks[one.name] = "; ".join(notes)
+            quirks[result.name] = "; ".join(notes)
     return quirks
 
 
 def count_outcomes(results: Sequence[ProbeResult]) -> Mapping[str, int]:
     """How many probes had which outcome."""
-    count = Counter(one.outcome for one in results)
+    count = Counter(result.outcome for result in results)
     return {
         "passed": count["passed"],
         "failed": count["failed"],
@@ -104,4 +104,4 @@ def encode_unsupported_parameters(worker: ProbedWorker, results: Sequence[ProbeR
 
 def _on_one_line(text: str) -> str:
     """A worker's text without the characters that would end a comment in YAML."""
-    return "".join(one if one.isprintable() else " " for one in text)
+    return "".join(char if char.isprintable() else " " for char in text)

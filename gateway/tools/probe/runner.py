@@ -59,12 +59,12 @@ async def run_probes(
     end = loop.time() + total
     answered = False
     for probe in probes:
-        left = end - loop.time()
-        if left <= 0:
+        remaining = end - loop.time()
+        if remaining <= 0:
             yield ProbeResult(probe.name, probe.what, "not offered", "no time left")
         else:
             result = await _run(
-                probe, worker.for_probe(probe.fields + probe.needs), min(seconds, left)
+                probe, worker.for_probe(probe.fields + probe.needs), min(seconds, remaining)
             )
             if result.detail.startswith(_UNREACHABLE) and not answered:
                 raise Unreachable(result.detail)
@@ -83,7 +83,7 @@ async def _run(probe: Probe, worker: WorkerClient, seconds: float) -> ProbeResul
         outcome, detail = "not offered", _message(group)
     except* WorkerRefused as group:
         outcome = "passed" if probe.fields else "failed"
-        detail, fields = f"refused: {_message(group)}", probe.fields
+        detail, fields = f"rejected: {_message(group)}", probe.fields
     except* UnexpectedResponse as group:
         detail, fields = _message(group), probe.fields
     except* Inconclusive as group:
@@ -95,7 +95,7 @@ async def _run(probe: Probe, worker: WorkerClient, seconds: float) -> ProbeResul
     except* Exception as group:  # noqa: BLE001 - a check may fail on any response
         detail = f"{type(group.exceptions[0]).__name__} {_message(group)}"
     key = worker.target.key
-    quirks = tuple(sanitize(one, key) for one in worker.quirks)
+    quirks = tuple(sanitize(quirk, key) for quirk in worker.quirks)
     return ProbeResult(probe.name, probe.what, outcome, sanitize(detail, key), fields, quirks)
 
 

@@ -23,24 +23,24 @@ YES: Final = (
     "p q r s t u v w x y z"
 )
 """A prompt with a very short expected response."""
-_LONG: Final = 12
+_MIN_LENGTH: Final = 12
 """The minimum length of a text in which a stop string can be tested."""
-_PART: Final = 3
-_LEAST: Final = 24
-_MOST: Final = 32
-_PLENTY: Final = 200
+_EXCERPT_SIZE: Final = 3
+_MIN_TOKENS: Final = 24
+_MAX_TOKENS: Final = 32
+_HIGH_LIMIT: Final = 200
 
 
-async def _max_tokens(worker: WorkerClient, most: int, *, stream: bool) -> str:
+async def _max_tokens(worker: WorkerClient, limit: int, *, stream: bool) -> str:
     base = await worker.baseline(COUNT)
     response = await worker.send(
-        worker.text_request(COUNT, stream=stream, stopping=StopConditions(max_tokens=most))
+        worker.text_request(COUNT, stream=stream, stopping=StopConditions(max_tokens=limit))
     )
     choice = response.choice
     used = _completion_tokens(response)
-    expect(used is None or used <= most, f"{used} tokens where {most} were allowed")
-    all_of_it = len(choice.text) >= len(base) > _LONG * most
-    expect(not all_of_it, f"{len(choice.text)} characters, as many as without the limit")
+    expect(used is None or used <= limit, f"{used} tokens where {limit} were allowed")
+    is_unlimited = len(choice.text) >= len(base) > _MIN_LENGTH * limit
+    expect(not is_unlimited, f"{len(choice.text)} characters, as many as without the limit")
     return f"{len(choice.text)} of {len(base)} characters"
 
 
@@ -56,10 +56,10 @@ async def _length_reason(worker: WorkerClient, *, stream: bool) -> str:
 
 async def _own_end(worker: WorkerClient) -> str:
     response = await worker.send(
-        worker.text_request("Say hi.", stopping=StopConditions(max_tokens=_PLENTY))
+        worker.text_request("Say hi.", stopping=StopConditions(max_tokens=_HIGH_LIMIT))
     )
     choice, used = response.choice, _completion_tokens(response)
-    if used is not None and used >= _PLENTY:
+    if used is not None and used >= _HIGH_LIMIT:
         expect(
             choice.finish_reason in {"length", "unknown"},
             f"{choice.finish_reason} at the limit's end",
@@ -67,7 +67,9 @@ async def _own_end(worker: WorkerClient) -> str:
         return "the model does not end by itself"
     if choice.finish_reason == "length" and used is None:
         return "the model does not end by itself, and reports no usage"
-    expect(choice.finish_reason != "length", f"finish reason length at {used} tokens of {_PLENTY}")
+    expect(
+        choice.finish_reason != "length", f"finish reason length at {used} tokens of {_HIGH_LIMIT}"
+    )
     return _check_reason(worker, choice, "eos", "stop")
 
 
@@ -77,16 +79,17 @@ async def _same_reason(worker: WorkerClient) -> str:
     stream = (
         await worker.send(worker.text_request(COUNT, stopping=stopping, stream=True))
     ).choice.finish_reason
-    expect(unary == stream, f"whole {unary}, stream {stream}")
+    expect(unary == stream, f"non-streaming {unary}, stream {stream}")
     return unary
 
 
-def _check_reason(worker: WorkerClient, choice: UnaryChoice, *wanted: str) -> str:
+def _check_reason(worker: WorkerClient, choice: UnaryChoice, *expected: str) -> str:
     if choice.finish_reason == "unknown":
         worker.quirks.append("the finish reason is missing or unknown")
         return "no finish reason"
     expect(
-        choice.finish_reason in wanted, f"wanted {' or '.join(wanted)}, got {choice.finish_reason}"
+        choice.finish_reason in expected,
+        f"expected {' or '.join(expected)}, got {choice.finish_reason}",
     )
     return choice.finish_reason
 
@@ -103,21 +106,21 @@ async def _stop(worker: WorkerClient, *, stream: bool = False, several: bool = F
     base = await _long_baseline(worker, COUNT)
     stop = _excerpt(base, len(base) // 2)
     stops = ("\u2603 never", stop, base[-2:]) if several else (stop,)
-    first = min(stops, key=lambda one: base.find(one) if one in base else len(base))
+    earliest = min(stops, key=lambda one: base.find(one) if one in base else len(base))
     return await _check_stopped(
-        worker, COUNT, first, StopConditions(max_tokens=48, stop=stops), stream=stream
+        worker, COUNT, earliest, StopConditions(max_tokens=48, stop=stops), stream=stream
     )
 
 
 async def _stop_across_chunks(worker: WorkerClient) -> str:
     response = await worker.send(worker.text_request(COUNT, stream=True))
-    pieces = [
+    deltas = [
         event.text for event in response.events if isinstance(event, TextDelta) and event.text
     ]
-    if len(pieces) < _PART:
+    if len(deltas) < _EXCERPT_SIZE:
         raise NotOffered("the stream has too few deltas")
-    at = len(pieces) // 2
-    stop = pieces[at - 1][-2:] + pieces[at][:2]
+    middle = len(deltas) // 2
+    stop = deltas[middle - 1][-2:] + deltas[middle][:2]
     await _long_baseline(worker, COUNT)
     stopping = StopConditions(max_tokens=48, stop=(stop,))
     return await _check_stopped(worker, COUNT, stop, stopping, stream=True)
@@ -137,8 +140,10 @@ async def _stop_included(worker: WorkerClient) -> str:
     stop = _excerpt(base, len(base) // 2)
     stopping = StopConditions(max_tokens=48, stop=(stop,), include_stop=True)
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
-    wanted = base[: base.find(stop) + len(stop)]
-    expect(choice.text == wanted, f"wanted the text up to and with {stop!r}, got {choice.text!r}")
+    expected = base[: base.find(stop) + len(stop)]
+    expect(
+        choice.text == expected, f"expected the text up to and with {stop!r}, got {choice.text!r}"
+    )
     return f"{stop!r} stays in the text"
 
 
@@ -147,29 +152,31 @@ async def _check_stopped(
 ) -> str:
     base = await worker.baseline(text)
     choice = (await worker.send(worker.text_request(text, stream=stream, stopping=stopping))).choice
-    before, said = base[: base.find(stop)], choice.text
-    if said == before + stop:
+    expected, output = base[: base.find(stop)], choice.text
+    if output == expected + stop:
         raise UnexpectedResponse(f"the stop string {stop!r} is in the text")
-    if stop in said:
+    if stop in output:
         raise UnexpectedResponse(f"the text continues after the stop string {stop!r}")
-    if said.strip() != before.strip():
+    if output.strip() != expected.strip():
         worker.quirks.append("a stopped text differs from the greedy text")
-    elif said != before:
+    elif output != expected:
         worker.quirks.append("trailing blanks of a stopped text are removed")
     return f"at {stop!r}: {_check_reason(worker, choice, 'stop', 'eos')}"
 
 
 async def _long_baseline(worker: WorkerClient, text: str) -> str:
     base = await worker.baseline(text)
-    if len(base) < _LONG:
+    if len(base) < _MIN_LENGTH:
         raise NotOffered(f"the text is too short for a stop string: {base!r}")
     return base
 
 
-def _excerpt(base: str, at: int) -> str:
+def _excerpt(base: str, start: int) -> str:
     """Return a part of the text that is not only whitespace."""
     return next(
-        base[i : i + _PART] for i in (*range(at, len(base)), 1) if base[i : i + _PART].strip()
+        base[i : i + _EXCERPT_SIZE]
+        for i in (*range(start, len(base)), 1)
+        if base[i : i + _EXCERPT_SIZE].strip()
     )
 
 
@@ -178,39 +185,37 @@ def _excerpt(base: str, at: int) -> str:
 
 async def _min_tokens(worker: WorkerClient) -> str:
     return await _check_min_tokens(
-        worker, StopConditions(max_tokens=_MOST, min_tokens=_LEAST), _LEAST
+        worker, StopConditions(max_tokens=_MAX_TOKENS, min_tokens=_MIN_TOKENS), _MIN_TOKENS
     )
 
 
 async def _ignore_eos(worker: WorkerClient) -> str:
     return await _check_min_tokens(
-        worker, StopConditions(max_tokens=_LEAST, ignore_eos=True), _LEAST
+        worker, StopConditions(max_tokens=_MIN_TOKENS, ignore_eos=True), _MIN_TOKENS
     )
 
 
-async def _check_min_tokens(worker: WorkerClient, stopping: StopConditions, least: int) -> str:
+async def _check_min_tokens(worker: WorkerClient, stopping: StopConditions, minimum: int) -> str:
     response = await worker.send(worker.text_request(YES, stopping=stopping))
     used = _completion_tokens(response)
     if used is None:
         raise NotOffered("the worker reports no usage")
-    expect(used >= least, f"{used} tokens where at least {least} were required")
+    expect(used >= minimum, f"{used} tokens where at least {minimum} were required")
     return f"{used} tokens"
 
 
 async def _stop_token_ids(worker: WorkerClient) -> str:
     stopping = StopConditions(max_tokens=8, stop_token_ids=(0, 1, 2))
     choice = (await worker.send(worker.text_request(COUNT, stopping=stopping))).choice
-    return f"taken: {choice.finish_reason}"
+    return f"accepted: {choice.finish_reason}"
 
 
 async def _stop_with_sampling(worker: WorkerClient) -> str:
     """With sampling, too, a stopped text must not contain the stop string."""
-    stopping, drawn = (
-        StopConditions(max_tokens=48, stop=("e", "o")),
-        SamplingParams(temperature=1.0, seed=5),
-    )
+    stopping = StopConditions(max_tokens=48, stop=("e", "o"))
+    sampling = SamplingParams(temperature=1.0, seed=5)
     text = (
-        await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=drawn))
+        await worker.send(worker.text_request(COUNT, stopping=stopping, sampling=sampling))
     ).choice.text
     expect(not {"e", "o"} & set(text), f"a stop string is in {text!r}")
     return repr(text)
@@ -223,17 +228,17 @@ STOPPING_PROBES: Final = (
     Probe(
         "length-1",
         "A limit of one token is honoured.",
-        partial(_max_tokens, most=1, stream=False),
+        partial(_max_tokens, limit=1, stream=False),
         _LIMIT,
     ),
     Probe(
         "length-3",
         "A limit of three tokens is honoured.",
-        partial(_max_tokens, most=3, stream=False),
+        partial(_max_tokens, limit=3, stream=False),
         _LIMIT,
     ),
     Probe(
-        "length-stream", "The same in a stream.", partial(_max_tokens, most=3, stream=True), _LIMIT
+        "length-stream", "The same in a stream.", partial(_max_tokens, limit=3, stream=True), _LIMIT
     ),
     Probe(
         "reason-length",
@@ -302,14 +307,14 @@ _PAIR: Final = ("The opposite of hot is", "One two three four")
 async def _greedy(worker: WorkerClient) -> str:
     texts = {(await worker.send(worker.text_request(COUNT))).choice.text for _ in range(3)}
     expect(len(texts) == 1, f"{len(texts)} different texts of three greedy responses")
-    return "three times the same"
+    return "three equal responses"
 
 
 async def _seed_repeats(worker: WorkerClient) -> str:
     request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.0, seed=7))
     texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, "the same seed gives different answers")
-    return "three times the same"
+    return "three equal responses"
 
 
 async def _distinct_texts(worker: WorkerClient, request: GenerationRequest) -> set[str]:
@@ -329,60 +334,61 @@ async def _seed_values(worker: WorkerClient) -> str:
         try:
             texts.add((await worker.send(request)).choice.text)
         except WorkerRefused as error:
-            worker.quirks.append(f"the seed {seed} is refused")
-            return f"{seed} is refused: {error}"
+            worker.quirks.append(f"the seed {seed} is rejected")
+            return f"{seed} is rejected: {error}"
     return f"{len(texts)} different answers to 4 seeds"
 
 
-async def _single_candidate(worker: WorkerClient, **only: Any) -> str:
+async def _single_candidate(worker: WorkerClient, **parameters: Any) -> str:
     """Parameters that leave one candidate token make any temperature greedy."""
-    request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **only))
+    request = worker.text_request(COUNT, sampling=SamplingParams(temperature=1.5, **parameters))
     texts = await _distinct_texts(worker, request)
     expect(len(texts) == 1, f"with one token to pick from, {len(texts)} different answers of three")
-    return "three times the same at a high temperature"
+    return "three equal responses at a high temperature"
 
 
-async def _accepted(worker: WorkerClient, **one: Any) -> str:
-    sampling = SamplingParams(**({"temperature": 0.7} | one))
+async def _accepted(worker: WorkerClient, **parameters: Any) -> str:
+    sampling = SamplingParams(**({"temperature": 0.7} | parameters))
     choice = (await worker.send(worker.text_request(COUNT, sampling=sampling))).choice
-    return f"taken: {len(choice.text)} characters"
+    return f"accepted: {len(choice.text)} characters"
 
 
 async def _choices(worker: WorkerClient, *, stream: bool) -> str:
-    drawn = SamplingParams(temperature=1.0)
+    sampling = SamplingParams(temperature=1.0)
     answer = (
-        await worker.send(worker.text_request(COUNT, n=2, sampling=drawn, stream=stream))
+        await worker.send(worker.text_request(COUNT, n=2, sampling=sampling, stream=stream))
     ).answer
-    got = [choice.index for choice in answer.choices]
-    expect(got == [0, 1], f"wanted the choices 0 and 1, got {got}")
-    expect(all(one.text for one in answer.choices), "a choice is empty")
+    indexes = [item.index for item in answer.choices]
+    expect(indexes == [0, 1], f"expected the choices 0 and 1, got {indexes}")
+    expect(all(item.text for item in answer.choices), "a choice is empty")
     return "two choices"
 
 
 async def _best_of(worker: WorkerClient) -> str:
-    drawn = SamplingParams(temperature=1.0)
-    request: GenerationRequest = worker.prompt_request(_PAIR[0], n=1, best_of=2, sampling=drawn)
+    sampling = SamplingParams(temperature=1.0)
+    request: GenerationRequest = worker.prompt_request(_PAIR[0], n=1, best_of=2, sampling=sampling)
     return f"one choice: {(await worker.send(request)).choice.finish_reason}"
 
 
 async def _prompts(worker: WorkerClient) -> str:
-    alone = [(await worker.send(worker.prompt_request(one))).choice.text for one in _PAIR]
+    expected = [(await worker.send(worker.prompt_request(prompt))).choice.text for prompt in _PAIR]
     answer = (await worker.send(worker.prompt_request(*_PAIR))).answer
     texts = [choice.text for choice in answer.choices]
-    expect(len(texts) == len(_PAIR), f"wanted {len(_PAIR)} choices, got {len(texts)}")
-    mixed = alone[0] != alone[1] and texts == alone[::-1]
+    expect(len(texts) == len(_PAIR), f"expected {len(_PAIR)} choices, got {len(texts)}")
+    mixed = expected[0] != expected[1] and texts == expected[::-1]
     expect(not mixed, "the choices are not in the order of the prompts")
-    return "as each alone" if texts == alone else "two choices, not those of each alone"
+    return (
+        "as for single prompts" if texts == expected else "two choices, not as for single prompts"
+    )
 
 
 async def _prompt_token_ids(worker: WorkerClient) -> str:
     try:
-        return (
-            f"taken: {(await worker.send(worker.prompt_request((1, 2, 3)))).choice.finish_reason}"
-        )
+        choice = (await worker.send(worker.prompt_request((1, 2, 3)))).choice
     except WorkerRefused as error:
-        worker.quirks.append("token ids are refused")
-        return f"refused: {error}"
+        worker.quirks.append("token ids are rejected")
+        return f"rejected: {error}"
+    return f"accepted: {choice.finish_reason}"
 
 
 async def _temperatures(worker: WorkerClient) -> str:
@@ -393,19 +399,21 @@ async def _temperatures(worker: WorkerClient) -> str:
                 (await worker.send(request)).choice.text, f"no text at temperature {temperature}"
             )
         except WorkerRefused as error:
-            worker.quirks.append(f"the temperature {temperature} is refused")
-            return f"{temperature} is refused: {error}"
+            worker.quirks.append(f"the temperature {temperature} is rejected")
+            return f"{temperature} is rejected: {error}"
     return "up to 2"
 
 
 def _accepts(name: str, field: str, value: Any) -> Probe:
-    what = f"{field} is accepted, or rejected with a client error."
-    return Probe(name, what, partial(_accepted, **{field: value}), (f"sampling.{field}",))
+    description = f"{field} is accepted, or rejected with a client error."
+    return Probe(name, description, partial(_accepted, **{field: value}), (f"sampling.{field}",))
 
 
 def _narrows(name: str, field: str, value: Any) -> Probe:
-    what = f"{field} that leaves one candidate makes sampling greedy."
-    return Probe(name, what, partial(_single_candidate, **{field: value}), (f"sampling.{field}",))
+    description = f"{field} that leaves one candidate makes sampling greedy."
+    return Probe(
+        name, description, partial(_single_candidate, **{field: value}), (f"sampling.{field}",)
+    )
 
 
 SAMPLING_PROBES: Final = (

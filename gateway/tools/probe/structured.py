@@ -31,7 +31,7 @@ from protocols.core.request import (
     ToolCall,
 )
 
-_ROOM: Final = StopConditions(max_tokens=128)
+_STOPPING: Final = StopConditions(max_tokens=128)
 _JSON: Final = '{"city":"Paris"}'
 _WEATHER: Final = "What is the weather in Paris? Use the tool."
 _NAME: Final = "get_weather"
@@ -47,13 +47,13 @@ _TOLERANCE: Final = 1e-6
 
 
 async def _json_object(worker: WorkerClient, output: OutputFormat, *, stream: bool) -> str:
-    request = worker.text_request(_JSON, output=output, stopping=_ROOM, stream=stream)
+    request = worker.text_request(_JSON, output=output, stopping=_STOPPING, stream=stream)
     choice = (await worker.send(request)).choice
-    found = _decode_json(choice)
-    expect(isinstance(found, dict), f"wanted an object, got {choice.text!r}")
+    document = _decode_json(choice)
+    expect(isinstance(document, dict), f"expected an object, got {choice.text!r}")
     if isinstance(output, JsonSchemaFormat):
-        good = list(found) == ["city"] and isinstance(found["city"], str)
-        expect(good, f"it does not match the schema: {choice.text!r}")
+        matches = list(document) == ["city"] and isinstance(document["city"], str)
+        expect(matches, f"it does not match the schema: {choice.text!r}")
     return choice.text[:60]
 
 
@@ -63,34 +63,36 @@ def _decode_json(choice: UnaryChoice) -> Any:
     try:
         return msgspec.json.decode(choice.text)
     except msgspec.DecodeError:
-        raise UnexpectedResponse(f"no JSON: {choice.text!r}") from None
+        raise UnexpectedResponse(f"not JSON: {choice.text!r}") from None
 
 
 async def _regex(worker: WorkerClient) -> str:
-    request = worker.text_request("yes", output=RegexFormat("(yes|no)"), stopping=_ROOM)
+    request = worker.text_request("yes", output=RegexFormat("(yes|no)"), stopping=_STOPPING)
     try:
         text = (await worker.send(request)).choice.text
     except WorkerRefused as error:
-        worker.quirks.append("expressions are refused")
-        return f"refused: {error}"
-    expect(text in {"yes", "no"}, f"wanted yes or no, got {text!r}")
+        worker.quirks.append("expressions are rejected")
+        return f"rejected: {error}"
+    expect(text in {"yes", "no"}, f"expected yes or no, got {text!r}")
     return text
 
 
 # --- tools ----------------------------------------------------------------------------------------
 
 
-async def _tool_calls(worker: WorkerClient, *, stream: bool, **how: Any) -> str:
+async def _tool_calls(worker: WorkerClient, *, stream: bool, **options: Any) -> str:
     message = Message("user", (TextPart(_WEATHER),))
-    request = worker.chat_request(message, tools=(_TOOL,), stopping=_ROOM, stream=stream, **how)
+    request = worker.chat_request(
+        message, tools=(_TOOL,), stopping=_STOPPING, stream=stream, **options
+    )
     choice = (await worker.send(request)).choice
-    if not choice.tool_calls and "tool_choice" not in how:
-        return "the model calls none"
+    if not choice.tool_calls and "tool_choice" not in options:
+        return "the model calls no tool"
     expect(choice.tool_calls, f"no tool is called: {choice.text!r}")
     for call in choice.tool_calls:
         _check_call(call)
-    good = {"tool_calls", "unknown"} | ({"eos", "stop"} if "tool_choice" in how else set())
-    expect(choice.finish_reason in good, f"the reason is {choice.finish_reason}")
+    expected = {"tool_calls", "unknown"} | ({"eos", "stop"} if "tool_choice" in options else set())
+    expect(choice.finish_reason in expected, f"the reason is {choice.finish_reason}")
     first = choice.tool_calls[0]
     return f"{len(choice.tool_calls)} call(s): {first.name}({first.arguments})"[:80]
 
@@ -115,7 +117,7 @@ async def _no_tool_call(worker: WorkerClient) -> str:
 
 async def _single_tool_call(worker: WorkerClient) -> str:
     message = Message("user", (TextPart(f"{_WEATHER} And in Rome? Use it twice."),))
-    request = worker.chat_request(message, tools=(_TOOL,), parallel_tools=False, stopping=_ROOM)
+    request = worker.chat_request(message, tools=(_TOOL,), parallel_tools=False, stopping=_STOPPING)
     choice = (await worker.send(request)).choice
     expect(
         len(choice.tool_calls) <= 1, f"{len(choice.tool_calls)} tool calls where one was allowed"
@@ -124,15 +126,13 @@ async def _single_tool_call(worker: WorkerClient) -> str:
 
 
 async def _tool_result(worker: WorkerClient) -> str:
-    turns = (
+    messages = (
         Message("user", (TextPart("What is the weather in Paris?"),)),
         Message("assistant", tool_calls=(ToolCall("call_abc123456", _NAME, _JSON),)),
         Message("tool", (TextPart("sunny"),), tool_call_id="call_abc123456"),
     )
-    choice = (await worker.send(worker.chat_request(*turns, tools=(_TOOL,)))).choice
-    expect(
-        choice.text or choice.reasoning or choice.tool_calls, "nothing is said to a tool's result"
-    )
+    choice = (await worker.send(worker.chat_request(*messages, tools=(_TOOL,)))).choice
+    expect(choice.text or choice.reasoning or choice.tool_calls, "no response to a tool result")
     return repr(choice.text[:40])
 
 
@@ -145,10 +145,10 @@ async def _token_logprobs(worker: WorkerClient, top: int, *, stream: bool) -> st
     )
     choice = (await worker.send(request)).choice
     tokens = choice.logprobs
-    expect(tokens, "there are none")
-    values = [one.logprob for one in tokens if one.logprob is not None]
-    values += [one.logprob for token in tokens for one in token.top]
-    expect(all(one <= _TOLERANCE for one in values), f"one is above 0: {max(values)}")
+    expect(tokens, "no log probabilities")
+    values = [value.logprob for value in tokens if value.logprob is not None]
+    values += [value.logprob for token in tokens for value in token.top]
+    expect(all(value <= _TOLERANCE for value in values), f"one is above 0: {max(values)}")
     if top:
         counts = {len(token.top) for token in tokens}
         expect(max(counts) <= top + 1, f"{max(counts)} alternatives where {top} were requested")
@@ -174,7 +174,7 @@ async def _logprob_text(worker: WorkerClient) -> str:
 
 async def _separate_reasoning(worker: WorkerClient) -> str:
     request = worker.text_request(
-        "What is 2 + 2?", reasoning=ReasoningOptions(effort="low"), stopping=_ROOM
+        "What is 2 + 2?", reasoning=ReasoningOptions(effort="low"), stopping=_STOPPING
     )
     choice = (await worker.send(request)).choice
     expect("<think>" not in choice.text, "the reasoning is part of the text")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from backends.interfaces import Deadline, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, StreamItems, Timeouts
 from backends.torch.backend import TorchBackend
 from protocols.core.errors import (
     ContextTooLong,
@@ -67,7 +67,7 @@ def request(**fields: Any) -> GenerationRequest:
 
 
 async def events(backend: TorchBackend, asked: Request) -> list[Event]:
-    return [e async for batch in backend.stream(asked, context()) for e in batch]
+    return [e async for _, batch in backend.send(PreparedRequest(asked), context()) for e in batch]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -194,7 +194,7 @@ async def test_errors_come_in_the_gateways_words(backend: TorchBackend) -> None:
     with pytest.raises(UnsupportedFeature):
         await events(backend, EmbeddingRequest(model="m", inputs=("a",)))
     with pytest.raises(DeadlineExceeded):
-        await anext(backend.stream(request(), context(0.0)))
+        await anext(backend.send(PreparedRequest(request()), context(0.0)))
 
 
 async def test_more_than_the_queue_takes_is_overload(backend: TorchBackend) -> None:
@@ -204,7 +204,7 @@ async def test_more_than_the_queue_takes_is_overload(backend: TorchBackend) -> N
     assert all(isinstance(one, Overloaded | list) for one in found)
 
 
-async def drained(stream: AsyncGenerator[Sequence[Event], None]) -> None:
+async def drained(stream: StreamItems) -> None:
     async for _ in stream:
         pass
 
@@ -213,7 +213,7 @@ LONG = request(n=64, stopping=StopConditions(max_tokens=120, ignore_eos=True))
 
 
 async def test_leaving_frees_the_rows(backend: TorchBackend) -> None:
-    async with aclosing(backend.stream(LONG, context())) as stream:
+    async with aclosing(backend.send(PreparedRequest(LONG), context())) as stream:
         await anext(stream)
     process = backend.process
     assert process is not None
@@ -251,7 +251,7 @@ async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> Non
     before = backend.process
     assert before is not None
     assert before.pid is not None
-    async with aclosing(backend.stream(LONG, context())) as stream:
+    async with aclosing(backend.send(PreparedRequest(LONG), context())) as stream:
         await anext(stream)
         os.kill(before.pid, signal.SIGKILL)
         with pytest.raises(StreamBroken):
@@ -268,7 +268,7 @@ async def test_a_model_that_is_not_there_is_told_and_not_tried_again() -> None:
     with pytest.raises(
         WorkerUnreachable, match="package there_is_no_such_package is not installed"
     ):
-        await anext(broken.stream(request(), context()))
+        await anext(broken.send(PreparedRequest(request()), context()))
     assert not broken.ready
     await broken.aclose()
 
@@ -277,10 +277,10 @@ async def test_a_model_that_is_slow_to_load_is_overload(tiny_folder: Path) -> No
     slow = TorchBackend(path=str(tiny_folder))
     await slow.start()
     with pytest.raises(Overloaded):
-        await anext(slow.stream(request(), context(first_token=0.001)))
+        await anext(slow.send(PreparedRequest(request()), context(first_token=0.001)))
     await slow.aclose()
     with pytest.raises(WorkerUnreachable, match="shut down"):
-        await anext(slow.stream(request(), context()))
+        await anext(slow.send(PreparedRequest(request()), context()))
 
 
 STARTS = """
@@ -353,7 +353,7 @@ async def test_what_nobody_waits_for_comes_last(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(backend, "_get_process", available)
     for one in (context(), msgspec.structs.replace(context(), preempt=lambda: None)):
         with pytest.raises(Overloaded):
-            await anext(backend.stream(request(priority=3), one))
+            await anext(backend.send(PreparedRequest(request(priority=3)), one))
 
     assert [order.priority for order in orders.sent] == [3, 255]
 

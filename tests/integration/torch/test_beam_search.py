@@ -18,11 +18,11 @@ from backends.torch.ipc import (
     RequestFailedEvent,
     StopParams,
     TextEvent,
-    WatermarkSettings,
 )
 from backends.torch.kv_cache import BLOCK_SIZE
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.scheduler import SchedulerConfig
+from backends.torch.settings import WatermarkSettings
 
 Drive = Callable[..., Any]
 STEPS = 10

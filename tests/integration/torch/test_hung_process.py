@@ -2,15 +2,15 @@
 
 import os
 import signal
-from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from backends.interfaces import PreparedRequest, StreamItems
 from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import StreamBroken
-from protocols.core.events import Event, StreamEnd
+from protocols.core.events import StreamEnd
 from protocols.core.request import Message, PromptOptions, TextPart
 from tests.integration.torch.test_backend import LONG, context, drained, events, request
 
@@ -31,7 +31,7 @@ async def test_a_process_that_hangs_is_killed_and_started_anew(
     monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    async with aclosing(own.stream(LONG, context())) as stream:
+    async with aclosing(own.send(PreparedRequest(LONG), context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
@@ -44,7 +44,7 @@ async def test_a_process_that_hangs_is_killed_and_started_anew(
     await own.aclose()
 
 
-async def on_and_on(own: TorchBackend, stream: AsyncGenerator[Sequence[Event], None]) -> None:
+async def on_and_on(own: TorchBackend, stream: StreamItems) -> None:
     """Read to the end, and again: one answer may be over before the heart beats."""
     await drained(stream)
     while True:
@@ -56,7 +56,7 @@ async def test_a_step_that_never_ends_is_seen(
 ) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    async with aclosing(own.stream(LONG, context())) as stream:
+    async with aclosing(own.send(PreparedRequest(LONG), context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None

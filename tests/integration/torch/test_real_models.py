@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext
 from backends.torch.backend import TorchBackend
 from protocols.core.events import ChoiceEnd, Embedding, Event, TextDelta, Usage
 from protocols.core.request import (
@@ -51,7 +51,7 @@ def chat(text: str, **fields: Any) -> GenerationRequest:
 
 
 async def batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]]:
-    return [batch async for batch in backend.stream(asked, context())]
+    return [batch async for _, batch in backend.send(PreparedRequest(asked), context())]
 
 
 async def said(backend: TorchBackend, asked: Request) -> str:
@@ -121,7 +121,7 @@ async def test_stop_and_logprobs(smollm: TorchBackend) -> None:
 
 async def test_leaving_frees_the_row(smollm: TorchBackend) -> None:
     asked = chat("Count to a thousand.", stopping=StopConditions(max_tokens=4000, ignore_eos=True))
-    async with aclosing(smollm.stream(asked, context())) as stream:
+    async with aclosing(smollm.send(PreparedRequest(asked), context())) as stream:
         for _ in range(3):
             await anext(stream)
         process = smollm.process

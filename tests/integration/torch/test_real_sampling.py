@@ -11,7 +11,7 @@ import pytest_asyncio
 import torch
 from transformers import LlamaConfig, WatermarkDetector, WatermarkingConfig
 
-from backends.interfaces import Deadline, RequestContext, Timeouts
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
 from backends.torch.backend import TorchBackend
 from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
 from protocols.core.request import (
@@ -58,7 +58,9 @@ def chat(text: str, **fields: Any) -> GenerationRequest:
 async def ask(backend: TorchBackend, asked: GenerationRequest) -> list[Event]:
     times = Timeouts(first_token=60.0, idle=60.0)
     context = RequestContext("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
-    return [event async for batch in backend.stream(asked, context) for event in batch]
+    return [
+        event async for _, batch in backend.send(PreparedRequest(asked), context) for event in batch
+    ]
 
 
 def ids(events: list[Event], choice: int = 0) -> list[int]:

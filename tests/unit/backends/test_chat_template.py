@@ -142,8 +142,8 @@ def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path, source: 
     [
         (b"{}", "no chat template"),
         (b'{"chat_template": 5}', "no chat template"),
-        (b"{", "can't be read"),
-        (b'{"chat_template": "{% if %}"}', "is none"),
+        (b"{", "invalid tokenizer_config"),
+        (b'{"chat_template": "{% if %}"}', "invalid chat template"),
     ],
 )
 def test_a_folder_without_a_template_is_told_of(

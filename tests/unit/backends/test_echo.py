@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.echo import EchoBackend, ScriptedFailure
-from backends.interfaces import Deadline, RequestContext
+from backends.interfaces import Deadline, PreparedRequest, RequestContext
 from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
 from protocols.core.errors import (
     ContextTooLong,
@@ -47,8 +47,8 @@ def chat(text: str = "say hi", **fields: Any) -> GenerationRequest:
 
 async def ask(backend: EchoBackend, request: Request) -> UnaryResponse:
     fold = ResponseAccumulator()
-    async with aclosing(backend.stream(request, CONTEXT)) as batches:
-        async for batch in batches:
+    async with aclosing(backend.send(PreparedRequest(request), CONTEXT)) as batches:
+        async for _, batch in batches:
             fold.add(batch)
     return fold.result()
 

@@ -21,27 +21,22 @@ from protocols.core.errors import ClientDisconnected, Forbidden, InvalidParamete
 from protocols.openapi import (
     build_error_responses,
     build_event_data,
+    build_operation,
     build_param_schema,
     build_properties,
     build_response,
     build_struct_schemas,
     object_of,
+    parse_type,
+    parse_types,
 )
 from protocols.params import Param
 
 PARAMS = (
     *(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS, *COMPLETION_PARAMS, *EMBEDDING_PARAMS),
-    Param(
-        wire="a",
-        field="a",
-        type="float",
-        minimum=0,
-        maximum=1,
-        exclusive_minimum=True,
-        exclusive_maximum=True,
-    ),
-    Param(wire="b", field="b", type="ints", min_items=1, max_items=2),
-    Param(wire="c", field="c", type="str", nullable=False),
+    Param("a", "a", "float", minimum=0, maximum=1, exclusive_minimum=True, exclusive_maximum=True),
+    Param("b", "b", "ints", min_items=1, max_items=2),
+    Param("c", "c", "str", nullable=False),
 )
 
 NUMBERS = st.sampled_from([-2.5, -2, -1, 0, 0.5, 1, 1.0, 2, 4, 5, 20, 21, 128, 129, 255, 2**70])
@@ -66,17 +61,7 @@ def test_a_row_allows_what_it_reads(param: Param, value: Any) -> None:
 
 def test_a_row_tells_its_default_and_its_note() -> None:
     found = build_properties(
-        [
-            Param(
-                wire="n",
-                field="n",
-                type="int",
-                minimum=1,
-                default=1,
-                description="why",
-                nullable=False,
-            )
-        ]
+        [Param("n", "n", "int", minimum=1, default=1, description="why", nullable=False)]
     )
 
     assert found == {"n": {"type": "integer", "minimum": 1, "default": 1, "description": "why"}}
@@ -149,3 +134,72 @@ def test_arguments_may_be_objects_where_the_rules_say_so() -> None:
     assert jsonschema_rs.is_valid(
         build_messages(MessageRules(accepts_argument_objects=True)), conversation
     )
+
+
+def test_type_notation_is_json_schema() -> None:
+    types = parse_types(
+        """
+        Head = {id: string, created?: integer}
+        Item = {...Head, role: "user" | "tool" | null, kind: "item", text: (Name | null)[1..]}
+        Items = Item[..20] | "auto"
+        Roles = "user" | "tool"
+        """,
+        Name={"type": "string", "minLength": 1},
+    )
+
+    assert types["Head"] == {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "created": {"type": "integer"}},
+        "required": ["id"],
+    }
+    name = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
+    assert types["Item"] == {
+        "type": "object",
+        "properties": {
+            **types["Head"]["properties"],
+            "role": {"anyOf": [{"enum": ["user", "tool"]}, {"type": "null"}]},
+            "kind": {"const": "item"},
+            "text": {"type": "array", "items": name, "minItems": 1},
+        },
+        "required": ["id", "role", "kind", "text"],
+    }
+    assert types["Items"] == {
+        "anyOf": [{"enum": ["auto"]}, {"type": "array", "items": types["Item"], "maxItems": 20}]
+    }
+    assert types["Roles"] == {"enum": ["user", "tool"]}
+
+
+def test_a_later_property_replaces_one_of_the_same_name() -> None:
+    types = parse_types('A = {x: string, y?: any} B = {...A, x: integer, y: "z"}')
+
+    assert types["B"]["properties"] == {"x": {"type": "integer"}, "y": {"const": "z"}}
+    assert types["B"]["required"] == ["x", "y"]
+
+
+def test_an_unknown_type_is_a_component() -> None:
+    assert parse_type("Usage[] | null") == {
+        "anyOf": [
+            {"type": "array", "items": {"$ref": "#/components/schemas/Usage"}},
+            {"type": "null"},
+        ]
+    }
+
+
+def test_an_operation_has_a_body_only_if_it_takes_one() -> None:
+    answer, failures = build_response({}), {"400": {"description": "."}}
+
+    assert build_operation("Ask.", answer, failures) == {
+        "summary": "Ask.",
+        "responses": {"200": answer, "400": {"description": "."}},
+    }
+    body = build_operation("Ask.", answer, failures, request={"type": "object"})["requestBody"]
+    assert body == {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+
+
+def test_a_tool_message_needs_no_name() -> None:
+    conversation = [{"role": "tool", "content": "a", "tool_call_id": "c"}]
+
+    assert jsonschema_rs.is_valid(build_messages(DEFAULT_MESSAGE_RULES), conversation)

@@ -60,7 +60,7 @@ REFUSED: list[tuple[ParamType, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "got", "taken"), TAKEN)
 def test_what_a_type_takes(kind: ParamType, got: Any, taken: Any) -> None:
-    found = check_param(Param(wire="x", field="x", type=kind), got)
+    found = check_param(Param("x", "x", kind), got)
 
     assert found == taken
     assert type(found) is type(taken)
@@ -68,7 +68,7 @@ def test_what_a_type_takes(kind: ParamType, got: Any, taken: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "got", "said"), REFUSED)
 def test_what_a_type_refuses(kind: ParamType, got: Any, said: str) -> None:
-    row = Param(wire="x", field="x", type=kind)
+    row = Param("x", "x", kind)
 
     with pytest.raises(InvalidParameter) as caught:
         check_param(row, got)
@@ -100,18 +100,11 @@ def test_what_is_out_of_range(limits: dict[str, Any], got: Any, problem: str, sa
 
 
 TABLE = ParamTable(
-    Param(
-        wire="top_k",
-        field="sampling.top_k",
-        type="int",
-        minimum=1,
-        maximum=50,
-        disabled_values=(-1,),
-    ),
-    Param(wire="temp", field="sampling.temperature", type="float", minimum=0.1, maximum=2),
-    Param(wire="stop", field="stopping.stop", type="strings"),
-    Param(wire="n", field="n", type="int", nullable=False),
-    Param(wire="loud", field="echo", type="bool", disabled_values=(0,)),
+    Param("top_k", "sampling.top_k", "int", minimum=1, maximum=50, disabled_values=(-1,)),
+    Param("temp", "sampling.temperature", "float", minimum=0.1, maximum=2),
+    Param("stop", "stopping.stop", "strings"),
+    Param("n", "n", "int", nullable=False),
+    Param("loud", "echo", "bool", disabled_values=(0,)),
 )
 
 
@@ -140,7 +133,7 @@ def test_the_first_wrong_one_of_the_table_is_told_however_they_were_sent() -> No
 
 @pytest.mark.parametrize("sent", [{"n": 1, "many": 2}, {"many": 2, "n": 1}])
 def test_the_last_of_the_table_wins_however_they_were_sent(sent: dict[str, int]) -> None:
-    twice = ParamTable(TABLE[3], Param(wire="many", field="n", type="int"))
+    twice = ParamTable(TABLE[3], Param("many", "n", "int"))
 
     assert read_params(twice, fields(**sent)) == {"n": 2}
 
@@ -209,7 +202,7 @@ def test_what_is_written_is_clamped_to_the_rows() -> None:
 
 
 def test_what_is_not_carried_is_not_written() -> None:
-    dropped = Param(wire="n", field="n", type="int", loss_reason="dropped")
+    dropped = Param("n", "n", "int", loss_reason="dropped")
 
     assert (
         write_params(ParamTable(dropped), GenerationRequest(model="m", kind="chat", n=2).set_fields)
@@ -220,7 +213,7 @@ def test_what_is_not_carried_is_not_written() -> None:
 
 
 def test_rows_of_one_field_are_written_each() -> None:
-    twice = ParamTable(TABLE[3], Param(wire="many", field="n", type="int"))
+    twice = ParamTable(TABLE[3], Param("many", "n", "int"))
 
     request = EmbeddingRequest(model="m", inputs=("a",))
 

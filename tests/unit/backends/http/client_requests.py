@@ -11,7 +11,7 @@ from backends.http.interfaces import UpstreamResponse
 async def client(
     *, idle: float = 4.0, keep: int = 64, ca: str | None = None
 ) -> AsyncIterator[AsyncioHttpClient]:
-    upstream = AsyncioHttpClient(idle=idle, keep=keep, ca=ca)
+    upstream = AsyncioHttpClient(idle_timeout=idle, max_idle=keep, ca=ca)
     await upstream.start()
     try:
         yield upstream

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from backends.http.client import AsyncioHttpClient
-from backends.http.interfaces import ConnectionCounts, WorkerConfig
+from backends.http.interfaces import ConnectionCounts
 from backends.pool.pool import PoolBackend
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import whole
-from tests.fault.lines import Lines
+from tests.fault.lines import Lines, pool_settings
 from tests.serving import serving
 
 ASKED = UpstreamRequest("/", b"", ())
@@ -51,11 +51,11 @@ async def test_connections_are_told_as_they_are_now() -> None:
 @pytest.mark.parametrize("upstream", [None, object()])
 def test_a_client_that_tells_of_none_has_none(upstream: Any) -> None:
     pool = PoolBackend(
-        workers=[WorkerConfig("http://w:1")],
-        dialect=Lines(),
+        pool_settings("http://w:1"),
+        adapter=Lines(),
         clock=lambda: 0.0,
         draw=Random(7).random,
-        upstream=upstream,
+        http_client=upstream,
     )
     assert pool.connections == ConnectionCounts()
     assert pool.queued_request_ids == []

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from backends.pool.circuit_breaker import (
-    HealthSettings,
     HealthState,
     WorkerHealth,
     select_available,
 )
+from backends.pool.settings import CircuitBreakerSettings
 
 
 def fail(health: WorkerHealth, now: float, times: int = 5) -> None:
@@ -160,7 +160,7 @@ def test_a_worker_that_was_good_for_long_is_forgiven(pause: float, wait: float) 
 
 
 def test_an_ejection_longer_than_the_longest_is_as_configured() -> None:
-    health = WorkerHealth(HealthSettings(open_for=600.0))
+    health = WorkerHealth(breaker=CircuitBreakerSettings(open_for=600.0))
     fail(health, 0.0)
     health.record_failure(600.0)
 
@@ -187,7 +187,7 @@ def test_half_of_at_least_twenty_take_it_out() -> None:
 
 
 def test_after_an_ejection_the_count_begins_anew() -> None:
-    health = WorkerHealth(HealthSettings(consecutive_failures=1000))
+    health = WorkerHealth(breaker=CircuitBreakerSettings(consecutive_failures=1000))
     for _ in range(20):
         health.record_failure(0.0)
     health.record_success(15.0)
@@ -350,7 +350,7 @@ def test_after_a_longer_absence_its_share_grows() -> None:
 
 
 def test_connections_that_fail_now_and_then_count_among_all_requests() -> None:
-    health, now = WorkerHealth(HealthSettings(min_requests=6)), 0.0
+    health, now = WorkerHealth(breaker=CircuitBreakerSettings(min_requests=6)), 0.0
     for _ in range(3):
         health.record_success(now)
         assert health.get_state(now) == "up"
@@ -370,7 +370,7 @@ def test_connections_refused_in_a_row_are_an_absence_and_no_ejection() -> None:
 
 
 def test_a_trial_that_finds_nobody_makes_no_ejection_longer() -> None:
-    health = WorkerHealth(HealthSettings(min_requests=1))
+    health = WorkerHealth(breaker=CircuitBreakerSettings(min_requests=1))
     fail(health, 0.0)
 
     health.record_connect_failure(15.0)

@@ -149,7 +149,7 @@ async def test_one_source_that_fails_does_not_keep_another_from_being_heard() ->
     bad, good = Scripted(RuntimeError("broke")), Scripted([A])
     async with discovering(bad, Hanging(), good) as (discovery, pool, _):
         assert pool.sets == ["1"]
-        assert discovery.source_errors == ["a source broke: RuntimeError"]
+        assert discovery.source_errors == ["a source raised RuntimeError"]
 
 
 async def test_pauses_are_the_sources_own_and_after_failures_short_at_first() -> None:
@@ -194,8 +194,8 @@ async def test_comings_and_goings_are_logged_without_keys(caplog: pytest.LogCapt
             discovery.remove(A.url)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "gpu: discovery brought http://10.0.0.2:80",
-        "gpu: the admin took away http://10.0.0.1:80",
+        "gpu: discovery added http://10.0.0.2:80",
+        "gpu: the admin removed http://10.0.0.1:80",
     ]
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,38 +14,39 @@ import pytest
 
 from backends.aio import BackgroundCall
 from backends.http.interfaces import WorkerConfig
-from backends.pool import dns_discovery
 from backends.pool.discovery import DiscoveryError
-from backends.pool.dns_discovery import (
+from backends.pool.dns_discovery import DnsSource, is_dns_name
+from backends.pool.dns_resolver import (
     DnsAnswer,
-    DnsRecord,
-    DnsSettings,
-    DnsSource,
+    HostAddresses,
+    RecordType,
     ServiceTarget,
-    WorkerTemplate,
     parse_server_address,
 )
-
-Told = DnsAnswer | Exception
+from backends.pool.settings import DnsSettings, WorkerTemplate
 
 
 class Zone:
-    """A Resolver that knows what it was given, and nothing else."""
+    """A resolver with scripted answers."""
 
-    def __init__(self, **known: Told) -> None:
-        self.known: dict[str, Told] = known
-        self.asked: list[str] = []
+    def __init__(self) -> None:
+        self.known: dict[str, DnsAnswer | Exception] = {}
+        self.queries: list[str] = []
 
-    async def query(self, name: str, kind: dns_discovery.RecordType) -> DnsAnswer:
-        self.asked.append(f"{kind} {name}")
-        found = self.known.get(f"{kind} {name}", DnsAnswer(code=3))
-        if isinstance(found, Exception):
-            raise found
-        return found
+    async def query(self, name: str, record_type: RecordType) -> DnsAnswer:
+        self.queries.append(f"{record_type} {name}")
+        answer = self.known.get(f"{record_type} {name}", DnsAnswer(name_exists=False))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
-def some(*values: str | ServiceTarget, ttl: int = 30, name: str = "w") -> DnsAnswer:
-    return DnsAnswer(records=tuple(DnsRecord(name, ttl, value) for value in values), ttl=ttl)
+def some(*addresses: str, ttl: int = 30) -> DnsAnswer:
+    return DnsAnswer(addresses=addresses, ttl=ttl)
+
+
+def service(*targets: ServiceTarget, ttl: int = 30) -> DnsAnswer:
+    return DnsAnswer(targets=targets, ttl=ttl)
 
 
 def by_address(zone: Zone, **more: Any) -> DnsSource:
@@ -134,7 +138,12 @@ async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> N
 
 @pytest.mark.parametrize(
     "answer",
-    [DnsAnswer(), DnsAnswer(code=3), some("169.254.169.254"), some("0.0.0.0", "224.0.0.1")],
+    [
+        DnsAnswer(),
+        DnsAnswer(name_exists=False),
+        some("169.254.169.254"),
+        some("0.0.0.0", "224.0.0.1"),
+    ],
 )
 async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
     answer: DnsAnswer,
@@ -145,7 +154,7 @@ async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
         "AAAA w.local": some("fe80::1", "ff02::1", "::", "::ffff:169.254.169.254"),
     }
 
-    with pytest.raises(DiscoveryError, match=r"w\.local: DNS tells no address"):
+    with pytest.raises(DiscoveryError, match=r"w\.local: DNS has no address"):
         await by_address(zone).list_workers()
 
 
@@ -158,11 +167,11 @@ async def test_61_an_address_that_is_no_workers_is_left_out() -> None:
 
 async def test_an_answer_that_does_not_come_is_a_failure() -> None:
     class Silent:
-        async def query(self, name: str, kind: dns_discovery.RecordType) -> DnsAnswer:
+        async def query(self, name: str, record_type: RecordType) -> DnsAnswer:
             await asyncio.Event().wait()
             return DnsAnswer()
 
-    settings = DnsSettings("w.local:8000", nameserver="127.0.0.1", within=0.01)
+    settings = DnsSettings("w.local:8000", nameserver="127.0.0.1", timeout=0.01)
 
     with pytest.raises(DiscoveryError, match=r"no answer in 0\.01 s"):
         await DnsSource(settings, resolver=Silent()).list_workers()
@@ -208,7 +217,7 @@ async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
         go.wait(5)
         return [(2, 1, 6, "", ("10.0.0.7", 8000))]
 
-    source = DnsSource(DnsSettings("w:8000", within=0.02), getaddrinfo=getaddrinfo)
+    source = DnsSource(DnsSettings("w:8000", timeout=0.02), getaddrinfo=getaddrinfo)
     for _ in range(3):
         with pytest.raises(DiscoveryError, match="no answer"):
             await source.list_workers()
@@ -242,11 +251,24 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
 
     asyncio.run(main())
     assert told == []
-    threads = [thread for thread in threading.enumerate() if thread.name == "aside"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "background-call"]
     go.set()
     for thread in threads:
         thread.join(5)
     assert told == ["done"]
+
+
+def test_without_a_nameserver_dnspython_is_not_loaded() -> None:
+    code = (
+        "import sys\n"
+        "from backends.pool.dns_discovery import DnsSettings, DnsSource\n"
+        "from backends.pool.pool import PoolBackend\n"
+        "DnsSource(DnsSettings('w:80'))\n"
+        "assert 'dns' not in sys.modules\n"
+        "DnsSource(DnsSettings('w:80', nameserver='127.0.0.1'))\n"
+        "assert 'dns' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4], check=True)
 
 
 # --- services ------------------------------------------------------------------------------------
@@ -262,10 +284,15 @@ def by_service(zone: Zone, scheme: Any = "http") -> DnsSource:
 
 async def test_a_services_places_have_the_addresses_told_along() -> None:
     zone = Zone()
-    told = some(ServiceTarget(0, 10, 8000, "a.w.local"), ServiceTarget(0, 30, 8001, "b.w.local"))
-    along = (DnsRecord("a.w.local", 5, "10.0.0.1"), DnsRecord("x.w.local", 1, "10.0.0.9"))
+    answer = service(
+        ServiceTarget(0, 10, 8000, "a.w.local"), ServiceTarget(0, 30, 8001, "b.w.local")
+    )
+    additional = (
+        HostAddresses("a.w.local", ("10.0.0.1",), 5),
+        HostAddresses("x.w.local", ("10.0.0.9",), 1),
+    )
     zone.known = {
-        f"SRV {SERVICE}": msgspec.structs.replace(told, additional_addresses=along),
+        f"SRV {SERVICE}": msgspec.structs.replace(answer, additional=additional),
         "A b.w.local": some("10.0.0.2", "10.0.0.3", ttl=7),
     }
     source = by_service(zone)
@@ -278,12 +305,12 @@ async def test_a_services_places_have_the_addresses_told_along() -> None:
         ("http://10.0.0.3:8001", 3),
     ]
     assert source.interval == 5
-    assert "A a.w.local" not in zone.asked
+    assert "A a.w.local" not in zone.queries
 
 
 async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> None:
     zone = Zone()
-    told = some(
+    answer = service(
         ServiceTarget(2, 1, 80, "c.w.local"),
         ServiceTarget(1, 0, 80, "a.w.local"),
         ServiceTarget(0, 1, 0, "b.w.local"),
@@ -291,18 +318,18 @@ async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> No
         ServiceTarget(1, 0, 80, "gone.w.local"),
         ServiceTarget(1, 0, 80, "a\\046b"),
     )
-    zone.known = {f"SRV {SERVICE}": told, "A a.w.local": some("10.0.0.1")}
+    zone.known = {f"SRV {SERVICE}": answer, "A a.w.local": some("10.0.0.1")}
 
     found = await by_service(zone).list_workers()
 
     assert [(worker.url, worker.weight) for worker in found] == [("http://10.0.0.1:80", 1)]
-    assert not any("\\" in asked for asked in zone.asked)
+    assert not any("\\" in query for query in zone.queries)
 
 
 async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
     zone = Zone()
     zone.known = {
-        f"SRV {SERVICE}": some(
+        f"SRV {SERVICE}": service(
             ServiceTarget(0, 1, 80, "a.w.local"), ServiceTarget(0, 1, 80, "b.w.local")
         ),
         "A a.w.local": some("10.0.0.1"),
@@ -316,9 +343,9 @@ async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (DnsAnswer(code=3), "no such name"),
+        (DnsAnswer(name_exists=False), "no such name"),
         (DnsAnswer(), "no address"),
-        (some(ServiceTarget(0, 0, 0, "")), "no"),
+        (service(ServiceTarget(0, 0, 0, "")), "no"),
     ],
 )
 async def test_a_service_that_is_nowhere_is_a_failure(answer: DnsAnswer, said: str) -> None:
@@ -333,14 +360,14 @@ async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -
     zone = Zone()
     targets = ("a.w.local", "w.local", "evil.org", "xw.local", "w.local.evil.org", "a\\046.w.local")
     zone.known = {
-        f"SRV {SERVICE}": some(*(ServiceTarget(0, 1, 443, one) for one in targets), ttl=3)
+        f"SRV {SERVICE}": service(*(ServiceTarget(0, 1, 443, one) for one in targets), ttl=3)
     }
     source = by_service(zone, "https")
 
     found = await source.list_workers()
 
     assert urls(found) == ["https://a.w.local:443", "https://w.local:443"]
-    assert zone.asked == [f"SRV {SERVICE}"]
+    assert zone.queries == [f"SRV {SERVICE}"]
     assert source.interval == 3
 
 
@@ -366,6 +393,13 @@ async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -
 def test_a_name_without_its_port_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"such as workers\.local:8000"):
         DnsSource(DnsSettings(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "a..b", ".a", "a b", "a/b", "ü", "a" * 64, ".".join(["a" * 63] * 4), "a\n"]
+)
+def test_what_is_no_name_is_not_queried(name: str) -> None:
+    assert not is_dns_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "_http._tcp.w:80", "a b", "a@b", "a/b"])

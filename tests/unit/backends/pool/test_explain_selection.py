@@ -16,6 +16,7 @@ from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import GatewayError, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest
+from tests.fault.lines import pool_settings
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 
@@ -46,7 +47,7 @@ def shown(
     wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
     work = AttemptRequest(request, wire, (), _never, _never, deadline)
-    return seen, SelectionReporter(seen, settings or PoolSettings(), roster, work)
+    return seen, SelectionReporter(seen, settings or pool_settings(), roster, work)
 
 
 def _never(*_: object) -> NoReturn:
@@ -69,8 +70,8 @@ async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> No
     for _ in URLS:
         seen, show = shown(roster)
         if policy != "two_choices":  # its luck is drawn anew
-            show.observe_choice(SelectionCriteria(set()))
-        show.observe_choice(SelectionCriteria(set()))
+            show.observe_selection(SelectionCriteria(set()))
+        show.observe_selection(SelectionCriteria(set()))
         place = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
         if policy != "two_choices":
             assert {choice.expected_url for choice, _ in seen.choices} == {place.worker.name}
@@ -83,9 +84,9 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     first = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     second = roster.workers[1]
     roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
-    seen, show = shown(roster, PoolSettings(policy="round_robin"))
+    seen, show = shown(roster, pool_settings(policy="round_robin"))
 
-    show.observe_choice(SelectionCriteria({second.key}))
+    show.observe_selection(SelectionCriteria({second.key}))
 
     [(choice, wire)] = seen.choices
     assert first.worker is roster.workers[0]
@@ -102,7 +103,7 @@ async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
     await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     seen, show = shown(roster)
 
-    show.observe_choice(SelectionCriteria(set()))
+    show.observe_selection(SelectionCriteria(set()))
 
     assert can(seen.choices[0][0]) == ["full", "full", "full"]
 

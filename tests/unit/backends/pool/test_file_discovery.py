@@ -166,6 +166,6 @@ async def test_a_file_that_hangs_is_a_failure(
         return read(data)
 
     monkeypatch.setattr("backends.pool.discovery._READ_TIMEOUT", 0.01)
-    with pytest.raises(DiscoveryError, match="can't be read in"):
+    with pytest.raises(DiscoveryError, match="not read within"):
         await FileSource(path, slow).list_workers()
     go.set()

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from backends.aio import DeadlineTimer
-from backends.http.interfaces import BodyConsumer, QueueSettings, WorkerConfig
+from backends.http.interfaces import BodyConsumer, WorkerConfig
 from backends.interfaces import Deadline, RequestContext
 from backends.pool.attempt import AttemptTimeouts, filter_headers
 from backends.pool.load_balancing import RoundRobin
 from backends.pool.metrics import PoolMetrics
-from backends.pool.retry import RetryBudget, RetrySettings, RetryState
+from backends.pool.retry import RetryBudget, RetryState
+from backends.pool.settings import QueueSettings, RetrySettings
 from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import (
     DeadlineExceeded,
@@ -152,7 +153,9 @@ class Reads:
 async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    watch = AttemptTimeouts(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
+    watch = AttemptTimeouts(
+        lookout, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0
+    )
     reads = Reads(clock, takes)
     for _ in takes:
         watch.wait_next()
@@ -166,7 +169,9 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
 async def test_a_pause_counts_for_one_who_listens_too() -> None:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    watch = AttemptTimeouts(lookout, Deadline(clock, 60), first=clock() + 30.0, idle=30.0)
+    watch = AttemptTimeouts(
+        lookout, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0
+    )
     reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(pieces: list[bytes]) -> bool:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from backends.pool.retry import RetryBudget, RetryReason, RetrySettings, RetryState, classify_error
+from backends.pool.retry import RetryBudget, RetryState, classify_error
+from backends.pool.settings import RetryReason, RetrySettings
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -23,7 +24,7 @@ BAD_GATEWAY = WorkerFailed("x", status=502)
 
 
 def retry(budget: RetryBudget | None = None, **settings: object) -> RetryState:
-    return RetryState(RetrySettings(**settings), budget or RetryBudget(least=100))  # type: ignore[arg-type]
+    return RetryState(RetrySettings(**settings), budget or RetryBudget(min_retries=100))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_is_not_named_is_final() -> None:
 
 
 def test_all_requests_share_a_budget() -> None:
-    budget = RetryBudget(share=0.2, least=3)
+    budget = RetryBudget(share=0.2, min_retries=3)
     for _ in range(10):
         budget.record_request(0.0)
 
@@ -117,14 +118,14 @@ def test_when_all_have_too_much_to_do_the_shortest_wait_is_told() -> None:
     last = RateLimitExceeded("x", retry_after=9.0)
     one = failed(retry(), RateLimitExceeded("x"), BUSY, last)
 
-    assert one.get_final_error(last, left=False) is last
+    assert one.get_final_error(last, has_untried=False) is last
     assert last.retry_after == 7.0
 
 
 def test_that_one_of_several_has_too_much_to_do_is_not_the_clients_fault() -> None:
     one = failed(retry(), BUSY)
 
-    told = one.get_final_error(BUSY, left=True)
+    told = one.get_final_error(BUSY, has_untried=True)
 
     assert type(told) is Overloaded
     assert told.retry_after == 7.0
@@ -133,11 +134,11 @@ def test_that_one_of_several_has_too_much_to_do_is_not_the_clients_fault() -> No
 def test_where_nobody_else_is_to_be_asked_a_worker_speaks_for_all() -> None:
     one = failed(retry(on=frozenset({"connect"})), BUSY)
 
-    assert one.get_final_error(BUSY, left=True) is BUSY
+    assert one.get_final_error(BUSY, has_untried=True) is BUSY
 
 
 def test_a_worker_that_said_when_to_come_again_is_heard_over_one_that_is_not_there() -> None:
-    told = failed(retry(), BUSY, DOWN).get_final_error(DOWN, left=False)
+    told = failed(retry(), BUSY, DOWN).get_final_error(DOWN, has_untried=False)
 
     assert type(told) is Overloaded
     assert told.retry_after == 7.0
@@ -145,4 +146,4 @@ def test_a_worker_that_said_when_to_come_again_is_heard_over_one_that_is_not_the
 
 @pytest.mark.parametrize("error", [CUT, LATE, BAD_GATEWAY])
 def test_anything_else_is_told_as_it_is(error: GatewayError) -> None:
-    assert failed(retry(), error).get_final_error(error, left=False) is error
+    assert failed(retry(), error).get_final_error(error, has_untried=False) is error

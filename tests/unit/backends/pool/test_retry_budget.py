@@ -16,12 +16,12 @@ def spent(budget: RetryBudget, now: float) -> int:
 
 
 def test_a_few_tries_need_no_requests() -> None:
-    assert spent(RetryBudget(least=3), 0.0) == 3
-    assert spent(RetryBudget(least=0), 0.0) == 0
+    assert spent(RetryBudget(min_retries=3), 0.0) == 3
+    assert spent(RetryBudget(min_retries=0), 0.0) == 0
 
 
 def test_beside_them_it_is_a_share_of_the_requests() -> None:
-    budget = RetryBudget(share=0.2, least=3)
+    budget = RetryBudget(share=0.2, min_retries=3)
     for _ in range(50):
         budget.record_request(1.0)
 
@@ -29,7 +29,7 @@ def test_beside_them_it_is_a_share_of_the_requests() -> None:
 
 
 def test_a_share_below_one_request_is_none() -> None:
-    budget = RetryBudget(share=0.2, least=0)
+    budget = RetryBudget(share=0.2, min_retries=0)
     for _ in range(4):
         budget.record_request(0.0)
 

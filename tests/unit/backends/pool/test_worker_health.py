@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from backends.http.interfaces import WorkerConfig
-from backends.pool.circuit_breaker import HealthSettings, WorkerHealth
+from backends.pool.circuit_breaker import WorkerHealth
+from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
 from backends.pool.workers import WorkerState
 from protocols.core.errors import (
     ContextTooLong,
@@ -22,8 +23,12 @@ from protocols.core.errors import (
 from tests.fakes import FakeClock
 
 
-def member(clock: FakeClock | None = None, **settings: int) -> WorkerState:
-    health = WorkerHealth(HealthSettings(**settings))
+def member(
+    clock: FakeClock | None = None,
+    checks: HealthCheckSettings = HealthCheckSettings(),  # noqa: B008 - frozen
+    **breaker: int,
+) -> WorkerState:
+    health = WorkerHealth(checks, CircuitBreakerSettings(**breaker))
     return WorkerState(0, WorkerConfig("http://w:1"), health, clock or FakeClock())
 
 
@@ -85,7 +90,7 @@ def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) 
     one = member(consecutive_failures=1)
     one.in_flight = 10
 
-    one.record_failure(error, pushed_back=True)
+    one.record_failure(error, overloaded=True)
 
     assert (one.report().state, one.limit) == ("up", 7)
 
@@ -103,7 +108,7 @@ def test_a_worker_that_answers_at_all_is_there_again() -> None:
 
 
 def test_probes_take_it_out_and_bring_it_back() -> None:
-    one = member(fall=2, rise=2)
+    one = member(checks=HealthCheckSettings(fall=2, rise=2))
     one.model_limits_from.add("m")
     states = []
     for ok in (True, False, False, True, True):

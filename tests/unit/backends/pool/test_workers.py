@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from backends.http.interfaces import QueueSettings, WorkerConfig
+from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Deadline
-from backends.pool.circuit_breaker import HealthSettings
 from backends.pool.load_balancing import RoundRobin
+from backends.pool.settings import CircuitBreakerSettings, QueueSettings
 from backends.pool.workers import (
     BACKGROUND_PRIORITY,
     PoolLimits,
@@ -435,7 +435,9 @@ def test_two_of_one_url_are_one() -> None:
 
 async def test_what_is_reported_of_a_worker() -> None:
     clock = FakeClock()
-    pool = roster(clock, places=4, health=HealthSettings(consecutive_failures=2, open_for=15.0))
+    pool = roster(
+        clock, places=4, breaker=CircuitBreakerSettings(consecutive_failures=2, open_for=15.0)
+    )
     ask = Asker(pool, clock)
     place = await ask.take()
     place.worker.latency_average.add(clock.now, 0.25)

@@ -42,7 +42,7 @@ from backends.torch.ipc import (
     TokensEvent,
 )
 from backends.torch.loader import ModelLocation
-from backends.torch.settings import TorchSettings
+from backends.torch.settings import EngineSettings
 from tests.tiny_model import byte_tokenizer
 
 
@@ -278,7 +278,7 @@ STEPS = [
 
 
 def opened(folder: Path, **settings: Any) -> EmbeddingModel:
-    given = TorchSettings(str(folder), device="cpu", **settings)
+    given = EngineSettings(str(folder), device="cpu", **settings)
     return load_encoder(ModelLocation(str(folder), "embed"), given)
 
 

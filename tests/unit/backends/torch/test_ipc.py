@@ -8,6 +8,7 @@ import pytest
 
 from backends.torch import ipc
 from backends.torch.backend import TorchBackend
+from backends.torch.settings import WatermarkSettings
 from protocols.core import errors
 from protocols.core.events import (
     ChoiceEnd,
@@ -103,7 +104,7 @@ def test_greedy_truncation_and_templates() -> None:
 
 
 def test_a_watermark_is_as_the_settings_say() -> None:
-    own = ipc.WatermarkSettings(key=7)
+    own = WatermarkSettings(key=7)
     for wanted, mark in ((True, own), (False, None), (None, None)):
         request = msgspec.structs.replace(TEXT, sampling=SamplingParams(watermark=wanted))
         assert ipc.find_unsupported_params(request, {}, templates=False) == ()

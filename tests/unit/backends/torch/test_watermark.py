@@ -11,7 +11,6 @@ from transformers import (
     WatermarkLogitsProcessor,
 )
 
-from backends.torch.ipc import WatermarkSettings
 from backends.torch.sampling import (
     SamplingInput,
     SamplingRules,
@@ -19,6 +18,7 @@ from backends.torch.sampling import (
     apply_watermark,
     sample_tokens,
 )
+from backends.torch.settings import WatermarkSettings
 
 V = 300
 HOWS = [

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal
 from gateway.auth.jwks import JwksClient, parse_key_set
-from gateway.auth.jwt import JwtPolicy, JwtVerifier
+from gateway.auth.jwt import JwtVerifier
 from gateway.config.schema import JwtClaimsConfig, JwtConfig
 from protocols.core.errors import Unauthorized
 
@@ -74,8 +74,8 @@ class Stage:
         self.asked = 0
         self.time = 0.0
         self.issuer = JwksClient(told, lambda: self.time, self._fetch)
-        rules = JwtPolicy(told, {"gpt": "chat-model"})
-        self.tokens = JwtVerifier(rules, self.issuer, lambda: NOW + self.time)
+        names = {"gpt": "chat-model"}
+        self.tokens = JwtVerifier(told, names, self.issuer, lambda: NOW + self.time)
         self.hold: asyncio.Event | None = None
 
     async def _fetch(self) -> bytes:

@@ -159,9 +159,9 @@ def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--since", "yesterday"], "'yesterday' is neither a time such as"),
+        (["--since", "yesterday"], "'yesterday' is neither a time, such as"),
         (["--a", "3"], "chat: version '3' was sent no requests; there is 1, 2"),
-        (["--all", "--split", "rollout"], "--all is not of one split"),
+        (["--all", "--split", "rollout"], "--all can't be used with --split or --config"),
         (["--confidence", "100"], "100"),
     ],
 )
@@ -175,8 +175,8 @@ def test_a_model_that_is_not_there_is_told(log: Path) -> None:
     found = CliRunner().invoke(ab, [str(log), "--model", "chart"])
     empty = CliRunner().invoke(ab, ["-", "--model", "chat"], input=b"")
     assert (found.exit_code, empty.exit_code) == (2, 2)
-    assert "chart: there is no such model; there is chat" in found.stderr
-    assert "chat: there is no such model; there is none" in empty.stderr
+    assert "chart: no such model; the source has chat" in found.stderr
+    assert "chat: no such model; the source has none" in empty.stderr
 
 
 def test_why_there_is_nothing_to_compare_is_told(log: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_page_that_is_not_given_is_told(url: str) -> None:
     wrong = run(url, "--key", "other")
     away = run("http://127.0.0.1:1")
     assert (wrong.exit_code, away.exit_code) == (2, 2)
-    assert "/metrics: it answers 401, and no metrics" in wrong.stderr
+    assert "/metrics: the response has the status 401, and no metrics" in wrong.stderr
     assert "http://127.0.0.1:1/metrics can't be read" in away.stderr
 
 

@@ -15,7 +15,7 @@ def test_a_table_is_plain_text_of_its_own_width(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    print_table(HEADINGS, ROWS, left=(0, 2))
+    print_table(HEADINGS, ROWS, left_aligned=(0, 2))
     assert capsys.readouterr().out.splitlines() == [
         "model             requests  note",
         f"[b]x[/b] :smile:     1,000  {'n' * 300}",
@@ -33,7 +33,7 @@ def test_headings_are_bold_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Terminal()
     monkeypatch.setattr(sys, "stdout", out)
-    print_table(HEADINGS, ROWS, left=(0, 2))
+    print_table(HEADINGS, ROWS, left_aligned=(0, 2))
     first, second, third = out.getvalue().splitlines()
     assert "\x1b[1m" in first
     assert "\x1b" not in second + third

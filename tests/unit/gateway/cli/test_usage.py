@@ -87,9 +87,9 @@ def test_what_is_wrong_is_told(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("no database" * 100)
     for arguments, says in (
-        ([file, "--by", "modle"], "'modle' is none of key, model, version, "),
+        ([file, "--by", "modle"], "'modle' is not one of key, model, version, "),
         ([file, "--since", "soon"], "neither a time"),
-        ([other], "can't be read as a file of usage: file is not a database"),
+        ([other], "is not a usage database: file is not a database"),
         ([tmp_path / "none"], "does not exist"),
     ):
         result = run(*arguments)

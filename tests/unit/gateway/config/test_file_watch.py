@@ -96,7 +96,7 @@ async def test_it_looks_until_it_is_cancelled(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("one")
     changed = asyncio.Event()
-    watch = FileWatcher(lambda: [str(file)], changed.set, every=0.01)
+    watch = FileWatcher(lambda: [str(file)], changed.set, interval=0.01)
     task = asyncio.get_running_loop().create_task(watch.run())
     await asyncio.sleep(0.05)
     assert not changed.is_set()

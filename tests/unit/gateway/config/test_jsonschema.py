@@ -10,7 +10,8 @@ import yaml
 
 from gateway.config import schema
 from gateway.config.jsonschema import build_schema, schema_hook
-from gateway.config.schema import Config, ConfigSection
+from gateway.config.schema import Config
+from protocols.core.units import ConfigSection
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "config"
 OLD_READING = {"yaml_1_2"}  # YAML 1.1, by which the witness here reads, takes its keys for truths

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from backends import BACKENDS
+from backends.interfaces import Timeouts
+from backends.pool.settings import PoolSettings
 from gateway.config.errors import ConfigError
 from gateway.config.loader import dump_config, load_config, load_text
 from gateway.config.registry import ProtocolRegistry
@@ -14,9 +16,7 @@ from gateway.config.schema import (
     BackendConfig,
     Config,
     EchoConfig,
-    PoolConfig,
     TargetConfig,
-    TimeoutsConfig,
 )
 from gateway.config.yaml_reader import MAX_DEPTH, MAX_NODES, decode_utf8
 from protocols import PROTOCOLS
@@ -55,7 +55,7 @@ def test_units_become_seconds_and_bytes() -> None:
 def test_short_forms_are_written_out() -> None:
     config = good('backends: {a: {protocol: openai, workers: ["http://w:1"]}}\n', CHAT)
     pool = config.backends["a"]
-    assert isinstance(pool, PoolConfig)
+    assert isinstance(pool, PoolSettings)
     assert (pool.kind, pool.workers[0].url, pool.workers[0].weight) == ("pool", "http://w:1", 1)
     assert config.listeners[0].protocols[0].name == "openai"
 
@@ -69,10 +69,10 @@ def test_a_pools_timeouts_left_out_are_the_defaults() -> None:
         CHAT,
     )
     first, second = config.backends["a"], config.backends["b"]
-    assert isinstance(first, PoolConfig)
-    assert isinstance(second, PoolConfig)
-    assert first.timeouts == TimeoutsConfig(connect=1.0, idle=3.0)
-    assert second.timeouts == TimeoutsConfig(connect=1.0, idle=9.0)
+    assert isinstance(first, PoolSettings)
+    assert isinstance(second, PoolSettings)
+    assert first.timeouts == Timeouts(connect=1.0, idle=3.0)
+    assert second.timeouts == Timeouts(connect=1.0, idle=9.0)
 
 
 def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
@@ -158,7 +158,7 @@ def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) 
     )
     config = load_config(str(path), env={"TOKEN": "from-env"})
     pool = config.backends["a"]
-    assert isinstance(pool, PoolConfig)
+    assert isinstance(pool, PoolSettings)
     found = [worker.auth.bearer.reveal() for worker in pool.workers if worker.auth]
     assert found == ["from-text", "from-env", "from-file"]
     assert "from-" not in f"{config!r} {dump_config(config)}"
@@ -171,7 +171,7 @@ def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
     path = tmp_path / "g.yaml"
     path.write_text(LISTENERS + text + CHAT)
     pool = load_config(str(path), env={}).backends["a"]
-    assert isinstance(pool, PoolConfig)
+    assert isinstance(pool, PoolSettings)
     assert pool.tls is not None
     assert pool.tls.ca == str(tmp_path / "ca.pem")
 

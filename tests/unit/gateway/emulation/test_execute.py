@@ -1,16 +1,21 @@
 """A backend's answer with what the gateway does in its stead, and how it is left."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem
-from gateway.emulation.execute import MAX_CONCURRENT_PARTS, collect_emulated, stream_emulated
+from backends.interfaces import (
+    BackendRequest,
+    Deadline,
+    EventSink,
+    PreparedRequest,
+    RequestContext,
+    StreamItems,
+)
+from gateway.emulation.execute import MAX_CONCURRENT_PARTS, send_emulated
 from gateway.emulation.planner import EmulationPlan
 from protocols.core.aggregate import ResponseAccumulator, UnaryResponse
 from protocols.core.errors import StreamBroken, WorkerFailed
@@ -24,7 +29,6 @@ from protocols.core.events import (
     TextDelta,
     Usage,
 )
-from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -58,18 +62,18 @@ class Scripted:
         """Given once for each request."""
         self.go = asyncio.Event()
 
-    def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
-    ) -> tuple[UnsupportedParameter, ...]:
-        return ()
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        decoded, _ = request.decode()
+        return PreparedRequest(decoded)
 
     async def start(self) -> None: ...
 
     async def aclose(self) -> None: ...
 
-    async def stream(
-        self, request: Request, context: RequestContext
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    async def send(
+        self, prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+    ) -> StreamItems:
+        request = prepared.request
         self.asked.append((request, context.id))
         self.running += 1
         self.began.release()
@@ -82,23 +86,9 @@ class Scripted:
                     if event == TextDelta("fail"):
                         raise WorkerFailed("it failed")
                 self.said += 1
-                yield batch
+                yield None, batch
         finally:
             self.running -= 1
-
-
-class Together(Scripted):
-    """Gives all of it together, too."""
-
-    def stream_to(
-        self, request: Request, context: RequestContext, take: EventSink
-    ) -> AsyncGenerator[Sequence[Event], None]:
-        del take
-        return self.stream(request, context)
-
-    async def collect(self, request: Request, context: RequestContext) -> Sequence[StreamItem]:
-        async with aclosing(self.stream(request, context)) as batches:
-            return [(None, batch) async for batch in batches]
 
 
 def says(*batches: Sequence[Event]) -> Scripted:
@@ -118,10 +108,20 @@ def doing(*paths: str) -> EmulationPlan:
     return EmulationPlan(emulated_fields=frozenset(paths))
 
 
+async def stream(
+    backend: Scripted, request: Request, plan: EmulationPlan
+) -> AsyncGenerator[Sequence[Event], None]:
+    """The batches, as whoever sends the request reports them."""
+    items, process_events = send_emulated(backend, PreparedRequest(request), CONTEXT, plan)
+    async with aclosing(items):
+        async for _, batch in items:
+            yield process_events(batch)
+
+
 async def events(backend: Scripted, request: Request, plan: EmulationPlan) -> list[Event]:
     found: list[Event] = []
-    async with aclosing(stream_emulated(backend, request, CONTEXT, plan)) as batches:
-        async for _, batch in batches:
+    async with aclosing(stream(backend, request, plan)) as batches:
+        async for batch in batches:
             assert batch, "a batch with nothing in it says nothing"
             found += batch
     return found
@@ -146,8 +146,8 @@ async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
     request = chat(stopping=StopConditions(stop=("a",)), n=1)
     passed: list[Sequence[Event]] = []
 
-    async with aclosing(stream_emulated(backend, request, CONTEXT, doing())) as answers:
-        async for _, batch in answers:
+    async with aclosing(stream(backend, request, doing())) as answers:
+        async for batch in answers:
             passed.append(batch)
 
     assert all(one is other for one, other in zip(passed, batches, strict=True))
@@ -188,8 +188,8 @@ async def test_the_backend_is_left_as_soon_as_the_last_choice_has_ended() -> Non
     request = chat(stopping=StopConditions(stop=("</s>",)))
     found: list[Event] = []
 
-    async with aclosing(stream_emulated(backend, request, CONTEXT, ENDED)) as batches:
-        async for _, batch in batches:
+    async with aclosing(stream(backend, request, ENDED)) as batches:
+        async for batch in batches:
             found += batch
             if any(isinstance(one, ChoiceEnd) for one in batch):
                 assert backend.running == 0, "the worker stops before the client is told"
@@ -328,9 +328,9 @@ async def test_only_so_many_are_asked_for_at_a_time() -> None:
 async def test_pieces_pass_while_other_parts_are_at_work() -> None:
     backend = Scripted(lambda _: [[TextDelta("a")], [], [ChoiceEnd("eos"), StreamEnd()]])
 
-    async with aclosing(stream_emulated(backend, chat(n=2), CONTEXT, doing("n"))) as batches:
+    async with aclosing(stream(backend, chat(n=2), doing("n"))) as batches:
         pieces = [await anext(batches), await anext(batches)]
-        assert pieces == [(None, [TextDelta("a", 0)]), (None, [TextDelta("a", 1)])]
+        assert pieces == [[TextDelta("a", 0)], [TextDelta("a", 1)]]
         assert backend.running == 2
 
 
@@ -354,10 +354,8 @@ async def test_a_stop_ends_its_own_part_at_once() -> None:
     request = completion("a", "b", stopping=StopConditions(stop=("a.",)))
     found: list[Event] = []
 
-    async with aclosing(
-        stream_emulated(backend, request, CONTEXT, doing("stopping.stop", "prompts"))
-    ) as b:
-        async for _, batch in b:
+    async with aclosing(stream(backend, request, doing("stopping.stop", "prompts"))) as batches:
+        async for batch in batches:
             found += batch
             if (
                 ChoiceEnd("stop", 0, "a.") in found
@@ -431,7 +429,7 @@ async def test_a_part_that_stops_before_its_end_breaks_the_whole() -> None:
 async def test_closing_it_closes_everything_at_once(plan: EmulationPlan) -> None:
     backend = Scripted(lambda _: [[TextDelta("a")], [], [StreamEnd()]])
     request = completion("p", n=3, suffix="!", stopping=StopConditions(stop=("x",)))
-    batches = stream_emulated(backend, request, CONTEXT, plan)
+    batches = stream(backend, request, plan)
     await anext(batches)
     assert backend.running == (3 if "n" in plan.emulated_fields else 1)
 
@@ -444,65 +442,6 @@ async def test_closing_it_closes_everything_at_once(plan: EmulationPlan) -> None
 async def test_cancelling_its_task_closes_everything_at_once(plan: EmulationPlan) -> None:
     backend = Scripted(lambda _: [[]])
     task = asyncio.create_task(events(backend, chat(n=3), plan))
-    await backend.began.acquire()
-
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    assert backend.running == 0
-
-
-# --- all of an answer together --------------------------------------------------------------------
-
-SAID: list[Event] = [
-    StreamStart(3),
-    TextDelta("a"),
-    TextDelta("bx"),
-    TextDelta("c", 1),
-    ChoiceEnd("eos"),
-    Usage(3, 1),
-    StreamEnd(),
-]
-BATCHES = st.lists(st.lists(st.sampled_from(SAID), min_size=1, max_size=4), max_size=4)
-REQUESTS = [
-    chat(),
-    completion("p", "q", echo=True, suffix="!"),
-    completion("p", stopping=StopConditions(stop=("x",))),
-    EmbeddingRequest(model="m", inputs=("1234",)),
-]
-PLANS = [doing(), doing("echo", "suffix"), doing("stopping.stop")]
-
-
-@given(batches=BATCHES, request_=st.sampled_from(REQUESTS), plan=st.sampled_from(PLANS))
-@pytest.mark.parametrize("kind", [Scripted, Together])
-async def test_what_comes_together_is_all_of_the_answer(
-    kind: type[Scripted], batches: list[list[Event]], request_: Request, plan: EmulationPlan
-) -> None:
-    backend, other = kind(lambda _: batches), says(*batches)
-
-    found = await collect_emulated(backend, request_, CONTEXT, plan)
-
-    assert list(found) == await events(other, request_, plan)
-    assert backend.asked == other.asked
-
-
-@pytest.mark.parametrize("plan", [doing(), doing("n")])
-async def test_what_fails_gives_nothing_together(plan: EmulationPlan) -> None:
-    backend = Together(lambda _: [[TextDelta("a")], [TextDelta("fail")]])
-
-    with pytest.raises(WorkerFailed):
-        await collect_emulated(backend, chat(n=2), CONTEXT, plan)
-
-    assert backend.running == 0
-
-
-@pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
-async def test_cancelling_who_waits_for_all_of_it_closes_everything_at_once(
-    plan: EmulationPlan,
-) -> None:
-    backend = Together(lambda _: [[]])
-    task = asyncio.create_task(collect_emulated(backend, chat(n=3), CONTEXT, plan))
     await backend.began.acquire()
 
     task.cancel()

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.interfaces import StreamItem
-from gateway.emulation.usage import UsageCounter, add_usage
+from gateway.emulation.usage import UsageCounter
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,
@@ -124,23 +123,21 @@ SAID: list[Event] = [
     ReasoningDelta("b"),
     ChoiceEnd("eos"),
     Usage(3, 1),
-    StreamEnd(),
 ]
-PIECES = st.lists(
-    st.tuples(
-        st.sampled_from([None, b"", b"a", b"b"]), st.lists(st.sampled_from(SAID), max_size=4)
-    ),
-    max_size=4,
+BATCHES = st.lists(st.lists(st.sampled_from(SAID), max_size=4), max_size=4)
+
+
+@given(
+    batches=BATCHES,
+    end=st.sampled_from([[], [StreamEnd()], [Usage(3, 1), StreamEnd()]]),
+    request_=st.sampled_from([CHAT, IDS, EMBED]),
 )
-
-
-@given(pieces=PIECES, request_=st.sampled_from([CHAT, IDS, EMBED]))
-def test_all_of_an_answer_is_counted_as_its_pieces_are(
-    pieces: list[StreamItem], request_: Request
+def test_all_of_a_response_is_counted_as_its_batches_are(
+    batches: list[list[Event]], end: list[Event], request_: Request
 ) -> None:
+    batches = [*batches, end]
     count = UsageCounter(request_)
 
-    body, events = add_usage(request_, pieces)
+    events = UsageCounter(request_).apply([event for batch in batches for event in batch])
 
-    assert list(events) == [one for _, said in pieces for one in count.apply(said)]
-    assert body == next((data for data, _ in reversed(pieces) if data), None)
+    assert list(events) == [event for batch in batches for event in count.apply(batch)]

@@ -338,10 +338,10 @@ async def test_what_became_of_a_request_is_told_in_lines() -> None:
 
     found = lines(live.build_explanation())
 
-    assert found["fell back"] == "chat@1 WorkerUnreachable"
-    assert found["instead"].startswith("mock@1: ")
-    assert found["failed"] == "WorkerUnreachable"
-    assert found["answer"] == "200 ok, 1.5 s"
+    assert found["failed"] == "chat@1 WorkerUnreachable"
+    assert found["fallback"].startswith("mock@1: ")
+    assert found["error"] == "WorkerUnreachable"
+    assert found["response"] == "200 ok, 1.5 s"
     assert found["seconds"] == "first_byte 0 s"
     assert "1 bytes in base64:" in format_explanation(live.build_explanation())
 
@@ -351,4 +351,4 @@ def test_tokens_are_told_by_who_counted_them() -> None:
 
     told = lines(Explanation(id="r", dry_run=False, answer=answer))
 
-    assert told["tokens"] == "3 of the prompt, 4 of the answer (counted)"
+    assert told["tokens"] == "3 prompt, 4 completion (counted)"

@@ -58,7 +58,7 @@ async def test_where_no_process_answers_it_says_so(path: str, tmp_path: Path) ->
         async with desk(*members) as http:
             told = await http.get(path)
         assert told.status_code == 503
-        assert told.json() == {"error": {"message": "no process serves now", "field": None}}
+        assert told.json() == {"error": {"message": "no process is ready", "field": None}}
 
 
 async def test_nothing_is_done_where_no_process_answers() -> None:

@@ -4,6 +4,7 @@ import os
 
 from msgspec.structs import replace
 
+from backends.pool.settings import PoolSettings
 from gateway.config import listeners, loader, schema
 from gateway.multiprocess.partition import find_unpartitionable, partition_config
 
@@ -34,9 +35,10 @@ CONFIG = loader.load_text(FILE, "x.yaml", env={})
 def test_each_limit_is_divided_and_rounded_up() -> None:
     part = partition_config(CONFIG, 3, SEATS)
     pool, shadow = part.backends["pool"], part.models["m"].shadow
-    assert isinstance(pool, schema.PoolConfig)
+    assert isinstance(pool, PoolSettings)
     assert shadow is not None
     assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
+    assert part.limits.buffered_bodies == -(-CONFIG.limits.buffered_bodies // 3)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
     assert (pool.max_concurrency, pool.total_concurrency, pool.queue.max) == (3, 4, 0)
     assert shadow.max_concurrency == 2
@@ -86,7 +88,7 @@ def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
 def test_what_has_no_limit_stays_without() -> None:
     part = partition_config(CONFIG, 3, SEATS)
     free = part.backends["free"]
-    assert isinstance(free, schema.PoolConfig)
+    assert isinstance(free, PoolSettings)
     assert (free.max_concurrency, free.total_concurrency) == (None, None)
     assert part.backends["echo"] == CONFIG.backends["echo"]
     assert part.models["n"] == CONFIG.models["n"]

@@ -1,81 +1,100 @@
 """What is sent to a collector that takes it, and to one that does not."""
 
 import logging
-import threading
 from collections.abc import Callable
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.trace import SpanKind
 
 from gateway.observability.otel_metrics import OtelMetrics
+from gateway.observability.otlp import MetricExporter, TraceExporter, build_resource
 from gateway.observability.record import RequestRecord
 from gateway.observability.semconv import STABLE_CONVENTIONS
-from gateway.observability.tracing import (
-    MetricExporter,
-    OtlpClient,
-    RequestTrace,
-    SpanExporter,
-    build_resource,
-)
 from tests.otlp_collector import Collector
 
-MESSAGE = ExportTraceServiceRequest()
-SENDER = build_resource({}, "i1")
+RESOURCE = build_resource("i1")
 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.observability.tracing._RETRY_DELAY", 0.001)
-    monkeypatch.setattr("gateway.observability.tracing._SPAN_BATCH_DELAY", 0.001)
+    monkeypatch.setattr("gateway.observability.otlp._SPAN_BATCH_DELAY", 0.001)
 
 
-def traced(number: int) -> RequestTrace:
-    record = RequestRecord(f"r{number}", trace_id="1" * 32, span_id=f"{number:016x}")
-    return RequestTrace(record, "POST", lambda: 1.0, lambda: "2" * 16)
+def exporter(url: str, *, buffer: int = 10) -> TraceExporter:
+    return TraceExporter(url, {"x-key": "canary"}, buffer, RESOURCE, 1.0)
+
+
+def end_trace(traces: TraceExporter) -> None:
+    """End a SERVER and a CLIENT span, if there is room."""
+    tracer = traces.provider.get_tracer("test")
+    server = tracer.start_span("server", kind=SpanKind.SERVER)
+    client = tracer.start_span("client", kind=SpanKind.CLIENT)
+    if traces.reserve():
+        server.end()
+        client.end()
 
 
 @pytest.mark.parametrize(
-    ("statuses", "taken", "asked"),
+    ("statuses", "accepted", "attempts"),
     [
         ((), True, 1),
         ((503, 429), True, 3),
-        ((503, 502, 504), False, 3),
+        ((503, 502, 504) * 2, False, 6),
         ((400,), False, 1),
         ((401,), False, 1),
     ],
 )
-def test_a_collector_that_is_busy_is_asked_again(
-    statuses: tuple[int, ...], taken: bool, asked: int
+def test_a_busy_collector_is_asked_again(
+    statuses: tuple[int, ...], accepted: bool, attempts: int
 ) -> None:
     with Collector(*statuses) as collector:
-        post = OtlpClient(f"{collector.url}/v1/traces", {}, threading.Event())
-        assert post.send(MESSAGE) == taken
-    assert len(collector.taken) == asked
+        traces = exporter(collector.url)
+        end_trace(traces)
+        assert traces.close(10)
+    assert traces.count_dropped() == (not accepted)
+    assert len(collector.taken) == attempts
 
 
-def test_a_collector_that_is_not_there_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_collector_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.observability.otlp._EXPORT_TIMEOUT", 0.1)
     with Collector() as collector:
         pass
-    assert not OtlpClient(f"{collector.url}/v1/traces", {}, threading.Event()).send(MESSAGE)
+    traces = exporter(collector.url)
+    end_trace(traces)
+    assert traces.close(10)
+    assert traces.count_dropped() == 1
     assert caplog.messages == [
-        f"the collector {collector.url}/v1/traces accepts nothing: ConnectError"
+        f"the collector {collector.url}/v1/traces accepts nothing: ConnectionError"
     ]
 
 
-def test_at_the_end_nobody_waits_to_ask_again() -> None:
-    closing = threading.Event()
-    closing.set()
-    with Collector(503) as collector:
-        assert not OtlpClient(f"{collector.url}/v1/traces", {}, closing).send(MESSAGE)
-    assert len(collector.taken) == 1
+def test_at_shutdown_a_failed_collector_is_not_asked_again() -> None:
+    with Collector(400, 400) as collector:
+        traces = exporter(collector.url)
+        metrics = MetricExporter(collector.url, {}, 0.001, RESOURCE)
+        end_trace(traces)
+        metrics.provider.get_meter("test").create_counter("c").add(1)
+        while traces.count_dropped() < 1 or len(collector.taken) < 2:
+            pass
+        assert metrics.close(10)
+        for _ in range(3):
+            end_trace(traces)
+        assert traces.close(10)
+        assert traces.count_dropped() == 4
+    assert [one.path for one in collector.taken].count("/v1/traces") == 1
 
 
-def test_the_log_has_a_line_where_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "interlingua")
+def test_a_failure_and_a_recovery_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     with Collector(400, 400, 200, 200, 400) as collector:
-        post = OtlpClient(f"{collector.url}/v1/traces", {"x-key": "canary"}, threading.Event())
-        for _ in range(5):
-            post.send(MESSAGE)
+        traces = exporter(collector.url)
+        for number in range(5):
+            end_trace(traces)
+            while len(collector.taken) <= number:
+                pass
+        assert traces.close(10)
     url = f"{collector.url}/v1/traces"
     assert caplog.messages == [
         f"the collector {url} accepts nothing: 400",
@@ -84,48 +103,50 @@ def test_the_log_has_a_line_where_it_changes(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_what_was_not_taken_is_counted() -> None:
+def test_dropped_traces_are_counted() -> None:
     with Collector(400) as collector:
-        sending = SpanExporter(collector.url, {}, 10, SENDER, STABLE_CONVENTIONS)
-        for number in range(12):
-            sending.enqueue(traced(number))
-        sending.start()
-        assert sending.close(10)
-        assert sending.count_dropped() == 12
+        traces = exporter(collector.url)
+        rejected = [traces.reserve() for _ in range(12)].count(False)
+        assert rejected == traces.count_dropped() == 2
+        traces = exporter(collector.url)
+        end_trace(traces)
+        assert traces.close(10)
+        assert traces.count_dropped() == 1
     with Collector() as collector:
-        sending = SpanExporter(collector.url, {}, 10, SENDER, STABLE_CONVENTIONS)
-        sending.start()
-        sending.enqueue(traced(1))
-        assert sending.close(10)
-        assert sending.count_dropped() == 0
-    assert [one.span_id[-1] for one in collector.spans()] == [1]
+        traces = exporter(collector.url, buffer=1)
+        for number in range(3):  # there is room again once a trace is exported
+            end_trace(traces)
+            while len(collector.spans()) < 2 * (number + 1):
+                pass
+        assert traces.close(10)
+        assert traces.count_dropped() == 0
+    assert [span.name for span in collector.spans()] == ["server", "client"] * 3
 
 
-def test_figures_are_sent_again_and_again() -> None:
+def test_metrics_are_exported_again_and_again() -> None:
     with Collector() as collector:
-        push = MetricExporter(collector.url, {}, 0.001, SENDER, tuple)
-        push.start()
+        push = MetricExporter(collector.url, {}, 0.001, RESOURCE)
+        push.provider.get_meter("test").create_counter("c").add(1)
         while len(collector.taken) < 3:
             pass
         assert push.close(10)
 
 
-def test_figures_are_sent_a_last_time() -> None:
-    figures = OtelMetrics(STABLE_CONVENTIONS, 1.0)
-    figures.record_request(RequestRecord("r", operation="chat", duration=0.5))
+def test_metrics_are_exported_a_last_time() -> None:
     with Collector() as collector:
-        push = MetricExporter(collector.url, {}, 60.0, SENDER, lambda: figures.build_metrics(2.0))
-        push.start()
+        push = MetricExporter(collector.url, {}, 60.0, RESOURCE)
+        metrics = OtelMetrics(STABLE_CONVENTIONS, push.provider)
+        metrics.record_request(RequestRecord("r", operation="chat", duration=0.5))
         assert push.close(10)
     assert "gen_ai.server.request.duration" in collector.metrics()
 
 
 @pytest.mark.parametrize(
-    "make",
+    "create",
     [
-        lambda url: MetricExporter(url, {}, 60.0, SENDER, tuple),
-        lambda url: SpanExporter(url, {}, 10, SENDER, STABLE_CONVENTIONS),
+        lambda url: MetricExporter(url, {}, 60.0, RESOURCE),
+        lambda url: TraceExporter(url, {}, 10, RESOURCE, 1.0),
     ],
 )
-def test_what_never_began_ends(make: Callable[[str], MetricExporter | SpanExporter]) -> None:
-    assert make("http://127.0.0.1:9").close(10)
+def test_an_unused_exporter_closes(create: Callable[[str], MetricExporter | TraceExporter]) -> None:
+    assert create("http://127.0.0.1:9").close(10)

@@ -5,16 +5,26 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from gateway.observability.otel_metrics import OtelMetrics
+from gateway.observability.otlp import TraceExporter, build_resource
 from gateway.observability.record import RequestRecord
 from gateway.observability.semconv import (
     EXPERIMENTAL_CONVENTIONS,
     STABLE_CONVENTIONS,
+    SemanticConventions,
     select_conventions,
 )
-from gateway.observability.tracing import RequestTrace, TraceSampler, build_resource, build_spans
+from gateway.observability.tracing import RequestTracer
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.events import Usage
 from protocols.core.request import (
@@ -55,25 +65,50 @@ class Http:
         raise AssertionError(limit)
 
 
-class Traced:
-    """A follower that draws 0.5, and what it put."""
+class HalfwayIds(RandomIdGenerator):
+    """Trace ids that a sampler takes from a share above 0.5 on."""
 
-    def __init__(self, share: float, *, trust: bool = False) -> None:
-        self.put: list[RequestTrace] = []
-        self.follower = TraceSampler(
-            self.put.append,
-            sample_rate=share,
+    def __init__(self) -> None:
+        self._spans = 0
+
+    def generate_trace_id(self) -> int:
+        return 7 << 64 | 1 << 63
+
+    def generate_span_id(self) -> int:
+        self._spans += 1
+        return self._spans
+
+
+class Traced:
+    """A tracer, and the spans that it ended."""
+
+    def __init__(self, share: float, *, trust: bool = False, buffer: int = 10) -> None:
+        self._ended = InMemorySpanExporter()
+        exporter = TraceExporter("http://127.0.0.1:9", {}, buffer, build_resource("i1"), share)
+        exporter.provider.id_generator = HalfwayIds()
+        assert exporter.close(10)  # nothing is sent
+        exporter.provider.add_span_processor(SimpleSpanProcessor(self._ended))
+        self.exporter = exporter
+        self.follower = RequestTracer(
+            exporter.provider,
+            exporter,
+            STABLE_CONVENTIONS,
             trust_parent=trust,
             now=lambda: 100.0,
-            draw=lambda: 0.5,
-            random=lambda size: bytes([7] * size),
         )
 
     def begin(self, flags: str = "") -> RequestRecord:
         record = replace(RECORD)
-        said = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"} if flags else {}
-        self.follower.start_trace(record, Http(said))
+        headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"} if flags else {}
+        self.follower.start_trace(record, Http(headers))
         return record
+
+    @property
+    def put(self) -> list[Span]:
+        [*resources] = encode_spans(self._ended.get_finished_spans()).resource_spans
+        return [
+            span for resource in resources for scope in resource.scope_spans for span in scope.spans
+        ]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +144,27 @@ def test_an_exchange_that_ended_is_put_once() -> None:
     assert len(found.put) == 1
 
 
+def test_a_trace_without_room_is_dropped_and_counted() -> None:
+    found = Traced(1, buffer=1)
+    for record in (found.begin(), found.begin()):
+        found.follower.end_trace(record)
+    assert len(found.put) == 1
+    assert found.exporter.count_dropped() == 1
+
+
+def test_workers_get_the_span_of_their_attempt() -> None:
+    found = Traced(0, trust=True)
+    record = replace(RECORD)
+    headers = {"traceparent": f"00-{TRACE}-{SPAN}-03", "tracestate": "a=1,b=2"}
+    found.follower.start_trace(record, Http(headers))
+    trace = found.follower.get_trace(record)
+    assert trace is not None
+    assert trace.start_attempt("http://w") == (
+        ("traceparent", f"00-{TRACE}-{'0' * 15}2-01"),  # without the flag of random ids
+        ("tracestate", "a=1,b=2"),
+    )
+
+
 def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
     """The spans of an exchange that two workers were asked for."""
     found = Traced(1, trust=trust)
@@ -123,7 +179,8 @@ def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> l
         trace.start_attempt("https://worker.example/base")
         trace.end_attempt(None)
     trace.record = replace(record, trace_id=begun.trace_id, span_id=begun.span_id)
-    return [*build_spans(trace, STABLE_CONVENTIONS)]
+    found.follower.end_trace(begun)
+    return found.put
 
 
 def test_a_failure_is_told_by_its_class_and_where_it_was() -> None:
@@ -173,7 +230,7 @@ def test_a_trace_that_is_trusted_goes_on() -> None:
     [server] = one(RECORD, trust=True)
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, SPAN)
     [alone] = one(RECORD)
-    assert alone.trace_id == bytes([7] * 16)
+    assert alone.trace_id == bytes([*[0] * 7, 7, 0x80, *[0] * 7])
     assert alone.parent_span_id == b""
 
 
@@ -189,14 +246,31 @@ def test_vectors_have_their_own_operation() -> None:
 # --- what all of them come to ---------------------------------------------------------------------
 
 
+class Measured:
+    """Metrics, and how they are sent."""
+
+    def __init__(self, version: SemanticConventions) -> None:
+        self._reader = InMemoryMetricReader()
+        provider = MeterProvider([self._reader], shutdown_on_exit=False)
+        self.figures = OtelMetrics(version, provider)
+
+    def sent(self) -> list[Metric]:
+        data = self._reader.get_metrics_data()
+        return (
+            []
+            if data is None
+            else [*encode_metrics(data).resource_metrics[0].scope_metrics[0].metrics]
+        )
+
+
 def figures(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
     """The attributes of each metric's last point, with its sum."""
-    found = OtelMetrics(version, 1.0)
+    found = Measured(version)
     for record in records:
-        found.record_request(record)
+        found.figures.record_request(record)
     return {
         metric.name: {**told(point.attributes), "sum": point.sum, "count": point.count}
-        for metric in found.build_metrics(2.0)
+        for metric in found.sent()
         for point in metric.histogram.data_points
     }
 
@@ -257,14 +331,25 @@ def test_what_was_not_measured_is_not_told(record: RequestRecord, missing: str) 
 
 
 def test_figures_are_bounded_whatever_names_come() -> None:
-    many = (replace(RECORD, model=f"m{n}", usage=None, first_token=None) for n in range(1500))
-    found = OtelMetrics(STABLE_CONVENTIONS, 1.0)
-    for record in many:
-        found.record_request(record)
-    points = [one for metric in found.build_metrics(2.0) for one in metric.histogram.data_points]
-    assert len(points) == 2002
-    others = [one for one in points if told(one.attributes)["gen_ai.request.model"] == "_other"]
-    assert [one.count for one in others] == [500, 500]
+    found = Measured(STABLE_CONVENTIONS)
+    for number in range(2500):
+        record = replace(RECORD, model=f"m{number}", usage=None, first_token=None)
+        found.figures.record_request(record)
+    for metric in found.sent():
+        points = [*metric.histogram.data_points]
+        assert len(points) <= 2001
+        others = [one for one in points if "otel.metric.overflow" in told(one.attributes)]
+        assert [one.count for one in others] == [2500 - len(points) + 1]
+
+
+def test_buckets_are_those_of_the_conventions() -> None:
+    found = Measured(STABLE_CONVENTIONS)
+    found.figures.record_request(RECORD)
+    bounds = {
+        metric.name: [*metric.histogram.data_points[0].explicit_bounds] for metric in found.sent()
+    }
+    assert bounds["gen_ai.server.request.duration"] == [0.01 * 2**k for k in range(14)]
+    assert bounds["gen_ai.client.token.usage"] == [4**k for k in range(14)]
 
 
 @pytest.mark.parametrize(
@@ -276,9 +361,11 @@ def test_figures_are_bounded_whatever_names_come() -> None:
     ],
 )
 def test_who_sends_is_what_the_environment_says(
-    environment: dict[str, str], name: str, more: str | None
+    environment: dict[str, str], name: str, more: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = told(build_resource(environment, "i1").attributes)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    facts = build_resource("i1").attributes
     assert facts["service.name"] == name
     assert facts["service.instance.id"] == "i1"
     assert facts.get("zone") == more

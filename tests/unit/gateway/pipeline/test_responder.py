@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
+from backends.interfaces import Deadline, EventSink, RequestContext, StreamItems
 from gateway.observability.record import RequestRecord
+from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.responder import Responder
 from protocols.core.errors import DeadlineExceeded, StreamBroken
 from protocols.core.events import (
@@ -22,8 +24,6 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
-from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import Request
 
 
 class Clock:
@@ -38,18 +38,12 @@ class Clock:
 class Batches:
     """An answer whose every batch has its bytes; all but the first are given, if it ``pours``."""
 
-    unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
-
     def __init__(
         self, clock: Clock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
     ) -> None:
         self._pours = pours
         self._clock = clock
         self._batches = batches
-
-    @property
-    def request(self) -> Request:
-        raise AssertionError
 
     def get_encoder(self) -> ResponseEncoder:
         raise AssertionError
@@ -61,9 +55,6 @@ class Batches:
         return events
 
     def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
-        raise AssertionError
-
-    async def collect(self) -> StreamItem:
         raise AssertionError
 
     async def stream(self, take: EventSink | None = None) -> StreamItems:
@@ -114,11 +105,25 @@ class Sink:
         raise AssertionError
 
 
-def lookout(clock: Clock) -> DeadlineTimer:
-    return DeadlineTimer(clock, asyncio.get_running_loop)
+def responder(
+    strategy: Batches,
+    clock: Clock,
+    seconds: float = 60.0,
+    writer: ResponseWriter | None = None,
+    record: RequestRecord | None = None,
+) -> Responder:
+    context = RequestContext("r", Deadline(clock, seconds), clock, started_at=100.0)
+    timer = DeadlineTimer(clock, asyncio.get_running_loop)
+    record = RequestRecord("r") if record is None else record
+    make: Any = Responder
+    made: Responder = make(strategy, context, writer or Sink(), record, timer)
+    return made
 
 
-END = (b"end", [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), StreamEnd()])
+END: tuple[bytes, Sequence[Event]] = (
+    b"end",
+    [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), StreamEnd()],
+)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +153,9 @@ async def test_the_first_token_is_not_the_heading(
     pours: bool,
 ) -> None:
     clock, record = Clock(), RequestRecord("r")
-    context = RequestContext("r", Deadline(clock, 60.0), clock, started_at=100.0)
 
     answer = Batches(clock, *batches, pours=pours)
-    await Responder(answer, context, Sink(), record, lookout(clock)).run(set(), stream=True)
+    await responder(answer, clock, record=record).run(set(), stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish_reasons == ("stop", "length")
@@ -161,8 +165,7 @@ async def test_the_first_token_is_not_the_heading(
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
     clock, live = Clock(), set[Responder]()
-    context = RequestContext("r", Deadline(clock, 0.0), clock)
-    exchange = Responder(Batches(clock), context, Sink(), RequestRecord("r"), lookout(clock))
+    exchange = responder(Batches(clock), clock, seconds=0.0)
 
     with pytest.raises(DeadlineExceeded):
         await exchange.run(live, stream=stream)
@@ -173,10 +176,9 @@ async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
 @pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
 async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(how: str) -> None:
     clock, record, sink = Clock(), RequestRecord("r"), Sink()
-    context = RequestContext("r", Deadline(clock, 60.0), clock, started_at=100.0)
     said: list[Event] = [TextDelta("a")]
     answer = Lingering(clock, (b"t", said), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
-    exchange = Responder(answer, context, sink, record, lookout(clock))
+    exchange = responder(answer, clock, writer=sink, record=record)
     task = asyncio.create_task(exchange.run(set(), stream=True))
     await asyncio.sleep(0)
     assert (sink.finished, task.done()) == (1, False)
@@ -191,3 +193,38 @@ async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(h
 
     assert sink.finished == 1
     assert (record.outcome, record.error, record.finish_reasons) == ("ok", "", ("stop",))
+
+
+class Unary(Batches):
+    """A response that is not streamed, and what it is built of."""
+
+    built: tuple[Sequence[Event], bytes | None] = (), None
+
+    def build_response(self, events: Sequence[Event], body: bytes | None) -> HttpResponse:
+        self.built = events, body
+        return HttpResponse(200)
+
+
+class UnarySink(Sink):
+    """Takes a response in one piece."""
+
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
+        assert status == 200
+
+
+@pytest.mark.parametrize("data", [b"body", None])
+async def test_a_unary_response_is_built_of_all_batches(data: bytes | None) -> None:
+    clock, record = Clock(), RequestRecord("r")
+    answer = Unary(clock, (b"", [TextDelta("a")]), (data or b"", END[1]))
+
+    await responder(answer, clock, writer=UnarySink(), record=record).run(set(), stream=False)
+
+    assert answer.built == ([TextDelta("a"), *END[1]], data)
+    assert (record.status, record.usage) == (200, Usage(1, 2))
+    assert record.finish_reasons == ("stop", "length")
+
+
+async def test_a_unary_response_without_its_end_is_broken() -> None:
+    clock = Clock()
+    with pytest.raises(StreamBroken):
+        await responder(Unary(clock, (b"b", [TextDelta("a")])), clock).run(set(), stream=False)

@@ -1,12 +1,8 @@
 """What an answer comes to, by a clock that the test moves."""
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
-
 import pytest
 
-from backends.interfaces import EventSink
-from gateway.pipeline.shadow import ObservedStrategy, ResponseSummary, ShadowSide
+from gateway.pipeline.shadow import ResponseSummary, ShadowSide
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,
@@ -109,91 +105,3 @@ def test_two_answers_are_the_same_by_their_words(
 )
 def test_an_answer_is_complete_when_each_choice_is(events: list[Event], *, complete: bool) -> None:
     assert noted(*events).is_complete is complete
-
-
-class Answer:
-    """An answer of two batches."""
-
-    unsupported_parameters = ()
-    request = None
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def get_encoder(self) -> str:
-        return "encoder"
-
-    def get_stream_headers(self) -> str:
-        return "opening"
-
-    def process_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        return [*events, Usage(0, len(events))]
-
-    def build_response(self, *given: object) -> tuple[object, ...]:
-        return given
-
-    async def stream(
-        self, take: EventSink | None = None
-    ) -> AsyncGenerator[tuple[bytes | None, Sequence[Event]], None]:
-        try:
-            yield b"a", [TextDelta("a")]
-            if take is not None:
-                take(b"b", [TextDelta("b")])
-            yield None, [StreamEnd()]
-        finally:
-            self.closed = True
-
-
-async def test_an_answer_passes_as_it_is() -> None:
-    noted, answer = ResponseSummary(lambda: 0.0), Answer()
-    made: Any = ObservedStrategy
-    heard = made(answer, noted)
-    pieces = heard.stream()
-
-    assert await anext(pieces) == (b"a", [TextDelta("a")])
-    await pieces.aclose()
-    assert answer.closed
-    assert heard.request is answer.request
-    assert (heard.get_encoder(), heard.get_stream_headers(), heard.unsupported_parameters) == (
-        "encoder",
-        "opening",
-        (),
-    )
-    assert heard.build_response(1, 2) == (1, 2)
-
-
-async def test_what_is_heard_of_it_is_noted() -> None:
-    noted = ResponseSummary(lambda: 0.0)
-    made: Any = ObservedStrategy
-    overheard = made(Answer(), noted)
-
-    overheard.stream()
-
-    assert overheard.process_events([TextDelta("a")]) == [TextDelta("a"), Usage(0, 1)]
-    assert arm(noted).length == 1
-    assert arm(noted).tokens == 1
-
-
-async def test_what_another_target_said_before_is_not() -> None:
-    noted = ResponseSummary(lambda: 0.0)
-    made: Any = ObservedStrategy
-    overheard = made(Answer(), noted)
-    overheard.process_events([TextDelta("a")])
-
-    overheard.stream()
-
-    assert arm(noted).length == 0
-
-
-async def test_what_is_taken_at_once_is_given_to_who_takes_it() -> None:
-    made: Any = ObservedStrategy
-    taken = list[tuple[bytes | None, Sequence[Event]]]()
-
-    def take(data: bytes | None, events: Sequence[Event]) -> bool:
-        taken.append((data, events))
-        return True
-
-    read = [piece async for piece in made(Answer(), ResponseSummary(lambda: 0.0)).stream(take)]
-
-    assert read == [(b"a", [TextDelta("a")]), (None, [StreamEnd()])]
-    assert taken == [(b"b", [TextDelta("b")])]

@@ -2,14 +2,27 @@
 
 import random
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from backends.echo import EchoBackend
-from gateway.pipeline.strategies import MAX_CHOICES, MAX_TOP_LOGPROBS, apply_model_settings
-from gateway.routing.router import Router, Target, compile_model
+from backends.interfaces import BackendRequest, Deadline, PreparedRequest, RequestContext
+from gateway.config.schema import OnLoss
+from gateway.pipeline.strategies import (
+    MAX_CHOICES,
+    MAX_TOP_LOGPROBS,
+    ResponseStrategy,
+    apply_model_settings,
+)
+from gateway.routing.router import Route, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
-from protocols.core.errors import InvalidParameter
+from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.events import ChoiceEnd, Event, PromptEcho, TextDelta, Usage
+from protocols.core.interfaces import ClientRequest, ResponseContext
+from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, LogprobsOptions
+from protocols.openai.endpoints import OpenAI
 
 TARGETS = {"1": Target("1", "real", EchoBackend(), "b")}
 MODEL = compile_model(ModelInfo("m", ()), TARGETS, {"1": 1})
@@ -44,3 +57,86 @@ def test_more_alternatives_to_a_token_than_anybody_may_ask_for() -> None:
     )
     with pytest.raises(InvalidParameter, match="'top' must be at most 1000 here"):
         apply_model_settings(many, ROUTE, {"logprobs.top": "top"}, "dialect")
+
+
+# --- how a target serves a request ----------------------------------------------------------------
+
+
+class Dropping(EchoBackend):
+    """Supports no seed, and may pass a request through as often as it is offered."""
+
+    offered = 0
+
+    def prepare(self, request: BackendRequest) -> PreparedRequest:
+        self.offered += request.passthrough is not None
+        decoded, names = request.decode()
+        return PreparedRequest(
+            decoded, (UnsupportedParameter(names["sampling.seed"], "dropped", "sampling.seed"),)
+        )
+
+
+def strategy(
+    backend: EchoBackend, on_loss: OnLoss = "report", *, strict: str = "", **fields: object
+) -> ResponseStrategy:
+    adapter = OpenAI()
+    [endpoint] = [one for one in adapter.endpoints if one.path == "/v1/completions"]
+    body = msgspec.json.encode({"model": "m", "prompt": "say hi", **fields})
+    headers = {"x-interlingua-strict": strict} if strict else {}
+    call = ClientRequest(endpoint, {}, headers, "", body, endpoint.path)
+    targets = {"1": Target("1", "real", backend, "b")}
+    model = compile_model(ModelInfo("m", ()), targets, {"1": 1}, on_loss)
+    route: Route = Router({"m": model}, draw=random.Random(1).random).route("m")
+    clock = lambda: 0.0  # noqa: E731 - it stands still
+    about = ResponseContext("r", 1, "m", "1", "real", clock)
+    return ResponseStrategy(
+        adapter, call, route, about, RequestContext("r", Deadline(clock, 9.0), clock)
+    )
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "strict", "offered"),
+    [("report", "", 1), ("ignore", "", 1), ("report", "0", 1), ("report", "1", 0)],
+)
+def test_a_request_is_offered_for_pass_through_unless_the_client_is_strict(
+    on_loss: OnLoss, strict: str, offered: int
+) -> None:
+    backend = Dropping()
+    if strict == "1":
+        with pytest.raises(UnsupportedFeature, match="can't honour: seed"):
+            strategy(backend, on_loss, strict=strict)
+    else:
+        made = strategy(backend, on_loss, strict=strict)
+        reported = [one.field for one in made.unsupported_parameters]
+        assert reported == ([] if on_loss == "ignore" else ["seed"])
+    assert backend.offered == offered
+
+
+def test_a_model_that_rejects_losses_passes_nothing_through() -> None:
+    backend = Dropping()
+    with pytest.raises(UnsupportedFeature):
+        strategy(backend, "reject")
+    assert backend.offered == 0
+
+
+async def report(made: ResponseStrategy) -> list[Event]:
+    return [event async for _, batch in made.stream() for event in made.process_events(batch)]
+
+
+@pytest.mark.parametrize("stop", [None, "!"], ids=["as it is", "emulated"])
+async def test_the_events_that_are_reported_can_be_observed(stop: str | None) -> None:
+    made = strategy(EchoBackend(script=["Hello", "!"]), echo=True, stop=stop)
+    if stop:
+        made.plan = replace(made.plan, emulated_fields=frozenset({"stopping.stop"}))
+    observed: list[Event] = []
+    made.observe_events = observed.extend
+
+    events = await report(made)
+
+    assert observed == events
+    assert [type(event) for event in events].count(Usage) == 1
+    assert [one for one in events if isinstance(one, PromptEcho)] == [PromptEcho(0, "say hi")]
+    text = "".join(one.text for one in events if isinstance(one, TextDelta))
+    assert text == ("Hello" if stop else "Hello!")
+    assert [one.finish_reason for one in events if isinstance(one, ChoiceEnd)] == [
+        "stop" if stop else "eos"
+    ]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig
 from gateway.observability.metrics.system import RateLimitCollector
 from gateway.ratelimit.limiter import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_ESTIMATED_PROMPT,
     CounterRegistry,
-    KeyRateLimits,
     RateLimiter,
-    RateLimits,
     Reservation,
     estimate_tokens,
 )
@@ -30,7 +30,7 @@ from protocols.triton.endpoints import Triton
 
 CHAT: Final = ModelInfo("chat", ())
 OPENAI, TRITON = OpenAI(), Triton()
-ALL: Final = RateLimits((3, 60.0), (1000, 60.0), 2, 5000)
+ALL: Final = RateLimitConfig((3, 60), (1000, 60), 2, 5000)
 
 
 class Entry(Struct):
@@ -66,13 +66,15 @@ class Entry(Struct):
 class World:
     """A limiter and its clocks."""
 
-    def __init__(self, wide: RateLimits = ALL, **models: RateLimits) -> None:
+    def __init__(self, wide: RateLimitConfig = ALL, **models: RateLimitConfig) -> None:
         self.now = 100.0
         self.accounts = CounterRegistry(lambda: self.now, lambda: 86400.0 + self.now)
         self.limiter = self.limiting(wide, **models)
 
-    def limiting(self, wide: RateLimits, **models: RateLimits) -> RateLimiter:
-        return RateLimiter({"web": KeyRateLimits(wide, models)}, self.accounts)
+    def limiting(self, wide: RateLimitConfig, **models: RateLimitConfig) -> RateLimiter:
+        return RateLimiter(
+            {"web": KeyRateLimitConfig(**asdict(wide), models=models)}, self.accounts
+        )
 
     def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
         entry = Entry()
@@ -151,7 +153,7 @@ def test_each_limit_refuses_in_its_own_words() -> None:
 
 
 def test_a_refusal_takes_nothing_of_any_limit() -> None:
-    world = World(RateLimits((3, 60.0), None, 2, 5000), other=RateLimits(tokens=(10, 60.0)))
+    world = World(RateLimitConfig((3, 60), None, 2, 5000), other=RateLimitConfig(tokens=(10, 60)))
     world.end(world.ask(5, "other"), Usage(5, 5))
     before = world.left()
     assert world.refused(5, "other").message == (
@@ -161,7 +163,7 @@ def test_a_refusal_takes_nothing_of_any_limit() -> None:
 
 
 def test_who_has_no_limits_is_not_held_to_any() -> None:
-    world = World(RateLimits())
+    world = World(RateLimitConfig())
     entry = Entry(key="free")
     entry.reserve(world.limiter, "chat", b"")
     entry.settle()
@@ -170,14 +172,14 @@ def test_who_has_no_limits_is_not_held_to_any() -> None:
 
 
 def test_a_request_that_is_too_long_for_a_limit_may_take_all_of_it() -> None:
-    world = World(RateLimits(tokens=(1000, 60.0), daily_budget=5000))
+    world = World(RateLimitConfig(tokens=(1000, 60), budget=5000))
     world.end(world.ask(4000), Usage(2000, 0))
     assert world.left()["tokens"] == 0
     assert world.left()["budget"] == 3000
 
 
 def test_a_model_has_limits_beside_those_of_the_key() -> None:
-    world = World(RateLimits((3, 60.0)), other=RateLimits((1, 60.0)))
+    world = World(RateLimitConfig((3, 60)), other=RateLimitConfig((1, 60)))
     world.end(world.ask(model="other"))
     assert world.refused(model="other").message == (
         "at most 1 request in 60 s of the model 'other' are allowed"
@@ -195,9 +197,9 @@ def test_what_takes_no_tokens_takes_none() -> None:
 
 
 def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.ratelimit.limiter.MAX_TOKEN_HOLDERS", 2)
+    monkeypatch.setattr("gateway.ratelimit.limiter.MAX_JWT_PRINCIPALS", 2)
     world = World()
-    common = KeyRateLimits(RateLimits((1, 60.0)))
+    common = KeyRateLimitConfig((1, 60))
 
     def asks(who: str) -> bool:
         try:
@@ -241,8 +243,8 @@ def test_what_was_not_used_is_given_back(told: dict[str, Any], used: int) -> Non
     assert world.left() == left
 
 
-WIDE: Final = RateLimits((50, 8.0), (4096, 8.0), 5, 100_000)
-NARROW: Final = RateLimits(None, (512, 8.0), 2)
+WIDE: Final = RateLimitConfig((50, 8), (4096, 8), 5, 100_000)
+NARROW: Final = RateLimitConfig(None, (512, 8), 2)
 STEPS: Final = st.lists(
     st.tuples(
         st.sampled_from(["chat", "other", "", ""]),
@@ -287,7 +289,7 @@ def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int, int, bool]])
 def test_what_is_used_outlives_the_configuration() -> None:
     world = World()
     entry = world.ask(100)
-    world.limiter = world.limiting(RateLimits((9, 60.0), (2000, 60.0), 1, 10_000))
+    world.limiter = world.limiting(RateLimitConfig((9, 60), (2000, 60), 1, 10_000))
     assert world.refused().message == "at most 1 request at a time are allowed"
     world.end(entry, Usage(300, 0))
     left = {"concurrency": 2, "requests": 2, "tokens": 700, "budget": 4700}
@@ -297,7 +299,7 @@ def test_what_is_used_outlives_the_configuration() -> None:
 def test_what_no_configuration_names_any_more_is_forgotten() -> None:
     world = World()
     world.end(world.ask(100), Usage(300, 0))
-    world.limiter = world.limiting(RateLimits((3, 60.0)))
+    world.limiter = world.limiting(RateLimitConfig((3, 60)))
     left = {"concurrency": 2, "requests": 2, "tokens": 1000, "budget": 5000}
     assert world.left() == left
 
@@ -306,7 +308,7 @@ def test_what_no_configuration_names_any_more_is_forgotten() -> None:
 
 
 def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
-    world = World(RateLimits((3, 60.0), (1000, 60.0)), other=RateLimits((2, 1.0)))
+    world = World(RateLimitConfig((3, 60), (1000, 60)), other=RateLimitConfig((2, 1)))
     told = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
     assert told == {
         "x-ratelimit-limit-requests": "2",
@@ -317,7 +319,7 @@ def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
         "x-ratelimit-reset-tokens": "7s",
     }
     assert world.ask().rate_limit_headers == ()
-    world = World(RateLimits((2, 60.0)), other=RateLimits((3, 1.0)))
+    world = World(RateLimitConfig((2, 60)), other=RateLimitConfig((3, 1)))
     assert (
         dict(world.ask(100, "other", OPENAI).rate_limit_headers)["x-ratelimit-limit-requests"]
         == "2"
@@ -325,7 +327,7 @@ def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
 
 
 def test_a_refusal_tells_it_too() -> None:
-    world = World(RateLimits((1, 60.0)))
+    world = World(RateLimitConfig((1, 60)))
     world.ask()
     entry = Entry()
     with pytest.raises(RateLimitExceeded):
@@ -337,7 +339,7 @@ def test_a_refusal_tells_it_too() -> None:
 
 
 def test_what_came_of_it_is_counted() -> None:
-    world = World(RateLimits((2, 60.0), None, 9, 5000), other=RateLimits(daily_budget=100))
+    world = World(RateLimitConfig((2, 60), None, 9, 5000), other=RateLimitConfig(budget=100))
     world.end(world.ask(100), Usage(30, 0))
     world.ask(20, "other")
     world.refused()
@@ -364,9 +366,9 @@ def test_what_came_of_it_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "calls"),
-    [(RateLimits((3, 60.0)), 14), (RateLimits((3, 60.0), (10**6, 60.0)), 22), (ALL, 34)],
+    [(RateLimitConfig((3, 60)), 14), (RateLimitConfig((3, 60), (10**6, 60)), 22), (ALL, 34)],
 )
-def test_a_request_costs_so_many_calls(rates: RateLimits, calls: int) -> None:
+def test_a_request_costs_so_many_calls(rates: RateLimitConfig, calls: int) -> None:
     """Whoever adds some raises the number on purpose; what OpenAI's headers cost is beside that."""
     world = World(rates)
     world.end(world.ask())

@@ -8,15 +8,16 @@ from typing import Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
-from gateway.ratelimit.limiter import CounterRegistry, KeyRateLimits, RateLimiter, RateLimits
+from gateway.config.schema import KeyRateLimitConfig, RateLimitConfig, StoreFailurePolicy
+from gateway.ratelimit.limiter import CounterRegistry, RateLimiter
 from gateway.ratelimit.redis_limiter import (
     LEASE_IDLE_TIMEOUT,
     LeaseGrant,
     LeaseRenewer,
     LeaseRequest,
     LeaseStoreUnavailable,
-    StoreFailurePolicy,
 )
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
@@ -25,7 +26,7 @@ from tests.unit.gateway.ratelimit.test_limiter import Entry
 
 CHAT: Final = ModelInfo("chat", (), task="embedding")
 LASTS: Final = 2.0
-RATES: Final = RateLimits((64, 16.0), (640, 16.0), 8, 64_000)
+RATES: Final = RateLimitConfig((64, 16), (640, 16), 8, 64_000)
 
 
 class Bank:
@@ -67,7 +68,7 @@ class Process:
         self.replicas = replicas
         self.bell = asyncio.Event()
         self.accounts = CounterRegistry(bank.now, lambda: 86400 + bank.now(), self, self.bell.set)
-        self.limiter = RateLimiter({"web": KeyRateLimits(RATES)}, self.accounts)
+        self.limiter = RateLimiter({"web": KeyRateLimitConfig(*astuple(RATES))}, self.accounts)
         self.running: list[Entry] = []
         self.leasing = LeaseRenewer(
             self, lambda: self.limiter.leased_counters, self.bell, bank.now, lambda: 0.5
@@ -254,7 +255,7 @@ def test_tokens_beyond_a_loan_are_told_and_taken_off_the_next() -> None:
 def test_a_budget_is_spent_when_the_lender_has_no_more_of_it() -> None:
     world = World("local")
     [one] = world.processes
-    one.limiter = RateLimiter({"web": KeyRateLimits(RateLimits(daily_budget=1000))}, one.accounts)
+    one.limiter = RateLimiter({"web": KeyRateLimitConfig(budget=1000)}, one.accounts)
     one.ask(10)
     error = one.refused(1)
     assert isinstance(error, RateLimitExceeded)
@@ -360,7 +361,7 @@ def test_nothing_is_admitted() -> None:
 def test_nothing_of_a_day_is_admitted_while_its_limit_cannot_be_checked() -> None:
     world = World("closed")
     [one] = world.processes
-    one.limiter = RateLimiter({"web": KeyRateLimits(RateLimits(daily_budget=100))}, one.accounts)
+    one.limiter = RateLimiter({"web": KeyRateLimitConfig(budget=100)}, one.accounts)
     one.ask()
     world.fail()
     assert isinstance(one.refused(), Overloaded)
@@ -416,7 +417,10 @@ async def test_the_lender_is_asked_again_and_again_and_told_at_the_end() -> None
 def test_more_is_asked_for_holders_of_tokens_by_the_limiter_that_they_have() -> None:
     world = World("local")
     [one] = world.processes
-    former, one.limiter = one.limiter, RateLimiter({}, one.accounts, KeyRateLimits(RATES))
+    former, one.limiter = (
+        one.limiter,
+        RateLimiter({}, one.accounts, KeyRateLimitConfig(*astuple(RATES))),
+    )
     Entry(key="jwt:a").reserve(one.limiter, "chat", b"", target=CHAT)
     one.tick()
     assert {wish.name.partition("/")[0] for wish in world.bank.wishes} == {"jwt:a"}

@@ -7,9 +7,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway.config.registry import load_symbol
 from gateway.emulation.planner import plan_emulation
 from gateway.routing.requirements import find_missing_requirements
-from gateway.runtime.build import build_adapter, load_symbol
+from gateway.runtime.build import build_adapter
 from protocols import PROTOCOLS
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.loss import UnsupportedParameter

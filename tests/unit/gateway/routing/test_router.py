@@ -5,38 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from backends.echo import EchoBackend
-from backends.interfaces import EventSink, RequestContext, StreamItem, StreamItems
-from gateway.routing.router import Model, OnLoss, RequestDefaults, Router, Target, compile_model
+from gateway.config.schema import OnLoss
+from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
-from protocols.core.interfaces import (
-    ClientAdapter,
-    ClientRequest,
-    PassthroughRequest,
-    ResponseContext,
-)
 
-
-class Relays(EchoBackend):
-    """Its workers take a client's own bytes."""
-
-    def prepare_passthrough(
-        self, client: ClientAdapter, call: ClientRequest, about: ResponseContext
-    ) -> PassthroughRequest | None:
-        raise AssertionError
-
-    def stream_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext, take: EventSink | None = None
-    ) -> StreamItems:
-        raise AssertionError
-
-    async def collect_passthrough(
-        self, relay: PassthroughRequest, context: RequestContext
-    ) -> list[StreamItem]:
-        raise AssertionError
-
-
-BACKEND, RELAYS = EchoBackend(), Relays()
+BACKEND = EchoBackend()
 
 
 def target(version: str, model: str) -> Target:
@@ -144,12 +118,10 @@ def test_the_listing_says_shares_in_percent_and_readiness() -> None:
         (None, "report", RequestDefaults(stopping={"max_tokens": 1}), False),
     ],
 )
-def test_bytes_go_as_they_are_where_the_backend_takes_them_and_the_model_changes_nothing(
+def test_requests_may_be_passed_through_if_the_model_changes_nothing_of_them(
     most: int | None, on_loss: OnLoss, defaults: RequestDefaults, *, as_it_is: bool
 ) -> None:
-    targets = {"1": Target("1", "m", BACKEND, "echo"), "2": Target("2", "m", RELAYS, "relays")}
     info = ModelInfo("*", (), max_tokens=most)
-    table = router(compile_model(info, targets, {"2": 1}, on_loss, defaults))
+    table = router(compile_model(info, {"1": target("1", "m")}, {"1": 1}, on_loss, defaults))
 
-    assert table.route("any").target.passthrough_backend is (RELAYS if as_it_is else None)
-    assert table.route("*", "1").target.passthrough_backend is None
+    assert table.route("any").target.allows_passthrough is as_it_is

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from backends.echo import EchoBackend
+from gateway.config.schema import ShadowConfig
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.router import (
     Model,
@@ -17,14 +18,15 @@ from gateway.routing.router import (
     Target,
     compile_model,
 )
-from gateway.routing.rules import RouteConditions, RouteRule
+from gateway.routing.rules import RouteRule
 from gateway.routing.traffic_split import TrafficSplit, compute_bucket
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import ModelNotFound
+from tests.unit.gateway.routing.compiled_rules import make_rule
 
 BACKEND = EchoBackend()
 STICKY = ("header:x-user-id", "body:user", "key", "address")
-BETA = RouteConditions(headers={"x-cohort": "beta"})
+BETA: dict[str, Any] = {"header": {"x-cohort": "beta"}}
 SOMEBODY = RequestAttributes(headers={"x-user-id": "user-4"}, key="web")
 
 
@@ -89,7 +91,7 @@ def test_a_split_without_a_name_has_the_models_and_every_alias_is_the_model() ->
 
 
 def test_a_pin_is_before_all() -> None:
-    table = router(SALTED, rules=(RouteRule("all", version="1"),))
+    table = router(SALTED, rules=(make_rule("all", version="1"),))
 
     for route in (table.route("chat@2", None, _never), table.route("chat", "2", _never)):
         assert route.pinned
@@ -98,7 +100,7 @@ def test_a_pin_is_before_all() -> None:
 
 
 def test_nothing_is_asked_where_the_name_is_enough() -> None:
-    table = router(CHAT, OTHER, rules=(RouteRule("r", "other", BETA, version="1"),))
+    table = router(CHAT, OTHER, rules=(make_rule("r", "other", version="1", **BETA),))
 
     assert table.route("chat", None, _never).target_name == "chat@1"
     assert list(table.list_fallbacks(table.route("chat", None, _never), _never)) == []
@@ -108,7 +110,7 @@ def test_nothing_is_asked_where_the_name_is_enough() -> None:
 
 
 def test_a_rule_leads_to_a_version() -> None:
-    table = router(SALTED, rules=(RouteRule("testers", "chat", BETA, version="1"),))
+    table = router(SALTED, rules=(make_rule("testers", "chat", version="1", **BETA),))
 
     found = table.route("chat", None, asks(headers={"x-cohort": "beta", "x-user-id": "user-4"}))
     other = table.route("chat", None, asks(headers={"x-user-id": "user-4"}))
@@ -120,9 +122,9 @@ def test_a_rule_leads_to_a_version() -> None:
 
 def test_the_first_rule_that_holds_is_followed_and_an_alias_is_the_model() -> None:
     rules = (
-        RouteRule("other", "other", version="1"),
-        RouteRule("alias", "talk", RouteConditions(key="web"), version="2"),
-        RouteRule("rest", version="1"),
+        make_rule("other", "other", version="1"),
+        make_rule("alias", "talk", version="2", key="web"),
+        make_rule("rest", version="1"),
     )
     table = router(CHAT, OTHER, rules=rules, draw=0.99)
 
@@ -131,7 +133,7 @@ def test_the_first_rule_that_holds_is_followed_and_an_alias_is_the_model() -> No
 
 
 def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule() -> None:
-    rules = (RouteRule("away", "chat", to="other"), RouteRule("back", "other", to="chat"))
+    rules = (make_rule("away", "chat", to="other"), make_rule("back", "other", to="chat"))
     table = router(CHAT, replace(OTHER, split=SALTED.split), rules=rules)
 
     route = table.route("talk", None, lambda: SOMEBODY)
@@ -142,7 +144,7 @@ def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule()
 
 
 def test_a_rule_leads_to_a_version_of_another_model() -> None:
-    table = router(CHAT, OTHER, rules=(RouteRule("away", "chat", to="other", version="1"),))
+    table = router(CHAT, OTHER, rules=(make_rule("away", "chat", to="other", version="1"),))
 
     route = table.route("chat", None, lambda: SOMEBODY)
 
@@ -151,7 +153,7 @@ def test_a_rule_leads_to_a_version_of_another_model() -> None:
 
 
 def test_a_rule_may_leave_a_model_to_its_split() -> None:
-    rules = (RouteRule("exempt", "chat", BETA, to="chat"), RouteRule("rest", "chat", version="2"))
+    rules = (make_rule("exempt", "chat", to="chat", **BETA), make_rule("rest", "chat", version="2"))
     table = router(CHAT, rules=rules)
 
     route = table.route("chat", None, asks(headers={"x-cohort": "beta"}))
@@ -161,7 +163,7 @@ def test_a_rule_may_leave_a_model_to_its_split() -> None:
 
 
 def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
-    rule = RouteRule("early", "chat", RouteConditions(share=0.05), version="2")
+    rule = make_rule("early", "chat", version="2", share=0.05)
     table = router(SALTED, rules=(rule,), draw=0.99)
 
     taken = table.route("chat", None, asks(key="user-9"))
@@ -174,7 +176,7 @@ def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
 
 def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
     draws = iter([0.06, 0.0])
-    rules = (RouteRule("early", "chat", RouteConditions(share=0.05), version="2"),)
+    rules = (make_rule("early", "chat", version="2", share=0.05),)
     table = Router({"chat": CHAT}, draw=lambda: next(draws), rules=rules)
 
     assert told(table.route("chat", None, asks())) == ("chat@1", "", "")
@@ -185,7 +187,7 @@ def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
 
 def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
     anyone = model("*", {"1": 1, "2": 1}, sticky=("key",), fallbacks=("2", "chat"))
-    rules = (RouteRule("small", "*", BETA, to="chat"), RouteRule("first", "*", version="1"))
+    rules = (make_rule("small", "*", to="chat", **BETA), make_rule("first", "*", version="1"))
     table = router(anyone, CHAT, rules=rules)
 
     away = table.route("any/thing", None, asks(headers={"x-cohort": "beta"}))
@@ -210,7 +212,7 @@ def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
 
 def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
     first = model("first", {"1": 1, "2": 0}, fallbacks=("1", "2", "chat"))
-    rules = (RouteRule("mine", "first", version="1"), RouteRule("away", "chat", to="first"))
+    rules = (make_rule("mine", "first", version="1"), make_rule("away", "chat", to="first"))
     table = router(first, SALTED, rules=rules)
 
     route = table.route("first", None, lambda: SOMEBODY)
@@ -232,7 +234,7 @@ def _never() -> RequestAttributes:
 
 
 def test_a_share_is_copied_by_luck() -> None:
-    shadow = ShadowRule("chat", "2", 0.25)
+    shadow = ShadowRule("chat", ShadowConfig(to="2", share=0.25))
     one = replace(CHAT, shadow=shadow)
 
     for draw, copied in ((0.0, "chat@2"), (0.2499, "chat@2"), (0.25, None), (0.9, None)):
@@ -245,16 +247,16 @@ def test_a_share_is_copied_by_luck() -> None:
 
 
 def test_a_copy_for_another_model_is_held_there_by_no_rule() -> None:
-    shadow = ShadowRule("other", "talk", 1.0)
+    shadow = ShadowRule("other", ShadowConfig(to="talk", share=1.0))
     salted = replace(SALTED, info=replace(SALTED.info, aliases=("talk",)))
-    table = router(OTHER, salted, rules=(RouteRule("all", version="1"),))
+    table = router(OTHER, salted, rules=(make_rule("all", version="1"),))
 
     found = table.route_shadow(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
 
     assert found is not None
     assert told(found) == ("chat@2", "", "header:x-user-id")
     plain = router(OTHER, CHAT, draw=0.5)
-    there = replace(shadow, to="chat")
+    there = ShadowRule("other", ShadowConfig(to="chat", share=1.0))
     drawn = plain.route_shadow(Route(OTHER, OTHER.targets["1"]), there, _never)
     assert drawn is not None
     assert drawn.target_name == "chat@1"

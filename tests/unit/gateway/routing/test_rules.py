@@ -1,9 +1,12 @@
 """A rule holds where all of it does, and the first that holds is followed."""
 
+from typing import Any
+
 import pytest
 
 from gateway.routing.request_attributes import RequestAttributes
-from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
+from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
+from tests.unit.gateway.routing.compiled_rules import make_rule
 
 TRAITS = RequestAttributes(
     protocol="openai",
@@ -13,56 +16,66 @@ TRAITS = RequestAttributes(
     tags=frozenset({"paid"}),
     address="192.0.2.7",
 )
-HELD = [
-    RouteConditions(),
-    RouteConditions(protocol="openai"),
-    RouteConditions(key="web"),
-    RouteConditions(tag="paid"),
-    RouteConditions(headers={"x-cohort": "beta"}),
-    RouteConditions(headers={"x-cohort": "beta", "x-more": "1"}),
-    RouteConditions(body={"user": "u"}),
-    RouteConditions(body={"user": "u", "n": 1, "yes": True}),
-    RouteConditions(body={"n": 1.0}),
-    RouteConditions("openai", {"x-more": "1"}, {"text": "1"}, "web", "paid"),
+HELD: list[dict[str, Any]] = [
+    {},
+    {"protocol": "openai"},
+    {"key": "web"},
+    {"tag": "paid"},
+    {"header": {"x-cohort": "beta"}},
+    {"header": {"x-cohort": "beta", "x-more": "1"}},
+    {"body": {"user": "u"}},
+    {"body": {"user": "u", "n": 1, "yes": True}},
+    {"body": {"n": 1.0}},
+    {
+        "protocol": "openai",
+        "header": {"x-more": "1"},
+        "body": {"text": "1"},
+        "key": "web",
+        "tag": "paid",
+    },
 ]
-NOT_HELD = [
-    RouteConditions(protocol="triton"),
-    RouteConditions(key="app"),
-    RouteConditions(tag="free"),
-    RouteConditions(headers={"x-cohort": "Beta"}),
-    RouteConditions(headers={"x-cohort": "beta", "x-none": "1"}),
-    RouteConditions(body={"user": "v"}),
-    RouteConditions(body={"n": True}),
-    RouteConditions(body={"yes": 1}),
-    RouteConditions(body={"n": "1"}),
-    RouteConditions(body={"user": "u", "none": "1"}),
-    RouteConditions("openai", {"x-more": "1"}, {"text": "1"}, "web", "free"),
+NOT_HELD: list[dict[str, Any]] = [
+    {"protocol": "triton"},
+    {"key": "app"},
+    {"tag": "free"},
+    {"header": {"x-cohort": "Beta"}},
+    {"header": {"x-cohort": "beta", "x-none": "1"}},
+    {"body": {"user": "v"}},
+    {"body": {"n": True}},
+    {"body": {"yes": 1}},
+    {"body": {"n": "1"}},
+    {"body": {"user": "u", "none": "1"}},
+    {
+        "protocol": "openai",
+        "header": {"x-more": "1"},
+        "body": {"text": "1"},
+        "key": "web",
+        "tag": "free",
+    },
 ]
 
 
 @pytest.mark.parametrize(
     ("when", "holds"), [(one, True) for one in HELD] + [(one, False) for one in NOT_HELD]
 )
-def test_all_of_it_has_to_hold(when: RouteConditions, *, holds: bool) -> None:
-    rule = RouteRule("r", conditions=when)
+def test_all_of_it_has_to_hold(when: dict[str, Any], *, holds: bool) -> None:
+    one = make_rule("r", **when)
 
-    assert find_matching_rule([rule], TRAITS, (), _never) == (RuleMatch(rule) if holds else None)
+    assert find_matching_rule([one], TRAITS, (), _never) == (RuleMatch(one) if holds else None)
 
 
 def test_the_body_is_read_only_where_the_rest_holds() -> None:
     traits = RequestAttributes(body=b'{"user":"u"}')
 
-    assert (
-        RouteConditions(protocol="triton", body={"user": "u"}).find_mismatch(traits) == "protocol"
-    )
+    assert make_rule("r", protocol="triton", body={"user": "u"}).find_mismatch(traits) == "protocol"
     assert traits.parsed_fields is None
 
 
 def test_the_first_that_holds_is_followed() -> None:
     rules = [
-        RouteRule("a", conditions=RouteConditions(key="app")),
-        RouteRule("b", conditions=RouteConditions(key="web")),
-        RouteRule("c"),
+        make_rule("a", key="app"),
+        make_rule("b", key="web"),
+        make_rule("c"),
     ]
 
     found = find_matching_rule(rules, TRAITS, (), _never)
@@ -75,8 +88,8 @@ def test_the_first_that_holds_is_followed() -> None:
 def test_a_share_is_taken_by_luck_anew_for_each_rule_where_nobody_is_told() -> None:
     draws = iter([0.3, 0.2, 0.3])
     rules = [
-        RouteRule("a", conditions=RouteConditions(share=0.25)),
-        RouteRule("b", conditions=RouteConditions(share=0.25)),
+        make_rule("a", share=0.25),
+        make_rule("b", share=0.25),
     ]
 
     assert find_matching_rule(rules, TRAITS, ("header:x-none",), draws.__next__) == RuleMatch(
@@ -86,30 +99,20 @@ def test_a_share_is_taken_by_luck_anew_for_each_rule_where_nobody_is_told() -> N
 
 
 def test_a_share_of_nothing_is_for_nobody_and_asks_only_where_the_rest_holds() -> None:
-    assert (
-        find_matching_rule(
-            [RouteRule("a", conditions=RouteConditions(share=0.0))], TRAITS, (), lambda: 0.0
-        )
-        is None
-    )
-    assert (
-        find_matching_rule(
-            [RouteRule("a", conditions=RouteConditions(key="x", share=0.5))], TRAITS, (), _never
-        )
-        is None
-    )
+    assert find_matching_rule([make_rule("a", share=0.0)], TRAITS, (), lambda: 0.0) is None
+    assert find_matching_rule([make_rule("a", key="x", share=0.5)], TRAITS, (), _never) is None
 
 
 def test_a_share_is_of_the_same_people_each_time_and_each_rules_own() -> None:
     rules = [
-        RouteRule("a", conditions=RouteConditions(share=0.5)),
-        RouteRule("b", conditions=RouteConditions(share=0.5)),
+        make_rule("a", share=0.5),
+        make_rule("b", share=0.5),
     ]
     people = [RequestAttributes(address=f"192.0.2.{n}") for n in range(200)]
 
-    def taken(rule: RouteRule) -> list[bool]:
+    def taken(one_rule: RouteRule) -> list[bool]:
         return [
-            find_matching_rule([rule], one, ("key", "address"), _never) is not None
+            find_matching_rule([one_rule], one, ("key", "address"), _never) is not None
             for one in people
         ]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway.routing.request_attributes import RequestAttributes
-from gateway.routing.rules import RouteConditions, RouteRule, RuleMatch, find_matching_rule
+from gateway.routing.rules import RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit, bucket_to_fraction, compute_bucket
+from tests.unit.gateway.routing.compiled_rules import make_rule
 
 TEXT = (Path(__file__).parents[4] / "docs" / "howto" / "ab-test.md").read_text("utf-8")
 ROW = r"^\| `([^`]+)` \| (\d+) \| (\d+) \| `(.)` \| `(.)` \| `(.)` \|$"
@@ -46,14 +47,14 @@ def test_the_documented_program_finds_them_too() -> None:
 
 def test_the_documented_shares_are_those_taken() -> None:
     rows = re.findall(SHARE_ROW, TEXT, re.MULTILINE)
-    rule = RouteRule("early", conditions=RouteConditions(share=0.05))
+    share = make_rule("early", share=0.05)
 
     assert len(rows) == 4
     for who, number, taken in rows:
-        found = find_matching_rule([rule], RequestAttributes(key=who), ("key",), lambda: 0.99)
+        found = find_matching_rule([share], RequestAttributes(key=who), ("key",), lambda: 0.99)
         n = int(number)
         assert found == (
-            RuleMatch(rule, "key", n, bucket_to_fraction(n)) if taken == "yes" else None
+            RuleMatch(share, "key", n, bucket_to_fraction(n)) if taken == "yes" else None
         )
 
 

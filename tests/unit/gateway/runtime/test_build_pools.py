@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
-from gateway.config.schema import PoolConfig
-from gateway.runtime.build import build_adapter, build_pool_arguments
+from gateway.runtime.build import parse_worker_list
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
@@ -27,13 +27,16 @@ def test_what_a_list_does_not_say(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
     for file in files.values():
         file.write_bytes(LISTED)
-    told = load_text(CONFIG.format(**files), str(tmp_path / "gateway.yaml"), env={}).backends[
+    pool = load_text(CONFIG.format(**files), str(tmp_path / "gateway.yaml"), env={}).backends[
         "pool"
     ]
-    assert isinstance(told, PoolConfig)
-    readers = build_pool_arguments("pool", told, build_adapter("openai", None, {}), ())["readers"]
+    assert isinstance(pool, PoolSettings)
+    sources = {source.file: source for source in pool.workers}
     found = {
-        name: [(w.url, w.weight, w.max_concurrency, w.bearer) for w in readers[str(file)](LISTED)]
+        name: [
+            (w.url, w.weight, w.max_concurrency, w.bearer)
+            for w in pool.make_listed_workers(sources[str(file)], parse_worker_list(LISTED))
+        ]
         for name, file in files.items()
     }
     assert found == {

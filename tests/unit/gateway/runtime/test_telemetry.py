@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gateway.config.loader import load_text
 from gateway.config.schema import ObservabilityConfig
+from gateway.observability.otlp import MetricExporter, TraceExporter
 from gateway.observability.record import RequestRecord, ignore_record
-from gateway.observability.tracing import MetricExporter, SpanExporter
 from gateway.runtime.gateway import build_services
 from gateway.runtime.telemetry import set_up_exporters
 from tests.otlp_collector import Collector, told
@@ -46,20 +46,22 @@ def test_what_is_not_told_costs_nothing() -> None:
     assert not sending
 
 
-def test_traces_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
+def test_traces_alone_are_sent_as_they_are_told_to_be(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
     seen: list[RequestRecord] = []
     said = observe(traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}})
     before = replace(
         build_services(), observe_request=seen.append, dropped_counts={"log_lines": int}
     )
-    outside, sending = set_up_exporters(said, before, {"OTEL_SERVICE_NAME": "edge"})
-    assert [type(one) for one in sending] == [SpanExporter]
+    outside, sending = set_up_exporters(said, before, {})
+    assert [type(one) for one in sending] == [TraceExporter]
     assert [*outside.dropped_counts] == ["log_lines", "traces"]
     assert outside.tracer is not None
     record = replace(RECORD)
     outside.tracer.start_trace(record, Http())
     outside.observe_request(record)
-    sending[0].start()
     assert sending[0].close(10)
     assert seen == [record]
     assert [one.span_id.hex() for one in collector.spans()] == [record.span_id]
@@ -76,7 +78,6 @@ def test_figures_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> 
     assert [type(one) for one in sending] == [MetricExporter]
     assert outside.tracer is None
     outside.observe_request(replace(RECORD, operation="embedding"))
-    sending[0].start()
     assert sending[0].close(10)
     assert "gen_ai.client.embeddings.duration" in collector.metrics()
     assert collector.taken[0].headers["x-scope"] == "s"

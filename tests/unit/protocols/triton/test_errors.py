@@ -33,7 +33,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.request import EmbeddingRequest
-from protocols.triton.tensors import CHUNKED_EVENT_HEADERS, JSON_HEADERS
+from protocols.triton.formats import CHUNKED_EVENT_HEADERS, JSON_HEADERS
 
 QUEUE = "[request id: 7] Exceeds maximum queue size"
 
@@ -128,6 +128,12 @@ def test_nobody_to_ask_is_no_event(client: Any) -> None:
 @pytest.mark.parametrize("body", [b"{", b'{"id":5}', b"[]", b"{}"])
 def test_a_queue_is_full_for_unnamed_requests_too(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/m/generate", body, method="POST")
+    reply = client.dialect.encode_error(Overloaded("-"), call)
+    assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
+
+
+def test_a_full_queue_does_not_read_the_tensors_of_infer_for_an_id(client: Any) -> None:
+    call = client.call("/v2/models/m/infer", b'{"id":"7"}', method="POST")
     reply = client.dialect.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 

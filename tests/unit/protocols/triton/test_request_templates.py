@@ -48,7 +48,7 @@ REQUESTS = st.builds(
 @given(request_=REQUESTS)
 def test_it_is_the_same_either_way(profile: str, request_: GenerationRequest) -> None:
     quick, careful = Triton(profile), Triton(profile)
-    plan = careful._upstream._default_adapter
+    plan = careful._default_adapter
     plan._converted_fields = frozenset(row.field for row in plan._params)
 
     assert quick.encode_request(request_) == careful.encode_request(request_)

@@ -27,7 +27,7 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import ClientRequest, ResponseContext, ResponseEncoder
-from protocols.triton import tensors
+from protocols.triton import formats
 from protocols.triton.endpoints import Triton
 
 DIALECT = Triton()
@@ -160,7 +160,7 @@ def test_a_model_without_a_numbered_version_shows_the_first(
 ) -> None:
     said = client.post("/v2/models/named/generate", {"text_input": "a", "max_tokens": 1})
     assert said.body == b'{"model_name":"named","model_version":"1","text_output":"a w0"}'
-    assert tensors.get_version_number(describe("named", "12")) == "12"
+    assert formats.get_version_number(describe("named", "12")) == "12"
 
 
 # --- log probabilities ------------------------------------------------------------------------
@@ -239,12 +239,12 @@ PRINTED = [
 
 @pytest.mark.parametrize(("value", "printed"), PRINTED)
 def test_a_float_is_printed_as_the_double_it_becomes(value: Any, printed: bytes) -> None:
-    assert tensors.encode_json(tensors.round_to_fp32(value)) == printed
+    assert formats.encode_json(formats.round_to_fp32(value)) == printed
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_no_float_changes_on_its_way(value: float) -> None:
-    read = msgspec.json.decode(tensors.encode_json(tensors.round_to_fp32(value)), type=float)
+    read = msgspec.json.decode(formats.encode_json(formats.round_to_fp32(value)), type=float)
     assert struct.pack("f", read) == struct.pack("f", value)
 
 
@@ -252,7 +252,7 @@ def test_no_float_changes_on_its_way(value: float) -> None:
 
 
 def test_control_characters_are_escaped_with_capitals() -> None:
-    assert tensors.encode_json("\x1b\\u001b\x00/\x7f\n\u2028é") == (
+    assert formats.encode_json("\x1b\\u001b\x00/\x7f\n\u2028é") == (
         b'"\\u001B\\\\u001b\\u0000/\x7f\\n\xe2\x80\xa8\xc3\xa9"'
     )
 

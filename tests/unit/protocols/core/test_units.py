@@ -3,8 +3,8 @@ import copy
 import msgspec
 import pytest
 
-from gateway.config import types
-from gateway.config.types import SCALAR_TYPES, RateValue, Secret
+from protocols.core import units
+from protocols.core.units import SCALAR_TYPES, RateValue, Secret
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,15 @@ from gateway.config.types import SCALAR_TYPES, RateValue, Secret
         ("worker", "http://localhost:8001", "http://localhost:8001", None),
         ("worker", "http://my_service-1:80", "http://my_service-1:80", None),
         ("device", "cuda:1", "cuda:1", "cuda:1"),
+        ("place", "w.local:8000", "w.local:8000", "w.local:8000"),
+        ("service", "_http._tcp.w.svc", "_http._tcp.w.svc", "_http._tcp.w.svc"),
+        ("nameserver", "10.0.0.2", "10.0.0.2", "10.0.0.2"),
+        ("nameserver", "[::1]:5353", "[::1]:5353", "[::1]:5353"),
+        ("collector", "http://c:4318/", "http://c:4318", None),
+        ("share", "20%", 0.2, "20%"),
+        ("share", "0.5", 0.5, "50%"),
+        ("weights", "package:m", "package:m", "package:m"),
+        ("file", "a.pem", "a.pem", "a.pem"),
     ],
 )
 def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: object) -> None:
@@ -85,6 +94,16 @@ def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: o
         *[("address", text) for text in ("", ":", "a", "a:", "a:-1", "a b:1", "1.2.3:80", "[a]:1")],
         *[("device", text) for text in ("", "CPU", "cuda:", "cuda:1:2")],
         *[("worker", text) for text in ("", "http:", "//w", "http://w:0", "http://w//a", "w:80")],
+        *[("worker", text) for text in ("http://[", "http://u@w", "http://w?a", "http:///a")],
+        *[("worker", text) for text in ("http://1.2.3", "http://169.254.1.1", "http://w:")],
+        *[("place", text) for text in ("", "w", "w:", "w:0", "w:65536", "1.2.3:1")],
+        *[("service", text) for text in ("", "a b", "1.2.3")],
+        *[("nameserver", text) for text in ("", "dns.local", "dns.local:53", "10.0.0:53")],
+        *[("collector", text) for text in ("", "http://u:p@c", "ftp://c")],
+        *[("share", text) for text in ("", "101%", "1.5", "-1", "x")],
+        *[("header", text) for text in ("", "a b", "a:", "ü")],
+        *[("sticky", text) for text in ("", "header:", "body:", "user", "cookie:a")],
+        ("weights", ""),
     ],
 )
 def test_a_unit_refuses(unit: str, text: str) -> None:
@@ -92,10 +111,17 @@ def test_a_unit_refuses(unit: str, text: str) -> None:
         SCALAR_TYPES[unit].parse(text)
 
 
+def test_a_bearer_token_is_what_a_header_may_carry() -> None:
+    assert units.parse_bearer_token("sk-1").reveal() == "sk-1"
+    for text in ("", "a b", "a\n", "ü"):
+        with pytest.raises(ValueError, match="no header may have"):
+            units.parse_bearer_token(text)
+
+
 def test_a_timeout_leaves_some_time() -> None:
-    assert types.parse_timeout("1ms") == 0.001
+    assert units.parse_timeout("1ms") == 0.001
     with pytest.raises(ValueError, match="more than 0s"):
-        types.parse_timeout("0s")
+        units.parse_timeout("0s")
 
 
 def test_a_secret_shows_itself_only_when_asked() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.chat.decoder import GenerationDecoder
-from protocols.chat.passthrough import UnaryPassthroughReader
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import GenerationRequest
+from protocols.passthrough import NameReplacer, UnaryPassthroughReader
 from tests.unit.protocols.chat.streams import chunk, event, flat, said, told
 
 CHOICE: dict[str, Any] = {
@@ -102,7 +102,7 @@ def test_it_is_read_alike_however_it_comes(body: bytes, cuts: list[int], kind: A
 
 @pytest.mark.parametrize("around", [b"", b" "])
 def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
-    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), {"model": "public"})
+    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
     for part in (body[:40], body[40:]):
@@ -117,7 +117,7 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
 
 
 def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
-    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), {"model": "public"})
+    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
     assert passage.feed([body[:30]]) == (b"", [])
@@ -129,7 +129,7 @@ def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
 
 
 def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
-    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), {"model": "public"})
+    passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
     first: tuple[bytes | None, Sequence[Event]] = passage.feed([said("a")])
 
     assert TextDelta("a") in first[1]

@@ -1,11 +1,10 @@
-"""What a scalar of the configuration may be beside a text, a number and a truth: the units.
+"""Scalar types of settings: durations, sizes, rates, shares, names, addresses, URLs and secrets.
 
-A unit reads a scalar's text into the value that the gateway works with. Durations become seconds,
-sizes become bytes.
+Each type has a unit, which parses the text of the configuration: durations become seconds, sizes
+become bytes. A Struct names the type in its fields, such as ``timeout: Duration``.
 """
 
 import ipaddress
-import os.path
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
@@ -13,7 +12,12 @@ from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Meta, Struct
 
-# How much in which time: rates and daily budgets, read and written.
+
+class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """A section of the configuration file: a mapping whose keys are the fields."""
+
+
+# Rates and daily budgets.
 
 RATE_PATTERN: Final = re.compile(r"([1-9][0-9]{0,9})([kMG]?)/(s|min|h|day)")
 BUDGET_PATTERN: Final = re.compile(r"([1-9][0-9]{0,9})([kMG]?)/day")
@@ -23,73 +27,73 @@ _MAX_AMOUNT: Final = 10**12
 
 
 class RateValue(NamedTuple):
-    """So much in so many seconds."""
+    """An amount per ``period`` seconds."""
 
     amount: int
     period: int
 
 
 def parse_rate(text: str) -> RateValue:
-    """So many in a second, minute, hour or day: 10/s, 600/min, 200k/min, 5M/day."""
-    found = RATE_PATTERN.fullmatch(text)
-    if found is None:
+    """An amount per second, minute, hour or day: 10/s, 600/min, 200k/min, 5M/day."""
+    match = RATE_PATTERN.fullmatch(text)
+    if match is None:
         raise ValueError("is not a rate; write a number and a period: 10/s, 600/min, 200k/h")
-    return RateValue(_parse_amount(found), _SECONDS_PER_PERIOD[found[3]])
+    return RateValue(_parse_amount(match), _SECONDS_PER_PERIOD[match[3]])
 
 
-def format_rate(told: RateValue) -> str:
-    """The shortest way to say it."""
-    unit = next(name for name, seconds in _SECONDS_PER_PERIOD.items() if seconds == told.period)
-    return f"{_format_amount(told.amount)}/{unit}"
+def format_rate(rate: RateValue) -> str:
+    """The shortest text with this value."""
+    unit = next(name for name, seconds in _SECONDS_PER_PERIOD.items() if seconds == rate.period)
+    return f"{_format_amount(rate.amount)}/{unit}"
 
 
 def parse_budget(text: str) -> int:
-    """So many tokens from 00:00 UTC to the next: 500k/day, 5M/day."""
-    found = BUDGET_PATTERN.fullmatch(text)
-    if found is None:
+    """Tokens per day, from 00:00 UTC: 500k/day, 5M/day."""
+    match = BUDGET_PATTERN.fullmatch(text)
+    if match is None:
         raise ValueError("is not a budget; write the tokens per day: 500k/day or 5M/day")
-    return _parse_amount(found)
+    return _parse_amount(match)
 
 
 def format_budget(amount: int) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     return f"{_format_amount(amount)}/day"
 
 
-def _parse_amount(found: re.Match[str]) -> int:
-    amount = int(found[1]) * _MULTIPLIERS[found[2]]
+def _parse_amount(match: re.Match[str]) -> int:
+    amount = int(match[1]) * _MULTIPLIERS[match[2]]
     if amount > _MAX_AMOUNT:
         raise ValueError("is out of range; write at most 1000G")
     return amount
 
 
 def _format_amount(amount: int) -> str:
-    letter = max(
+    suffix = max(
         (one for one in _MULTIPLIERS if amount % _MULTIPLIERS[one] == 0),
         key=_MULTIPLIERS.__getitem__,
     )
-    return f"{amount // _MULTIPLIERS[letter]}{letter}"
+    return f"{amount // _MULTIPLIERS[suffix]}{suffix}"
 
 
-# Where to listen, and where workers are: addresses and URLs, checked before anyone goes there.
+# Addresses and URLs.
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PRINTABLE_ASCII = re.compile(r"[\x21-\x7e]+")
-"""What a URL is made of, and a key in a header."""
+"""The characters of URLs and of API keys."""
 _HOSTNAME = re.compile(r"(?=.{1,253}\Z)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+")
 _NUMERIC_HOST = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 _MAX_PORT = 65535
 
 
 def parse_address(text: str) -> str:
-    """Where to listen, as ``host:port`` or ``[host]:port``."""
+    """An address to listen on: ``host:port`` or ``[host]:port``."""
     host, port = split_address(text)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host, without brackets, and port."""
+    """The host, without brackets, and the port."""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _MAX_PORT:
         raise ValueError("is not an address; write host:port, such as 127.0.0.1:8000")
@@ -105,20 +109,20 @@ def split_address(text: str) -> tuple[str, int]:
 def parse_ip(host: str) -> IpAddress | None:
     """The IP address that ``host`` is, if it is one."""
     try:
-        found = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def is_hostname(host: str) -> bool:
-    """Whether it is a name; ``2130706433`` and ``0x7f.1`` are addresses in disguise."""
+    """Whether it is a host name; ``2130706433`` and ``0x7f.1`` are IP addresses."""
     return bool(_HOSTNAME.fullmatch(host)) and not _NUMERIC_HOST.fullmatch(host)
 
 
 def parse_host_port(text: str) -> str:
-    """A name that DNS has addresses for, and the port there."""
+    """A host name with addresses in DNS, and a port: ``host:port``."""
     host, _, port = text.rpartition(":")
     if (
         not is_hostname(host)
@@ -130,14 +134,14 @@ def parse_host_port(text: str) -> str:
 
 
 def parse_srv_name(text: str) -> str:
-    """The whole name of a service, which DNS has places for."""
+    """The full name of a service with SRV records in DNS."""
     if not is_hostname(text):
         raise ValueError("is not the name of a service; write it as _http._tcp.workers.models.svc")
     return text
 
 
 def parse_nameserver(text: str) -> str:
-    """The address of a nameserver, and its port where that is not 53."""
+    """The IP address of a nameserver, with its port if that is not 53."""
     bare = parse_ip(text) is None
     try:
         host = split_address(text)[0] if bare else text
@@ -153,12 +157,12 @@ def parse_worker_url(text: str) -> str:
     try:
         return _parse_base_url(text)
     except ValueError as error:
-        why = f"{error}; write a base URL, such as http://10.0.0.11:8000"
-        raise ValueError(why) from None
+        message = f"{error}; write a base URL, such as http://10.0.0.11:8000"
+        raise ValueError(message) from None
 
 
 def parse_collector_url(text: str) -> str:
-    """The base URL of what collects traces and figures, without a slash at its end."""
+    """The base URL of a collector of traces and metrics, without a slash at its end."""
     hint = "write a base URL, such as http://127.0.0.1:4318"
     if "@" in text:
         raise ValueError(
@@ -171,7 +175,7 @@ def parse_collector_url(text: str) -> str:
 
 
 def _parse_base_url(text: str) -> str:
-    """A base URL, without a slash at its end. Raises ValueError with why it is none."""
+    """A base URL, without a slash at its end. Raises ValueError if it is none."""
     if not PRINTABLE_ASCII.fullmatch(text) or "\\" in text:
         _reject_url("contains spaces, backslashes or characters that no URL may have")
     try:
@@ -195,17 +199,17 @@ def _parse_base_url(text: str) -> str:
 
 def _check_url_host(url: SplitResult) -> None:
     host = url.hostname or ""
-    found = parse_ip(host)
-    if found is None and not is_hostname(host):
+    address = parse_ip(host)
+    if address is None and not is_hostname(host):
         _reject_url(
             "names no host" if not host else "has a host that is neither a name nor an address"
         )
-    if found and (found.is_link_local or found.is_multicast or found.is_unspecified):
+    if address and (address.is_link_local or address.is_multicast or address.is_unspecified):
         _reject_url("is an address that no worker can have (link-local, multicast or unspecified)")
 
 
-def _reject_url(why: str) -> NoReturn:
-    raise ValueError(why)
+def _reject_url(message: str) -> NoReturn:
+    raise ValueError(message)
 
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)")
@@ -231,7 +235,6 @@ _STICKY_SOURCE = re.compile(
 )
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-_RELATIVE_PATH_HINT = "relative paths start at the configuration's folder"
 _DEVICE = re.compile(r"auto|[a-z]+(:[0-9]{1,3})?")
 
 
@@ -240,7 +243,7 @@ def _mask(*_: object) -> str:
 
 
 class Secret(str):
-    """A text that is shown as ``***``. ``reveal`` gives what it holds."""
+    """A string that is shown as ``***``; ``reveal`` returns the text."""
 
     __slots__ = ()
 
@@ -253,34 +256,40 @@ class Secret(str):
         return str.__str__(self)
 
 
-class ScalarType(Struct, frozen=True):
-    """``read`` raises ValueError with what is wrong; ``write`` is its inverse, for people.
+PathKind = Literal["", "file", "output", "template", "weights"]
 
-    ``path``: the text is a file's path, relative to the configuration; ``dotted`` where it is one
-    only if it starts with a dot, and ``written`` where the gateway itself changes it.
+
+class ScalarType(Struct, frozen=True):
+    """How a scalar is written. ``parse`` raises ValueError; ``format_value`` is its inverse.
+
+    ``path_kind`` says whether the text is a path, relative to the configuration's folder, and what
+    must exist there: ``weights`` is a path only if it starts with a dot, ``output`` need not exist
+    yet.
     """
 
     parse: Callable[[str], Any]
     json_schema: Mapping[str, Any]
     format_value: Callable[[Any], Any] = str
-    path_kind: Literal["", "always", "dotted", "written"] = ""
+    path_kind: PathKind = ""
     is_secret: bool = False
-    """A issue must not show the text, which may be the secret itself."""
+    """An error must not show the text, which may be the secret itself."""
+    description: str = ""
+    """Its meaning, unless the docstring of ``parse`` says it."""
 
 
 def parse_duration(text: str) -> float:
-    """Seconds."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    """A duration, in seconds: 500ms, 2s, 10m or 1h."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ValueError("is not a duration; write a number and its unit: 500ms, 2s, 10m or 1h")
-    seconds = float(found[1]) * _SECONDS_PER_UNIT[found[2]]
+    seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]]
     if seconds > _MAX_DURATION:
         raise ValueError(f"is too long; at most {_MAX_DURATION / 3600:g}h")
     return seconds
 
 
 def parse_timeout(text: str) -> float:
-    """Seconds, more than none."""
+    """A duration of more than 0 seconds."""
     seconds = parse_duration(text)
     if seconds == 0:
         raise ValueError("must be more than 0s")
@@ -288,7 +297,7 @@ def parse_timeout(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     for unit in ("h", "m"):
         if seconds and seconds % _SECONDS_PER_UNIT[unit] == 0:
             return f"{seconds // _SECONDS_PER_UNIT[unit]:.0f}{unit}"
@@ -296,33 +305,33 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_retention(text: str) -> int:
-    """Seconds: for how long something is kept."""
-    found = _RETENTION.fullmatch(text)
-    if found is None or int(found[1]) == 0:
+    """A retention time, in hours or days: 36h or 90d."""
+    match = _RETENTION.fullmatch(text)
+    if match is None or int(match[1]) == 0:
         raise ValueError("is not a retention time; write hours or days: 36h or 90d")
-    return int(found[1]) * (_SECONDS_PER_DAY if found[2] == "d" else _SECONDS_PER_DAY // 24)
+    return int(match[1]) * (_SECONDS_PER_DAY if match[2] == "d" else _SECONDS_PER_DAY // 24)
 
 
 def format_retention(seconds: int) -> str:
-    """In days, where these are whole."""
+    """In days, if the number of days is whole."""
     days, rest = divmod(seconds, _SECONDS_PER_DAY)
     return f"{seconds * 24 // _SECONDS_PER_DAY}h" if rest else f"{days}d"
 
 
 def parse_size(text: str) -> int:
-    """Bytes."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    """A size, in bytes: 512B, 16KiB, 8MiB or 1GB."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise ValueError("is not a size; write a number and its unit: 512B, 16KiB, 8MiB or 1GB")
-    unit = found[2]
-    count = int(found[1]) * _BYTES_PER_UNIT[unit]
+    unit = match[2]
+    count = int(match[1]) * _BYTES_PER_UNIT[unit]
     if not 0 < count <= _MAX_SIZE:
         raise ValueError("is out of range; write from 1B to 1TiB")
     return count
 
 
 def format_size(count: int) -> str:
-    """The shortest way to say it."""
+    """The shortest text with this value."""
     unit = max(
         (unit for unit in _BYTES_PER_UNIT if count % _BYTES_PER_UNIT[unit] == 0),
         key=_BYTES_PER_UNIT.__getitem__,
@@ -331,37 +340,37 @@ def format_size(count: int) -> str:
 
 
 def parse_weight(text: str) -> int:
-    """A share of the whole: a number, or a percentage."""
-    found = _WEIGHT.fullmatch(text)
-    most = 100 if found and found[2] else _MAX_WEIGHT
-    if found is None or int(found[1]) > most:
+    """A weight: a whole number or a percentage."""
+    match = _WEIGHT.fullmatch(text)
+    limit = 100 if match and match[2] else _MAX_WEIGHT
+    if match is None or int(match[1]) > limit:
         raise ValueError(
             f"is not a weight; write a whole number from 0 to {_MAX_WEIGHT}, or a percentage: 90%"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def parse_share(text: str) -> float:
-    """A part of the whole, from 0 to 1: a percentage, or a number."""
-    found = _SHARE.fullmatch(text)
-    part = float(found[1]) / (100 if found[2] else 1) if found else 2.0
-    if part > 1:
+    """A share: a percentage, or a number from 0 to 1."""
+    match = _SHARE.fullmatch(text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 2.0
+    if share > 1:
         raise ValueError("is not a share; write a percentage, such as 20%")
-    return part
+    return share
 
 
-def format_share(part: float) -> str:
+def format_share(share: float) -> str:
     """As a percentage."""
-    return f"{100 * part:.6f}".rstrip("0").rstrip(".") + "%"
+    return f"{100 * share:.6f}".rstrip("0").rstrip(".") + "%"
 
 
 def parse_name(text: str) -> str:
-    """The name of a backend, a version, a split, a rule, a key or a tag."""
+    """The name of a backend, version, split, route, key or tag."""
     return _check_pattern(_NAME, text, "letters, digits, '.', '_' and '-', at most 100")
 
 
 def parse_alias(text: str) -> str:
-    """A further name of a model."""
+    """An alias: another name of a model."""
     checked = _check_pattern(_MODEL_NAME, text, "letters, digits and ._:/-, at most 200")
     if ".." in checked:
         raise ValueError("holds '..', which means the parent folder; write another name")
@@ -369,7 +378,7 @@ def parse_alias(text: str) -> str:
 
 
 def parse_model_name(text: str) -> str:
-    """The public name of a model; ``*`` stands for every name that no other model has."""
+    """The public name of a model; ``*`` is every name that no other model has."""
     return text if text == "*" else parse_alias(text)
 
 
@@ -387,14 +396,14 @@ def parse_header_name(text: str) -> str:
 
 
 def parse_sticky_source(text: str) -> str:
-    """What tells who asks: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
+    """A source of the user's identity: ``header:NAME``, ``body:FIELD``, ``key`` or ``address``."""
     if not _STICKY_SOURCE.fullmatch(text):
         raise ValueError("is not a sticky source; write header:NAME, body:FIELD, key or address")
     return text.lower() if text.startswith("header:") else text
 
 
 def parse_sha256(text: str) -> str:
-    """A SHA-256 in lower case."""
+    """A SHA-256 digest, in hexadecimal digits."""
     if not _SHA256.fullmatch(text):
         raise ValueError(
             "is not a SHA-256, which has 64 digits from 0 to f; "
@@ -411,51 +420,27 @@ def parse_path_prefix(text: str) -> str:
 
 
 def parse_device(text: str) -> str:
-    """Where a local model computes."""
+    """The device of a local model: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
     if not _DEVICE.fullmatch(text):
         raise ValueError("is not a device; write auto, cpu, cuda or cuda:1")
     return text
 
 
 def parse_bearer_token(text: str) -> Secret:
-    """What a header may carry."""
+    """A token that a header may contain."""
     if not PRINTABLE_ASCII.fullmatch(text):
         raise ValueError("is empty, or contains spaces or characters that no header may have")
     return Secret(text)
-
-
-def parse_existing_file(text: str) -> str:
-    """A file that exists."""
-    if not os.path.isfile(text):  # noqa: PTH113 - that of Path may raise
-        raise ValueError(f"is not a file; {_RELATIVE_PATH_HINT}")
-    return text
-
-
-def parse_output_file(text: str) -> str:
-    """A file that need not be there yet; its folder must be."""
-    if os.path.isdir(text) or not os.path.isdir(os.path.dirname(text) or "."):  # noqa: PTH112, PTH120 - as above
-        raise ValueError(f"is not in an existing folder; {_RELATIVE_PATH_HINT}")
-    return text
 
 
 def parse_weights_path(text: str) -> str:
     """A local model: a folder, a file, a hub's name or ``package:NAME``."""
     if not text:
         raise ValueError("is empty; name a folder, a file, a hub's model or package:NAME")
-    there = os.path.exists(os.path.expanduser(text))  # noqa: PTH110, PTH111 - those of Path may raise
-    if text.startswith(("/", ".", "~")) and not there:
-        raise ValueError(f"is not a file or folder; {_RELATIVE_PATH_HINT}")
     return text
 
 
-def parse_template_path(text: str) -> str:
-    """A tokenizer's folder, or a file that is a template."""
-    if not os.path.exists(text):  # noqa: PTH110 - as above
-        raise ValueError(f"is not a file or folder; {_RELATIVE_PATH_HINT}")
-    return text
-
-
-# --- the registry of them ------------------------------------------------------------------------
+# --- registry ------------------------------------------------------------------------------------
 
 
 def _build_string_schema(pattern: re.Pattern[str] | None = None) -> dict[str, Any]:
@@ -502,10 +487,22 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
     "nameserver": ScalarType(parse_nameserver, _build_string_schema()),
     "worker": ScalarType(parse_worker_url, _build_string_schema(re.compile(r"https?://.+"))),
     "collector": ScalarType(parse_collector_url, _build_string_schema(re.compile(r"https?://.+"))),
-    "file": ScalarType(parse_existing_file, _build_string_schema(), path_kind="always"),
-    "written": ScalarType(parse_output_file, _build_string_schema(), path_kind="written"),
-    "template": ScalarType(parse_template_path, _build_string_schema(), path_kind="always"),
-    "weights": ScalarType(parse_weights_path, _build_string_schema(), path_kind="dotted"),
+    "file": ScalarType(
+        str, _build_string_schema(), path_kind="file", description="An existing file."
+    ),
+    "written": ScalarType(
+        str,
+        _build_string_schema(),
+        path_kind="output",
+        description="A file in an existing folder.",
+    ),
+    "template": ScalarType(
+        str,
+        _build_string_schema(),
+        path_kind="template",
+        description="A tokenizer's folder, or a template file.",
+    ),
+    "weights": ScalarType(parse_weights_path, _build_string_schema(), path_kind="weights"),
 }
 
 
@@ -540,3 +537,7 @@ OutputPath = Annotated[str, _make_scalar_meta("written")]
 TemplatePath = Annotated[str, _make_scalar_meta("template")]
 WeightsPath = Annotated[str, _make_scalar_meta("weights")]
 NonEmptyStr = Annotated[str, Meta(min_length=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=100_000)]
+TokenCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+OptionValue = str | int | float | bool
+"""The value of a protocol's own option."""

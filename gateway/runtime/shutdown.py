@@ -1,0 +1,81 @@
+"""Graceful shutdown: the signals that start it, and the drain of running requests.
+
+A shutdown has these steps, which ``Gateway.stop`` takes in this order:
+
+1. Readiness fails, and each response closes its connection.
+2. The shutdown delay passes, so that load balancers notice. New requests are still answered.
+3. Listeners close. Running requests may take the drain timeout to finish.
+4. Requests that outlast it end with an error, and all connections close.
+5. Backends, exporters and the usage store close.
+"""
+
+import asyncio
+import signal
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Final
+
+from gateway.http_server.listener import Listener
+from gateway.pipeline.shadow import ShadowManager
+from gateway.runtime.snapshot import ConfigSnapshot
+from protocols.core.errors import Overloaded
+
+SHUTDOWN_MESSAGE: Final = (
+    "Shutting down: waiting for running requests to finish. "
+    "Send the signal again to stop immediately."
+)
+_ERROR_FLUSH_TIMEOUT: Final = 1.0
+"""Seconds to send errors to clients whose requests are stopped."""
+
+
+class ShutdownSignal:
+    """Waits for SIGTERM, SIGINT or ``event``.
+
+    SIGINT skips the shutdown delay: it comes from a terminal, so no load balancer has to notice.
+    """
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.use_shutdown_delay = True
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.event.set)
+        loop.add_signal_handler(signal.SIGINT, self._stop_now)
+
+    async def wait(self) -> None:
+        """Wait for the shutdown. Afterwards, another signal ends the process at once."""
+        await self.event.wait()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    def _stop_now(self) -> None:
+        self.use_shutdown_delay = False
+        self.event.set()
+
+
+async def drain_listeners(
+    listeners: Collection[Listener], snapshots: Sequence[ConfigSnapshot], drain_timeout: float
+) -> None:
+    """Accept no more connections, let running requests finish, and close the listeners.
+
+    Requests that take more than ``drain_timeout`` seconds end with an error.
+    """
+    await asyncio.gather(*(listener.drain(drain_timeout) for listener in listeners))
+    for snapshot in snapshots:
+        snapshot.stop_requests(Overloaded("the gateway stops"))
+    await asyncio.gather(*(listener.drain(_ERROR_FLUSH_TIMEOUT) for listener in listeners))
+    await asyncio.gather(*(listener.close() for listener in listeners))
+
+
+async def drain_snapshots(
+    snapshots: Sequence[ConfigSnapshot], shadow_manager: ShadowManager, drain_timeout: float
+) -> None:
+    """Wait for the requests of replaced snapshots and for shadow traffic.
+
+    Returns after ``drain_timeout`` seconds at the latest.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(drain_timeout):
+            for snapshot in snapshots:
+                await snapshot.wait_idle()
+            await shadow_manager.wait_idle()

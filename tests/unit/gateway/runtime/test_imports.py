@@ -1,0 +1,17 @@
+"""What a gateway without an admin listener, keys of an issuer and traces does not load."""
+
+import subprocess
+import sys
+
+UNUSED = {"aiohttp", "httpx", "jwt", "opentelemetry", "prometheus_client", "redis", "rich", "torch"}
+
+
+def test_a_plain_gateway_loads_no_library_that_it_does_not_use() -> None:
+    program = (
+        "import sys, gateway.cli, gateway.runtime.gateway, backends.pool.pool, protocols.openai; "
+        f"print(*({UNUSED!r} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
