@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import jsonschema_rs
@@ -108,7 +109,11 @@ def test_nothing_of_it_shows_in_company(noisy: Drive) -> None:
         msgspec.structs.replace(asked(schema({}), job=i, seed=i), output_format=form)
         for i, form in enumerate(forms, 1)
     ]
-    together = noisy(SchedulerConfig(max_chunk_tokens=32)).run(*specs)
+    together = noisy(SchedulerConfig(max_chunk_tokens=32))
+    for spec in specs:
+        together.engine.submit(spec)
+    futures.wait(together.engine._grammar_manager._waiting.values(), timeout=30)
+    together.run()
     for spec in specs:
         assert together.ids(spec.request_id) == noisy().run(spec).ids(spec.request_id)
     assert together.finished(1).max_batch == 4
