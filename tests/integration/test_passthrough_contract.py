@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker
-from tests.integration.test_passthrough import stream, whole
+from tests.integration.test_passthrough import build_stream_reply, whole
 from tests.integration.test_passthrough_protocols import FRONT
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -35,7 +35,7 @@ STOP = write({}, "stop")
 
 async def ask(serve: Serve, protocol: str, *events: bytes, is_stream: bool = True) -> Any:
     """The client's chunks of this stream, or its unary response."""
-    reply = stream(*events) if is_stream else [whole(b"".join(events))]
+    reply = build_stream_reply(*events) if is_stream else [whole(b"".join(events))]
     body = {"messages": MESSAGES, "model": "chat"} | ({"stream": True} if is_stream else {})
     if protocol == "databricks":
         del body["model"]
@@ -212,7 +212,7 @@ async def test_a_triton_stream_is_forwarded_without_ids_comments_and_the_worker_
     serve: Serve, line: bytes, end: bytes
 ) -> None:
     event = line + b'data: {"model_name" : "ll\\u0061ma","text_output":"a"}\n\n'
-    reply = stream(*[event.replace(b"\n", end)] * 3)
+    reply = build_stream_reply(*[event.replace(b"\n", end)] * 3)
     async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
         front = await serve(TRITON.format(worker=worker.url))
         answer = await front.http.post("/v2/models/chat/generate_stream", json={"text_input": "x"})

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker
-from tests.integration.test_passthrough import stream, whole
+from tests.integration.test_passthrough import build_stream_reply, whole
 
 CONFIG = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
@@ -41,7 +41,7 @@ def write(count: Any, *, is_stream: bool) -> list[Any]:
         head | {"choices": [], "usage": usage},
     ]
     events = [b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]
-    return stream(*events, b"data: [DONE]\n\n")
+    return build_stream_reply(*events, b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
