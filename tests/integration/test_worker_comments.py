@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Serve
 from tests.fakes import END, ScriptedWorker, chunk
-from tests.fault.fronts import DONE, SAYS, STOP
+from tests.fault.protocol_clients import DONE, SAYS, STOP
 from tests.integration.test_passthrough import whole
 
 CONFIG = """
