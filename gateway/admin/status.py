@@ -435,7 +435,7 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
                 version.name,
                 targets[version.name].backend,
                 version.backend_model,
-                version.share,
+                version.share or 0,
                 version.ready,
             )
             for version in info.versions

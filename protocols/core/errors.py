@@ -9,13 +9,13 @@ GatewayError
 │   ├── ContextTooLong          the prompt does not fit the model's context
 │   ├── ContentFiltered         a content policy rejected the request
 │   ├── ModelNotFound
-│   │   └── VersionNotFound
+│   │   ├── VersionNotFound
+│   │   └── Forbidden           the API key may not use the model
 │   ├── PathNotFound
 │   ├── RequestNotFound         no running request has this id
 │   ├── MethodNotAllowed        has ``allowed``
 │   ├── RequestTooLarge         the body or a header
 │   ├── Unauthorized            no API key, or an invalid one
-│   ├── Forbidden               a valid key without this permission
 │   ├── RateLimitExceeded       has ``retry_after``
 │   ├── QuotaExceeded
 │   └── ClientDisconnected      the client closed the connection or cancelled
@@ -165,6 +165,10 @@ class VersionNotFound(ModelNotFound):
         self.version = version
 
 
+class Forbidden(ModelNotFound):
+    """The API key may not use the model: only the operator learns that it exists."""
+
+
 class PathNotFound(ClientError):
     """No endpoint has this path. ``method`` and ``path`` are as the client sent them, if known."""
 
@@ -205,10 +209,6 @@ class Unauthorized(ClientError):
     def __init__(self, message: str, *, missing: bool) -> None:
         super().__init__(message)
         self.missing = missing
-
-
-class Forbidden(ClientError):
-    """The API key is valid but lacks this permission."""
 
 
 class RateLimitExceeded(ClientError):

@@ -171,7 +171,7 @@ async def test_without_a_split_the_highest_number_answers(serve: Serve) -> None:
     [
         ("payer-key", 200, ("small", "1", "paid", "")),
         ("app-key", 200, ("chat", "2", "own", "")),
-        ("poor-key", 403, ("", "", "", "")),
+        ("poor-key", 404, ("", "", "", "")),
     ],
 )
 async def test_a_key_must_be_good_for_what_was_asked_for(

@@ -50,7 +50,7 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
      "request size exceeds the maximum allowed input size of 67108864 bytes."),
     (Unauthorized("-", missing=True), 403, 403,
      "This API is restricted, expecting header 'Authorization'"),
-    (Forbidden("not for you"), 403, 403, "not for you"),
+    (Forbidden("-", model="m"), 404, 404, "Request for unknown model: 'm' is not found"),
     (RateLimitExceeded("slowly"), 429, 429, "slowly"),
     (QuotaExceeded("all spent"), 429, 429, "all spent"),
     (ContextTooLong("too long"), 400, 400, "too long"),
