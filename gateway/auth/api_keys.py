@@ -28,6 +28,10 @@ class Principal(Struct, frozen=True):
     explain: bool = False
     """Whether the caller may ask for explanations."""
 
+    def may_use(self, model: str) -> bool:
+        """Whether the caller may use the model of this name (not an alias)."""
+        return self.models is None or model in self.models
+
 
 class KeysPending(Exception):
     """The token can't be verified before ``wait_keys``."""

@@ -390,6 +390,8 @@ class ModelConfig(ConfigSection, frozen=True):
     fallback: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
     """Fallbacks if the target fails: versions of this model or other models, in this order. A
     request that pins a version has no fallback."""
+    fallback_requires_access: bool = False
+    """Whether to skip fallback models that the request's API key or token may not use."""
     shadow: ShadowConfig | None = None
     options: Mapping[str, Mapping[str, OptionValue]] = {}
 

@@ -89,7 +89,14 @@ def check_fallbacks(
 ) -> None:
     """Report fallbacks that do not exist, have another task or form a cycle."""
     for name, model in models.items():
-        if not is_set(model) or not is_set(model.fallback) or not model.fallback:
+        if not is_set(model) or not is_set(model.fallback):
+            continue
+        if not model.fallback:
+            if is_set(model.fallback_requires_access) and model.fallback_requires_access:
+                context.add_issue(
+                    ("models", name, "fallback_requires_access"),
+                    "this model has no fallback; add `fallback`, or remove this line",
+                )
             continue
         versions = list_versions(model)
         for n, fallback in enumerate(model.fallback):

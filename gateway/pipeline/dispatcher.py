@@ -24,13 +24,14 @@ from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManag
 from gateway.pipeline.strategies import ResponseStrategy
 from gateway.routing.fallback import (
     CONTEXT_TOO_SHORT,
+    NO_ACCESS,
     FallbackHistory,
     describe_missing,
     is_fallback_error,
 )
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.requirements import find_missing_requirements
-from gateway.routing.router import Route, Router, ShadowRule
+from gateway.routing.router import Model, Route, Router, ShadowRule
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -122,7 +123,8 @@ class Dispatcher:
         if request.explain_recorder.dry_run:
             fallbacks = self._router.list_fallbacks(route, request.get_attributes)
             request.explain_recorder.record_fallbacks(
-                (fallback, self._prepare_fallback(request, fallback)) for fallback in fallbacks
+                (fallback, self._prepare_fallback(request, fallback, route.model))
+                for fallback in fallbacks
             )
         try:
             if request.context.offload_to_thread:  # it would block the event loop
@@ -134,12 +136,17 @@ class Dispatcher:
             if request.writer.started or not is_fallback_error(error):
                 raise
             fallbacks = self._router.list_fallbacks(route, request.get_attributes)
-            await self._try_fallbacks(request, FallbackHistory(route, error), fallbacks)
+            history = FallbackHistory(route, error)
+            await self._try_fallbacks(request, history, fallbacks, route.model)
 
     async def _try_fallbacks(
-        self, request: RoutedRequest, history: FallbackHistory, fallbacks: Iterator[Route]
+        self,
+        request: RoutedRequest,
+        history: FallbackHistory,
+        fallbacks: Iterator[Route],
+        model: Model,
     ) -> None:
-        """Send the request to the fallbacks in order, except those that lack a requirement.
+        """Send the request to the fallbacks of ``model`` in order, except those to skip.
 
         Raises the error of the last target that failed.
         """
@@ -148,9 +155,9 @@ class Dispatcher:
             if not history.fits_context(route):
                 strategy: ResponseStrategy | str = CONTEXT_TOO_SHORT
             elif request.context.offload_to_thread:  # as above
-                strategy = await asyncio.to_thread(self._prepare_fallback, request, route)
+                strategy = await asyncio.to_thread(self._prepare_fallback, request, route, model)
             else:
-                strategy = self._prepare_fallback(request, route)
+                strategy = self._prepare_fallback(request, route, model)
             if isinstance(strategy, str):
                 history.record_skipped(route, strategy)
                 continue
@@ -168,8 +175,14 @@ class Dispatcher:
         raise history.error
 
     @staticmethod
-    def _prepare_fallback(request: RoutedRequest, route: Route) -> ResponseStrategy | str:
-        """The strategy for a fallback; or why it is skipped."""
+    def _prepare_fallback(
+        request: RoutedRequest, route: Route, model: Model
+    ) -> ResponseStrategy | str:
+        """The strategy for a fallback of ``model``; or why it is skipped."""
+        if route.model.info.name != model.info.name and model.fallback_requires_access:
+            principal = request.principal
+            if principal is not None and not principal.may_use(route.model.info.name):
+                return NO_ACCESS
         try:
             strategy = _make_strategy(request, route)
             translated, losses = strategy.translate()

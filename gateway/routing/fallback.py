@@ -86,6 +86,8 @@ def describe_missing(*abilities: str) -> str:
 
 
 CONTEXT_TOO_SHORT = describe_missing(CONTEXT_LENGTH)
+NO_ACCESS = "no access"
+"""Why a model is skipped that the principal may not use."""
 
 
 def _read_context_limit(route: Route, error: ContextTooLong) -> int | None:

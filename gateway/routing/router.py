@@ -75,6 +75,8 @@ class Model(Struct, frozen=True):
     """The protocol of its clients where several protocols have the same path."""
     fallbacks: tuple[str, ...] = ()
     """Its fallbacks in their order: versions of its own, or other models."""
+    fallback_requires_access: bool = False
+    """Whether fallback models that the principal may not use are skipped."""
     sticky: tuple[str, ...] = ()
     """The sources of sticky assignment in their order; without any, versions are drawn."""
     rules: tuple[RouteRule, ...] = ()

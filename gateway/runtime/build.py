@@ -174,6 +174,7 @@ def build_model(
         compiled,
         protocol=model.protocol,
         fallbacks=model.fallback or (),
+        fallback_requires_access=model.fallback_requires_access,
         sticky=sticky,
         shadow=None if model.shadow is None else ShadowRule(name, model.shadow),
     )
