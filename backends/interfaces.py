@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from protocols.core.errors import DeadlineExceeded, GatewayError
 from protocols.core.events import Event
@@ -158,6 +158,17 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
         return str(self.__struct_config__.tag)
 
 
+class AttemptHistory(Struct):
+    """The workers at which one request failed, over all its targets: pools may share workers."""
+
+    tried_urls: frozenset[str] = frozenset()
+    """The workers that failed."""
+    pool_urls: frozenset[str] = frozenset()
+    """All workers of the pools in which the request failed."""
+    workers_killed: int = 0
+    """See ``backends.pool.retry.RetryState``; for the last of these pools."""
+
+
 class RequestContext(Struct):
     """The context of one request: id, deadline, timeouts, principal and observers."""
 
@@ -185,6 +196,7 @@ class RequestContext(Struct):
     traffic have it: they queue last, make one attempt and do not affect the worker's health."""
     first_attempt_at: float | None = None
     """When the first attempt was queued or sent, by ``clock``."""
+    attempt_history: AttemptHistory = field(default_factory=AttemptHistory)
 
 
 class PassthroughSource(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The settings of a pool: its section of the configuration, and what discovery makes of it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Meta, Struct
@@ -238,3 +238,5 @@ class PoolContext(Struct, frozen=True):
     has metadata requests."""
     parse_workers: WorkerListParser | None = None
     """Parses the files that list workers."""
+    retry_counters: MutableMapping[frozenset[str], Any] | None = None
+    """The ``retry.RetryCounters`` of each set of workers. All pools share them."""

@@ -238,7 +238,11 @@ class RequestHandler:
             self._tracer.start_trace(record, http)
         adapter, headers, body = match.mount.adapter, http.headers, b""
         try:
-            principal = await self._authenticate(match, http, record)
+            principal = None
+            if not match.endpoint.public:
+                principal = await self._authenticate(http.headers)
+            if principal is not None:
+                record.key = principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._explain_policy(
@@ -278,7 +282,7 @@ class RequestHandler:
         if match.alternatives:
             principal = None
             with suppress(Unauthorized):  # raised again once the protocol of the error is known
-                principal = await self._find_principal(http.headers)
+                principal = await self._authenticate(http.headers)
             match = match.select_protocol(self._list_preferred_protocols(http, match, principal))
         record.protocol = match.mount.adapter.name
         return match
@@ -295,18 +299,7 @@ class RequestHandler:
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
 
-    async def _authenticate(
-        self, match: EndpointMatch, http: HttpRequest, record: RequestRecord
-    ) -> Principal | None:
-        """The principal of a request. Raises Unauthorized."""
-        if match.endpoint.public:
-            return None
-        principal = await self._find_principal(http.headers)
-        if principal is not None:
-            record.key = principal.name
-        return principal
-
-    async def _find_principal(self, headers: Mapping[str, str]) -> Principal | None:
+    async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal, or None if no keys are configured. Raises Unauthorized."""
         authenticator = self._authenticator
         try:
@@ -358,8 +351,9 @@ class RequestHandler:
         That is checked first, so that such a request takes no longer than one for an unknown model.
         """
         recorder, routing_info, record = routed.explain_recorder, routed.routing_info, routed.record
-        if routed.principal is not None:
-            self._router.check_access(routing_info.model, routed.principal.models)
+        principal = routed.principal
+        if principal is not None and principal.models is not None:
+            self._router.check_access(routing_info.model, principal.models)
         route = self._router.route(
             routing_info.model, routing_info.version, routed.get_attributes, recorder.route_observer
         )

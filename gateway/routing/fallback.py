@@ -11,6 +11,7 @@ from protocols.core.errors import (
     InvalidParameter,
     Overloaded,
     RateLimitExceeded,
+    RetriesExhausted,
     UnsupportedFeature,
     WorkerError,
 )
@@ -61,7 +62,9 @@ class FallbackHistory:
         If it could not serve such a request at all, the error before it stays the one to report.
         """
         self._reasons[route.target_name] = type(error).__name__
-        if isinstance(error, ContextTooLong):
+        if isinstance(error, RetriesExhausted):
+            self.record_skipped(route, error.message)
+        elif isinstance(error, ContextTooLong):
             self._min_context = max(self._min_context, _read_context_limit(route, error) or 0)
         elif is_fallback_error(error):
             self.route, self.error = route, error

@@ -1,7 +1,7 @@
 """Builds runtime objects from configuration sections."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -83,8 +83,12 @@ def build_backend(
     services: GatewayServices,
     name: str = "",
     models: Sequence[str] = (),
+    retry_counters: MutableMapping[frozenset[str], Any] | None = None,
 ) -> Backend:
-    """Create a backend. ``models`` are its names of the models that are routed to it."""
+    """Create a backend. ``models`` are its names of the models that are routed to it.
+
+    ``retry_counters`` are those of all pools.
+    """
     backend_class = load_symbol(BACKENDS[settings.kind])
     if isinstance(settings, PoolSettings):
         backend = backend_class(
@@ -92,7 +96,7 @@ def build_backend(
             adapter=build_upstream_adapter(settings),
             clock=services.clock,
             draw=services.draw,
-            context=PoolContext(name, models, parse_worker_list),
+            context=PoolContext(name, models, parse_worker_list, retry_counters),
         )
     else:
         arguments = msgspec.to_builtins(settings)

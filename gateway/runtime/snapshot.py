@@ -5,7 +5,8 @@ reuses unchanged backends with their state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,6 +55,10 @@ class ConfigSnapshot:
         self.config = config
         self.config_hash = config_hash
         self.fingerprints = {name: fingerprint_backend(name, config) for name in config.backends}
+        self.retry_counters: WeakValueDictionary[frozenset[str], Any] = (
+            WeakValueDictionary() if previous is None else previous.retry_counters
+        )
+        """See ``backends.pool.settings.PoolContext``. They outlive a configuration."""
         self.backends = self._build_backends(services, previous)
         self.model_created = self._build_created_times(int(services.wall_clock()), previous)
         """When each model was added, in Unix seconds."""
@@ -115,7 +120,9 @@ class ConfigSnapshot:
                 backends[name] = previous.backends[name]
             else:
                 models = build.list_backend_models(name, self.config)
-                backends[name] = build.build_backend(settings, services, name, models)
+                backends[name] = build.build_backend(
+                    settings, services, name, models, self.retry_counters
+                )
         return backends
 
     def _build_created_times(

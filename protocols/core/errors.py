@@ -20,6 +20,7 @@ GatewayError
 │   ├── QuotaExceeded
 │   └── ClientDisconnected      the client closed the connection or cancelled
 ├── Overloaded                  the gateway or every worker is busy
+│   └── RetriesExhausted        no further worker may get the request
 ├── DeadlineExceeded            ``phase`` names the timeout
 ├── WorkerError                 the worker's fault
 │   ├── WorkerUnreachable       the worker did not get the request
@@ -238,6 +239,13 @@ class Overloaded(GatewayError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RetriesExhausted(Overloaded):
+    """A fallback may send the request to no worker: all were tried, or the retry budget is spent.
+
+    The client gets the error of the target before it.
+    """
 
 
 class DeadlineExceeded(GatewayError):

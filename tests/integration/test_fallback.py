@@ -94,8 +94,8 @@ ABLE = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, databricks, ovms]}]
 backends:
   gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
-  text: {protocol: triton, profile: plain, workers: ["http://127.0.0.1:1"]}
-  talk: {protocol: tgi, workers: ["http://127.0.0.1:1"]}
+  text: {protocol: triton, profile: plain, workers: ["http://127.0.0.1:2"]}
+  talk: {protocol: tgi, workers: ["http://127.0.0.1:3"]}
   well: {kind: echo, script: [fine]}
   short: {kind: echo, script: [fine], context: 3}
 models:
@@ -123,7 +123,7 @@ models:
   full-too: {backend: short}
 """
 ABLE = ABLE.replace(
-    "  well:", '  npu: {protocol: mindie, workers: ["http://127.0.0.1:1"]}\n  well:', 1
+    "  well:", '  npu: {protocol: mindie, workers: ["http://127.0.0.1:4"]}\n  well:', 1
 )
 TOOLS = {"tools": [{"type": "function", "function": {"name": "look"}}]}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
