@@ -282,6 +282,14 @@ class ExplainsSelection(Protocol):
 
 
 @runtime_checkable
+class ComputesChoices(Protocol):
+    """A backend that computes the choices of a request itself: a local model."""
+
+    computes_choices: bool
+    """Always true."""
+
+
+@runtime_checkable
 class Tokenizer(Protocol):
     """A backend that can tokenize text."""
 

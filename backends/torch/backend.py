@@ -226,6 +226,9 @@ _LOWEST_PRIORITY = 255
 class TorchBackend:
     """One local model; takes the fields of ``EngineSettings``."""
 
+    computes_choices = True
+    """See ``backends.interfaces.ComputesChoices``."""
+
     def __init__(self, **settings: Any) -> None:
         self._settings = msgspec.convert(settings, EngineSettings)
         self._process: EngineProcess | None = None

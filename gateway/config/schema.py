@@ -55,7 +55,7 @@ class RateLimitConfig(ConfigSection, frozen=True):
     """Rate limits; a limit that is left out does not apply.
 
     ``tokens`` and ``budget`` count prompt and completion tokens; ``budget`` is per day, from
-    00:00 UTC. ``concurrent`` is the number of requests at a time.
+    00:00 UTC. ``concurrent`` is the number of requests at a time; at a local model, of choices.
     """
 
     requests: Rate | None = None

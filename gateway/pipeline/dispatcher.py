@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import RequestContext
+from backends.interfaces import ComputesChoices, RequestContext
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
@@ -22,6 +22,7 @@ from gateway.pipeline.recorder import ExplainRecorder
 from gateway.pipeline.responder import Responder
 from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
 from gateway.pipeline.strategies import ResponseStrategy
+from gateway.ratelimit.limiter import Reservation
 from gateway.routing.fallback import (
     CONTEXT_TOO_SHORT,
     NO_ACCESS,
@@ -40,6 +41,7 @@ from protocols.core.interfaces import (
     ResponseContext,
     RoutingInfo,
 )
+from protocols.core.request import GenerationRequest
 
 
 class RoutedRequest(Struct, frozen=True):
@@ -56,8 +58,18 @@ class RoutedRequest(Struct, frozen=True):
     explain_recorder: ExplainRecorder
     summary: ResponseSummary | None = None
     """Summarizes the response for the comparison with its shadow, if it has one."""
-    headers: Headers = ()
-    """Headers of the response, whichever target serves it: the rate-limit headers."""
+    reservation: Reservation | None = None
+    """What it took of its key's limits, if it has any."""
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of the response, whichever target serves it: the rate-limit headers."""
+        return () if self.reservation is None else self.reservation.headers
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether its choices exceed a concurrency limit of its key."""
+        return self.reservation is not None and self.reservation.rejection is not None
 
     def get_attributes(self) -> RequestAttributes:
         """The attributes that route conditions and sticky sources read."""
@@ -133,7 +145,7 @@ class Dispatcher:
                 strategy = _make_strategy(request, route)
             await self._run_attempt(request, strategy)
         except GatewayError as error:
-            if request.writer.started or not is_fallback_error(error):
+            if request.writer.started or request.is_rejected or not is_fallback_error(error):
                 raise
             fallbacks = self._router.list_fallbacks(route, request.get_attributes)
             history = FallbackHistory(route, error)
@@ -166,7 +178,11 @@ class Dispatcher:
             try:
                 await self._run_attempt(request, strategy)
             except GatewayError as error:
-                if request.writer.started or not history.record_failure(route, error):
+                if (
+                    request.writer.started
+                    or request.is_rejected
+                    or not history.record_failure(route, error)
+                ):
                     raise
             else:
                 return
@@ -198,6 +214,13 @@ class Dispatcher:
     ) -> Coroutine[Any, Any, None]:
         """Make one attempt at a target with this strategy."""
         record, context, prepared = request.record, request.context, strategy.prepared
+        if (
+            request.reservation is not None
+            and isinstance(prepared.request, GenerationRequest)
+            and prepared.request.sample_count > 1
+            and isinstance(strategy.route.target.backend, ComputesChoices)
+        ):
+            request.reservation.reserve_choices(prepared.request.sample_count)
         if prepared.passthrough is not None:
             record.stream = prepared.request.stream
         record.unsupported_parameters = strategy.unsupported_parameters

@@ -341,8 +341,7 @@ class RequestHandler:
             )
             if reservation is not None:
                 reservation.check()
-                if reservation.headers:
-                    routed = replace(routed, headers=reservation.headers)
+                routed = replace(routed, reservation=reservation)
         return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
 
     def _route_request(self, routed: RoutedRequest) -> Route:

@@ -74,6 +74,9 @@ class ModelCounters(Struct, frozen=True, eq=False):
     requests: Sequence[LimitCounter]
     tokens: Sequence[LimitCounter]
     """The counters of these two scopes."""
+    concurrency: Sequence[ConcurrencyLimit | LeasedSlots]
+    rejections: Tally[LimitScope]
+    """The number of rejected requests, by the scope of the limit."""
 
     def reserve(self, weight: int, now: float) -> tuple[LimitCounter, float] | None:
         """Take a request's part of each; else the exhausted counter and the seconds to wait."""
@@ -81,6 +84,7 @@ class ModelCounters(Struct, frozen=True, eq=False):
             if wait := one.reserve(weight, now):
                 for reserved in self.all[:number]:
                     reserved.cancel_reservation(weight, now, now)
+                self.rejections[one.scope] += 1
                 return one, wait
         self.admissions[0] += 1
         return None
@@ -103,6 +107,7 @@ class Reservation:
     """
 
     __slots__ = (
+        "_choices",
         "_clock",
         "_counters",
         "_prompt_tokens",
@@ -124,16 +129,50 @@ class Reservation:
         self._prompt_tokens = prompt
         self._reserved_at = at
         self._clock = clock
+        self._choices = 1
+        """The choices for which it has taken slots."""
 
     def check(self) -> None:
         """Raises RateLimitExceeded, QuotaExceeded or Overloaded if the request was rejected."""
         if self.rejection is not None:
             raise make_limit_error(*self.rejection, self._weight, self._reserved_at)
 
+    def reserve_choices(self, count: int) -> None:
+        """Take a slot for each choice, at most the whole limit, so that any request may run alone.
+
+        If too few are left, the request is rejected: it gives back all that it took, and
+        RateLimitExceeded or Overloaded is raised.
+        """
+        counters, now = self._counters, self._clock()
+        for number, one in enumerate(counters.concurrency):
+            missing = self._count_missing_slots(one, count)
+            if missing and (wait := one.reserve_slots(missing, now)):
+                for reserved in counters.concurrency[:number]:
+                    reserved.release_slots(self._count_missing_slots(reserved, count))
+                self._release_choices()
+                for limit in counters.all:
+                    limit.cancel_reservation(self._weight, self._reserved_at, now)
+                counters.admissions[0] -= 1
+                counters.rejections[one.scope] += 1
+                self.rejection = one, wait
+                self.check()
+        self._choices = max(count, self._choices)
+
+    def _count_missing_slots(self, counter: ConcurrencyLimit | LeasedSlots, count: int) -> int:
+        amount = counter.amount
+        return max(min(count, amount) - min(self._choices, amount), 0)
+
+    def _release_choices(self) -> None:
+        """Give back all slots but the first."""
+        for one in self._counters.concurrency:
+            one.release_slots(min(self._choices, one.amount) - 1)
+
     def settle(self, request: FinishedRequest) -> None:
         """Give back what the finished request did not use. Call it once."""
         if self.rejection is not None:
             return
+        if self._choices > 1:
+            self._release_choices()
         used, now = self._count_used_tokens(request), self._clock()
         for one in self._counters.all:
             one.settle(self._weight, used, self._reserved_at, now)
@@ -232,6 +271,10 @@ class CounterRegistry:
                 admissions,
                 tuple(one for one in all_counters if one.scope == "requests"),
                 tuple(one for one in all_counters if one.scope == "tokens"),
+                tuple(
+                    one for one in all_counters if isinstance(one, ConcurrencyLimit | LeasedSlots)
+                ),
+                self.rejections,
             )
         return KeyCounters(model_counters, by_model)
 
@@ -368,8 +411,6 @@ class RateLimiter:
                 get_tightest_status(counters.requests, now),
                 get_tightest_status(counters.tokens, now),
             )
-        if reservation.rejection is not None:
-            self.registry.rejections[reservation.rejection[0].scope] += 1
         return reservation
 
     @property

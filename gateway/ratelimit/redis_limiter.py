@@ -383,6 +383,27 @@ class LeasedSlots:
         spent.slots_in_use += 1
         return 0.0
 
+    def reserve_slots(self, count: int, now: float) -> float:
+        """See ``ConcurrencyLimit``. A request that runs alone in this process gets its slots."""
+        lease, spent = self._lease, self._lease.local_state
+        if lease.store_failed:
+            if self._terms.policy == "local":
+                return self._local_counter.reserve_slots(count, now)
+        else:
+            needed = spent.slots_in_use + count
+            if needed > lease.available:
+                lease.largest_request = max(lease.largest_request, count + 1)
+                lease.largest_request_at = now
+                self._terms.wake()
+                if spent.slots_in_use > 1:
+                    return MIN_RETRY_AFTER
+        spent.slots_in_use += count
+        return 0.0
+
+    def release_slots(self, count: int) -> None:
+        """See ``ConcurrencyLimit``."""
+        self._local_counter.release_slots(count)
+
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``LimitCounter``."""
         self._local_counter.settle(weight, used, at, now)
@@ -405,8 +426,11 @@ class LeasedSlots:
         lease, limit = self._lease, self._terms.limit
         if now >= lease.expires_at:
             lease.expire()
+        if now - lease.largest_request_at > LEASE_IDLE_TIMEOUT:
+            lease.largest_request = 0
         used = 0 if last else lease.local_state.slots_in_use
-        requested = 0 if last else min(used + self._lease_size, max(limit.amount, used))
+        size = max(self._lease_size, lease.largest_request)
+        requested = 0 if last else min(used + size, max(limit.amount, used))
         idle = now - lease.used_at > LEASE_IDLE_TIMEOUT and not used
         if not last and (
             idle or (requested == lease.available and lease.expires_at - now > RENEW_BEFORE)
