@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import ComputesChoices, RequestContext
+from backends.interfaces import RequestContext
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
@@ -44,7 +44,7 @@ from protocols.core.interfaces import (
 from protocols.core.request import GenerationRequest
 
 
-class RoutedRequest(Struct, frozen=True):
+class RoutedRequest(Struct):
     """A request and its principal, whichever target serves it."""
 
     adapter: ClientAdapter
@@ -60,11 +60,8 @@ class RoutedRequest(Struct, frozen=True):
     """Summarizes the response for the comparison with its shadow, if it has one."""
     reservation: Reservation | None = None
     """What it took of its key's limits, if it has any."""
-
-    @property
-    def headers(self) -> Headers:
-        """Headers of the response, whichever target serves it: the rate-limit headers."""
-        return () if self.reservation is None else self.reservation.headers
+    headers: Headers = ()
+    """Headers of the response, whichever target serves it: the rate-limit headers."""
 
     @property
     def is_rejected(self) -> bool:
@@ -216,9 +213,9 @@ class Dispatcher:
         record, context, prepared = request.record, request.context, strategy.prepared
         if (
             request.reservation is not None
+            and strategy.route.target.computes_choices
             and isinstance(prepared.request, GenerationRequest)
             and prepared.request.sample_count > 1
-            and isinstance(strategy.route.target.backend, ComputesChoices)
         ):
             request.reservation.reserve_choices(prepared.request.sample_count)
         if prepared.passthrough is not None:

@@ -341,7 +341,7 @@ class RequestHandler:
             )
             if reservation is not None:
                 reservation.check()
-                routed = replace(routed, reservation=reservation)
+                routed.reservation, routed.headers = reservation, reservation.headers
         return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
 
     def _route_request(self, routed: RoutedRequest) -> Route:

@@ -54,6 +54,8 @@ class Target(Struct, frozen=True):
     backend_name: str
     allows_passthrough: bool = False
     """Whether the model changes nothing of a request, so that it may be passed through."""
+    computes_choices: bool = False
+    """Whether the backend is a local model, where each choice needs a slot."""
 
 
 class ShadowRule(Struct, frozen=True):

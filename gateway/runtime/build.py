@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends import BACKENDS
-from backends.interfaces import Backend
+from backends.interfaces import Backend, ComputesChoices
 from backends.pool.settings import PoolContext, PoolSettings, WorkerSourceSettings
 from gateway import __version__
 from gateway.auth.api_keys import Principal
@@ -155,7 +155,13 @@ def build_model(
 ) -> Model:
     """Build the router's model."""
     targets = {
-        version: Target(version, target.model or name, backends[target.backend], target.backend)
+        version: Target(
+            version,
+            target.model or name,
+            backend := backends[target.backend],
+            target.backend,
+            computes_choices=isinstance(backend, ComputesChoices),
+        )
         for version, target in model.resolve_targets().items()
     }
     info = ModelInfo(

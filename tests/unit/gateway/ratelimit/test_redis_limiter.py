@@ -435,3 +435,23 @@ async def test_what_was_never_started_asks_for_nothing() -> None:
     world = World("local")
     await world.processes[0].leasing.aclose()
     assert not world.bank.wishes
+
+
+def test_request_with_many_choices_enlarges_lease() -> None:
+    _, one = started()
+    first, alone = one.ask(0), 4
+    assert first.reservation is not None
+    first.reservation.reserve_choices(100)
+    assert one.left()["concurrency"] == 0, "alone it gets the part of its process"
+    one.end(0)
+    one.tick()
+    assert one.left()["concurrency"] >= alone
+    second = one.ask(0)
+    third = one.ask(0)
+    assert second.reservation is not None
+    assert third.reservation is not None
+    second.reservation.reserve_choices(3)
+    one.end(0)
+    one.end(0)
+    one.tick()
+    assert one.left()["concurrency"] >= alone
