@@ -57,6 +57,7 @@ from protocols.core.interfaces import (
     Clock,
     Headers,
     HttpResponse,
+    RoutingInfo,
     SupportsTokenize,
 )
 
@@ -249,16 +250,21 @@ class RequestHandler:
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
-            body = await http.body(self._settings.max_body_size)
-            if "content-encoding" in headers:
-                body = self._decompress_body(http, body)
+            if match.endpoint.method != "GET":  # the body of a GET request is not read
+                body = await http.body(self._settings.max_body_size)
+                if "content-encoding" in headers:
+                    body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
             recorder.record_request(adapter, client_request, principal, http.peer)
             if match.endpoint.task in _MODEL_TASKS:
+                if len(body) < _LARGE_BODY:
+                    info = adapter.read_routing_info(client_request)
+                else:
+                    info = await asyncio.to_thread(adapter.read_routing_info, client_request)
                 routed = RoutedRequest(
                     adapter,
                     client_request,
-                    adapter.read_routing_info(client_request),
+                    info,
                     self._make_context(client_request, recorder, record),
                     request.writer,
                     record,
@@ -268,7 +274,7 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                self._send_info(adapter, client_request, request, principal)
+                await self._send_info(adapter, client_request, request, principal)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
@@ -308,11 +314,16 @@ class RequestHandler:
             await authenticator.wait_keys()
             return authenticator.authenticate(headers)
 
-    def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+    async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+        """Decode the body in a thread: a small one may become a large one."""
         encoding = http.headers["content-encoding"]
-        return decompress_body(body, encoding, self._settings.max_body_size) if encoding else body
+        if not encoding:
+            return body
+        return await asyncio.to_thread(
+            decompress_body, body, encoding, self._settings.max_body_size
+        )
 
-    def _send_info(
+    async def _send_info(
         self,
         adapter: ClientAdapter,
         client_request: ClientRequest,
@@ -326,7 +337,8 @@ class RequestHandler:
             may_explain(principal, open_to_all=self._settings.explain_without_key),
         )
         if client_request.endpoint.task == "stop":
-            self._cancel_request(adapter, client_request, request.record, catalog)
+            info = await asyncio.to_thread(adapter.read_routing_info, client_request)
+            self._cancel_request(adapter, info, request.record, catalog)
         response = adapter.handle_info_request(client_request, catalog)
         send_reply(request.writer, response, request.record)
 
@@ -364,7 +376,7 @@ class RequestHandler:
     def _cancel_request(
         self,
         adapter: ClientAdapter,
-        client_request: ClientRequest,
+        info: RoutingInfo,
         record: RequestRecord,
         catalog: Catalog,
     ) -> None:
@@ -372,9 +384,8 @@ class RequestHandler:
 
         Raises ModelNotFound or RequestNotFound.
         """
-        routing_info = adapter.read_routing_info(client_request)
-        catalog.find_model(routing_info.model, routing_info.version)
-        client_id = routing_info.client_id or ""
+        catalog.find_model(info.model, info.version)
+        client_id = info.client_id or ""
         responder = (
             self.dispatcher.named_requests.get((adapter.name, record.key, client_id))
             if client_id
@@ -439,7 +450,11 @@ async def _tokenize(request: RoutedRequest, route: Route) -> None:
         raise UnsupportedFeature(
             f"the model {route.model.info.name!r} does not support tokenization"
         )
-    text = adapter.read_text(client_request)
+    text = (
+        await asyncio.to_thread(adapter.read_text, client_request)
+        if context.offload_to_thread
+        else adapter.read_text(client_request)
+    )
     try:
         async with asyncio.timeout(context.deadline.remaining()):
             tokens = await backend.tokenize(text, context)
