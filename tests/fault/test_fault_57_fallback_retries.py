@@ -9,20 +9,20 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from tests.conftest import Running, Serve
-from tests.fakes import CLOSE, RESET, Reply, ScriptedWorker, whole
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import CLOSE, RESET, Reply, ScriptedWorker, make_reply
 
 REQUESTS = 100
 ANSWER = [
-    whole(
+    make_reply(
         b'{"id":"1","object":"chat.completion","created":1,"model":"x","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"fine"},"finish_reason":"stop"}]}'
     )
 ]
 FAILURES: dict[str, Reply] = {
-    "500": [whole(b'{"error":{"message":"no"}}', "500 Internal Server Error")],
-    "503": [whole(b'{"error":{"message":"no"}}', "503 Service Unavailable")],
-    "429": [whole(b'{"error":{"message":"no"}}', "429 Too Many Requests")],
+    "500": [make_reply(b'{"error":{"message":"no"}}', "500 Internal Server Error")],
+    "503": [make_reply(b'{"error":{"message":"no"}}', "503 Service Unavailable")],
+    "429": [make_reply(b'{"error":{"message":"no"}}', "429 Too Many Requests")],
     "closed": [CLOSE],
     "reset": [RESET],
 }
@@ -50,7 +50,7 @@ models:
 """
 
 
-async def send(gateway: Running, number: int, model: str = "g") -> httpx.Response:
+async def send(gateway: RunningGateway, number: int, model: str = "g") -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": str(number)}]}
     return await gateway.http.post("/v1/chat/completions", json=body)
 
@@ -145,7 +145,7 @@ async def test_pools_of_same_workers_share_retry_budget(serve: Serve) -> None:
 
 
 async def test_prompt_too_long_for_one_model_goes_to_another_at_same_worker(serve: Serve) -> None:
-    too_long = whole(
+    too_long = make_reply(
         b'{"error":{"message":"too long","code":"context_length_exceeded"}}', "400 Bad Request"
     )
     async with ScriptedWorker([too_long], ANSWER, probed=HEALTHY) as worker:

@@ -13,7 +13,7 @@ import pytest
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 REGISTRY = ProtocolRegistry(PROTOCOLS)
 NAMES = ("narrow", "wide", "explaining")
@@ -74,7 +74,7 @@ def build_body(model: str) -> dict[str, Any]:
 
 
 async def send(
-    gateway: Running, endpoint: Endpoint, model: str, key: str
+    gateway: RunningGateway, endpoint: Endpoint, model: str, key: str
 ) -> tuple[int, list[tuple[str, str]], bytes]:
     """The response, without what differs for each request."""
 
@@ -150,7 +150,7 @@ async def test_log_tells_why_model_was_not_found(serve: Serve) -> None:
     assert [record.error for record in gateway.records] == ["Forbidden", "ModelNotFound"]
 
 
-async def read_endpoint(gateway: Running, key: str | None) -> httpx.Response:
+async def read_endpoint(gateway: RunningGateway, key: str | None) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return await gateway.http.get("/api/2.0/serving-endpoints/open", headers=headers)
 
