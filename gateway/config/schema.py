@@ -260,7 +260,7 @@ class AdminConfig(ConfigSection, frozen=True):
     sha256: Sha256Digest | None = None
 
 
-class ApiKeyConfig(ConfigSection, frozen=True):
+class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     """An API key, stored as its SHA-256. ``models`` are those that it may use; None means all."""
 
     name: Name
@@ -514,6 +514,9 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     models: Annotated[Mapping[ModelName, ModelConfig], Meta(min_length=1)]
     routes: tuple[RouteConfig, ...] = ()
     keys: tuple[ApiKeyConfig, ...] = ()
+    keys_file: FilePath | None = None
+    """A file of further keys, for many of them: JSON Lines, i.e. one key a line, as a JSON object
+    with the same fields as in ``keys``. It is reloaded when it changes."""
     identity: JwtConfig | None = None
     state: SharedStateConfig | None = None
     observe: ObservabilityConfig = ObservabilityConfig()

@@ -10,7 +10,7 @@ from backends import BACKENDS
 from backends.interfaces import Timeouts
 from backends.pool.settings import PoolSettings
 from gateway.config.errors import ConfigError
-from gateway.config.loader import dump_config, load_config, load_text
+from gateway.config.loader import dump_config, load_bytes, load_config, load_text
 from gateway.config.registry import ProtocolRegistry
 from gateway.config.schema import (
     BackendConfig,
@@ -18,7 +18,7 @@ from gateway.config.schema import (
     EchoConfig,
     TargetConfig,
 )
-from gateway.config.yaml_reader import MAX_DEPTH, MAX_NODES, decode_utf8
+from gateway.config.yaml_reader import MAX_ALIASED_NODES, MAX_DEPTH, MAX_FILE_SIZE, decode_utf8
 from protocols import PROTOCOLS
 
 LISTENERS = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
@@ -222,14 +222,27 @@ def test_the_limit_of_depth_is_exact(beyond: int) -> None:
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_the_limit_of_values_is_exact(beyond: int) -> None:
-    rest = LISTENERS + ECHO + CHAT
-    others = 1 + 2 + 8 + 6 + 6  # the document, x-many and its list, and each of the three parts
-    text = f"x-many: [{', '.join(['1'] * (MAX_NODES - others + beyond))}]\n{rest}"
+def test_the_limit_of_values_that_aliases_repeat_is_exact(beyond: int) -> None:
+    repeated = 1 + 9_999  # a list and its values
+    lists = f"x-list: &list [{', '.join(['1'] * 9_999)}]\nx-one: &one 1\n"
+    aliases = ["*list"] * (MAX_ALIASED_NODES // repeated) + ["*one"] * beyond
+    text = f"{lists}x-many: [{', '.join(aliases)}]\n{LISTENERS}{ECHO}{CHAT}"
     if beyond:
-        assert "more than 10000 values" in complaints(text)[0]
+        [issue] = complaints(text)
+        assert "aliases repeat more than 200000 values; use fewer aliases" in issue
     else:
         assert load_text(text, "g.yaml", env={}).models
+
+
+def test_a_configuration_with_more_than_ten_thousand_values_loads() -> None:
+    text = f"x-many: [{', '.join(['1'] * 50_000)}]\n{LISTENERS}{ECHO}{CHAT}"
+    assert load_text(text, "g.yaml", env={}).models
+
+
+def test_a_file_larger_than_the_limit_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_bytes(b"#" * (MAX_FILE_SIZE + 1), "g.yaml", env={})
+    assert str(caught.value) == "g.yaml:1:1: the file is larger than 64 MiB, the limit; split it"
 
 
 def test_a_file_that_is_not_utf_8_is_told_where() -> None:
