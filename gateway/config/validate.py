@@ -21,7 +21,7 @@ from gateway.config.schema import (
     map_model_names,
 )
 from gateway.config.validation_context import ValidationContext, is_set
-from protocols.core.units import parse_ip, split_address
+from protocols.core.units import has_dot_segment, parse_ip, split_address
 
 # Listeners.
 
@@ -651,13 +651,15 @@ def _check_model(
         context.add_issue(
             path, "the model has no target; give it a backend, or versions with backends"
         )
+    _check_backend_model(model.model, (*path, "model"), context)
     if model.backend is not None:
         _check_backend(model.backend, (*path, "backend"), backends, context)
     if is_set(model.versions) and model.versions is not None:
         for version, target in model.versions.items():
             if is_set(target):
-                at = (*path, "versions", version, "backend")
-                _check_backend(target.backend, at, backends, context)
+                at = (*path, "versions", version)
+                _check_backend(target.backend, (*at, "backend"), backends, context)
+                _check_backend_model(target.model, (*at, "model"), context)
     _check_split(model, path, context)
 
 
@@ -670,6 +672,12 @@ def _check_backend(
     if is_set(name) and backends is not None and name not in backends:
         text = quote(context.get_raw_text(path))
         context.add_issue(path, f"there is no backend {text}; {suggest_name(name, backends)}")
+
+
+def _check_backend_model(name: str | None, path: ConfigPath, context: ValidationContext) -> None:
+    if is_set(name) and name is not None and has_dot_segment(name):
+        text = quote(context.get_raw_text(path))
+        context.add_issue(path, f"{text} holds '.' or '..', which mean folders in a worker's path")
 
 
 def _check_split(model: ModelConfig, path: ConfigPath, context: ValidationContext) -> None:

@@ -270,3 +270,14 @@ def test_a_path_is_never_taken_for_a_name_by_where_the_file_lies(folder: str) ->
     text = "backends: {a: {kind: torch, path: ./nothing}}\nmodels: {chat: {backend: a}}"
     with pytest.raises(ConfigError, match="is not a file or folder"):
         load_text(text, f"{folder}gateway.yaml", env={})
+
+
+def test_a_backends_model_name_with_a_dot_segment_is_refused() -> None:
+    models = "models: {a: {backend: a, model: ..}, b: {versions: {1: {backend: a, model: x/./y}}}}"
+    assert [one.partition(": ")[2] for one in complaints(LISTENERS + ECHO + models)] == [
+        "'..' holds '.' or '..', which mean folders in a worker's path (at models.a.model)",
+        (
+            "'x/./y' holds '.' or '..', which mean folders in a worker's path "
+            "(at models.b.versions.1.model)"
+        ),
+    ]
