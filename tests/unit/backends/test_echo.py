@@ -95,6 +95,11 @@ async def test_each_token_has_its_alternatives() -> None:
     ]
 
 
+async def test_a_call_of_a_custom_tool_keeps_its_type() -> None:
+    [answer] = (await ask(HELLO, chat("use a tool", tools=(Tool("f", kind="custom"),)))).choices
+    assert [(call.name, call.kind) for call in answer.tool_calls] == [("f", "custom")]
+
+
 @pytest.mark.parametrize(
     ("text", "choice", "called"),
     [
