@@ -201,7 +201,12 @@ class PoolBackend:
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         self._services = AttemptServices(
-            self._http_client, timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client,
+            timeouts,
+            clock,
+            self._deadline_timer,
+            self._metrics,
+            settings.max_response_size,
         )
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker

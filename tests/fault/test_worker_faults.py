@@ -8,7 +8,6 @@ import pytest
 from msgspec import Struct
 
 from backends.interfaces import PreparedRequest, Timeouts
-from backends.pool import attempt
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -179,10 +178,12 @@ async def test_an_early_refusal_is_heard_before_the_body_is_read() -> None:
             await heard(backend)
 
 
-async def test_a_whole_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "_MAX_UNARY_BYTES", 1 << 20)
+async def test_a_whole_answer_has_a_largest_size() -> None:
     line = say("x" * 1000)
-    async with ScriptedWorker([whole(line * 2000 + b"end\n")]) as worker, pool(worker.url) as one:
+    async with (
+        ScriptedWorker([whole(line * 2000 + b"end\n")]) as worker,
+        pool(worker.url, max_response_size=1 << 20) as one,
+    ):
         with pytest.raises(WorkerFailed, match="larger"):
             await heard(one, UNARY)
 

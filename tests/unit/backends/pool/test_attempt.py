@@ -1,6 +1,7 @@
 """One request at one worker: an answer in one piece means the same however it comes."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -13,6 +14,7 @@ from backends.http.interfaces import BodyConsumer, UpstreamResponse, WorkerConfi
 from backends.interfaces import Deadline, StreamItem, Timeouts
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
 from backends.pool.circuit_breaker import WorkerHealth
+from backends.pool.metrics import PoolMetrics
 from backends.pool.workers import WorkerReport, WorkerSlot, WorkerState
 from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamEnd, TextDelta
@@ -112,11 +114,19 @@ class Outcome(NamedTuple):
 
 
 async def outcome(
-    body: bytes, fed: StreamItem, closed: StreamItem | GatewayError, *, at_once: bool
+    body: bytes,
+    fed: StreamItem,
+    closed: StreamItem | GatewayError,
+    *,
+    at_once: bool,
+    max_size: int = 1 << 20,
 ) -> Outcome:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    means = AttemptServices(Upstream(Body(body, at_once=at_once)), Timeouts(), clock, lookout)
+    upstream = Upstream(Body(body, at_once=at_once))
+    means = AttemptServices(
+        upstream, Timeouts(), clock, lookout, PoolMetrics(), max_response_size=max_size
+    )
     member = WorkerState(0, WorkerConfig("http://w:1"), WorkerHealth(), clock)
     work = AttemptRequest(REQUEST, WIRE, (), lambda: Told(fed, closed), _never, Deadline(clock, 60))
     attempt = Attempt(WorkerSlot(member, clock()), work, means)
@@ -153,15 +163,30 @@ def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_too_large_an_answer_is_no_answer(
-    monkeypatch: pytest.MonkeyPatch, *, at_once: bool
-) -> None:
-    monkeypatch.setattr("backends.pool.attempt._MAX_UNARY_BYTES", 3)
+async def test_too_large_an_answer_is_no_answer(*, at_once: bool) -> None:
     said: tuple[Sequence[Event], ...] = ((TextDelta("a"),), (StreamEnd(),))
     pieces: list[StreamItem] = [(None, events) for events in said]
 
-    found = await outcome(b"four", *pieces, at_once=at_once)
+    found = await outcome(b"four", *pieces, at_once=at_once, max_size=3)
 
     assert isinstance(found.told, WorkerFailed)
     assert "larger than" in str(found.told)
     assert not found.over
+
+
+@pytest.mark.parametrize(("size", "in_thread"), [((256 << 10) - 1, False), (256 << 10, True)])
+async def test_a_large_response_is_decoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, size: int, *, in_thread: bool
+) -> None:
+    threads: list[int] = []
+
+    def close(told: Told) -> StreamItem:
+        del told
+        threads.append(threading.get_ident())
+        return None, [TextDelta("a"), StreamEnd()]
+
+    monkeypatch.setattr(Told, "close", close)
+    end: StreamItem = None, []
+    result = await outcome(b"x" * size, end, end, at_once=False)
+    assert (result.over, result.accepted, result.failure) == (True, True, None)
+    assert [thread != threading.get_ident() for thread in threads] == [in_thread]
