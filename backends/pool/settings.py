@@ -168,7 +168,8 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     ``max_concurrency`` is the limit of each worker that has none of its own, ``total_concurrency``
     that of the whole pool. ``options`` are the protocol's own settings. ``chat_template`` turns a
     conversation into a prompt, for workers that accept only text: a tokenizer's folder, or a Jinja
-    template.
+    template. ``max_response_size`` is the largest response of a worker that is not a stream; a
+    larger one is a worker error.
     """
 
     implied_by: ClassVar[str | None] = "workers"
@@ -195,7 +196,6 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     breaker: CircuitBreakerSettings = CircuitBreakerSettings()
     tls: ClientTlsSettings | None = None
     max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
-    """The largest response of a worker that is not a stream; a larger one is a worker's error."""
 
     def make_workers(self, sources: Iterable[WorkerSourceSettings]) -> list[WorkerConfig]:
         """The workers that are given by their URL."""

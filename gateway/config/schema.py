@@ -503,7 +503,11 @@ class ObservabilityConfig(ConfigSection, frozen=True):
 
 
 class Config(ConfigSection, frozen=True, kw_only=True):
-    """The whole file."""
+    """The whole file.
+
+    ``keys_file`` names a file of further keys, for many of them: one JSON object a line, with the
+    fields of ``keys``. It is reloaded when it changes.
+    """
 
     version: Literal[1] = 1
     listeners: Annotated[tuple[ListenerConfig, ...], Meta(min_length=1)] = ()
@@ -515,8 +519,6 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     routes: tuple[RouteConfig, ...] = ()
     keys: tuple[ApiKeyConfig, ...] = ()
     keys_file: FilePath | None = None
-    """A file of further keys, for many of them: JSON Lines, i.e. one key a line, as a JSON object
-    with the same fields as in ``keys``. It is reloaded when it changes."""
     identity: JwtConfig | None = None
     state: SharedStateConfig | None = None
     observe: ObservabilityConfig = ObservabilityConfig()
