@@ -63,7 +63,7 @@ class FinishedRequest(Protocol):
         """The request's outcome."""
 
 
-class ModelCounters(Struct, frozen=True, eq=False):
+class ModelCounters(Struct, frozen=True, eq=False, gc=False):
     """The counters of a key's requests for one model."""
 
     all: Sequence[LimitCounter]
@@ -165,7 +165,7 @@ def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float
 # The usage of all limits, which outlives a configuration.
 
 
-class KeyCounters(Struct, frozen=True):
+class KeyCounters(Struct, frozen=True, gc=False):
     """The counters of one key."""
 
     by_model: Mapping[str, ModelCounters]
