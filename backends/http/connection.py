@@ -349,6 +349,7 @@ class HttpConnection(asyncio.Protocol):
             response.complete = True  # without a length, it ends with the connection
         response.fail()
         self._on_closed(self)
+        del self._parser, self._feed_parser  # they refer to this object: a reference cycle
 
     # --- httptools ------------------------------------------------------------------------------
 

@@ -18,10 +18,11 @@ from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
 from gateway.explain.report import ExplainRequest
-from gateway.http_server.sockets import ListenSockets
+from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
+from gateway.http_server.overload import BodyBudget, ConnectionLimits
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.catalog import Catalog
-from protocols.core.errors import MalformedRequest, RequestTooLarge
+from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import Headers
 from protocols.core.units import parse_ip, split_address
 from protocols.core.units import parse_worker_url as check_url
@@ -39,6 +40,16 @@ MAX_BODY_SIZE: Final = 64 << 10
 """Maximum bytes of a body."""
 _BODY_TIMEOUT: Final = 10.0
 """Seconds to receive a body."""
+CONNECTION_LIMITS: Final = ConnectionLimits(
+    max_header_size=8 << 10,
+    max_connections=64,
+    max_per_address=1 << 16,  # none: operators may share an address, and they have the key
+    header_timeout=5.0,
+    body_timeout=_BODY_TIMEOUT,
+)
+"""The admin listener's own, apart from those of clients."""
+_BODY_BUDGET: Final = BodyBudget(16 << 20)
+"""For the bodies of playground requests."""
 _ERROR_FIELD = re.compile(r"`\$\.(\w+)`|field `([^`]*)`")
 RESPONSE_HEADERS: Final = {
     hdrs.SERVER: "interlingua",
@@ -365,15 +376,11 @@ class _PlaygroundRequest:
         self._raw = raw
 
     async def body(self, limit: int) -> bytes:
-        body = bytearray()
+        reader = BodyReader(CONNECTION_LIMITS, _BODY_BUDGET)
         try:
-            while chunk := await self._raw.content.readany():
-                body += chunk
-                if len(body) > limit:
-                    raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
-        except web.RequestPayloadError:
-            raise MalformedRequest("the body is incomplete") from None
-        return bytes(body)
+            return await reader.read(self._raw, limit)
+        finally:
+            reader.release()
 
 
 class _PlaygroundResponseWriter:
@@ -457,19 +464,10 @@ class AdminServer:
             raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
         self._key_sha256 = sha256.lower() if sha256 is not None else None
         self._services = behind
-        self._sockets: ListenSockets | None = None
         self._public_handlers: frozenset[AiohttpHandler] = frozenset(
             {self._get_live, self._get_ready, redirect_to_ui, serve_ui_file}
         )
-        self._runner = web.AppRunner(
-            self.build_application(),
-            handle_signals=False,
-            handler_cancellation=True,
-            access_log=None,
-            logger=logging.getLogger("interlingua.http"),
-            auto_decompress=False,
-            shutdown_timeout=1.0,
-        )
+        self.listener = ApplicationListener(self.build_application(), CONNECTION_LIMITS)
 
     def build_application(self) -> web.Application:
         """Build the paths and middlewares."""
@@ -500,31 +498,25 @@ class AdminServer:
         With a ``path``, bind a Unix socket and return "". If sockets are ``given``, they are used
         and nothing is bound.
         """
-        await self._runner.setup()
         if path:
-            await web.UnixSite(self._runner, path).start()
+            await self.listener.listen_unix(path)
             return ""
-        assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._sockets = ListenSockets(self._runner.server)
-        bound = await self._sockets.listen(self._host, self._port, given=given)
+        bound = await self.listener.listen(self._host, self._port, given)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{bound}"
 
     @property
     def socket_fds(self) -> Sequence[int]:
         """File descriptors of the listening sockets."""
-        return () if self._sockets is None else self._sockets.fds
+        return self.listener.socket_fds
 
     def stop_accepting(self) -> None:
         """Accept no more connections; open connections stay."""
-        if self._sockets is not None:
-            self._sockets.stop_accepting()
+        self.listener.stop_accepting()
 
     async def close(self) -> None:
         """Close the listener and its connections."""
-        if self._sockets is not None:
-            await self._sockets.wait_closed()
-        await self._runner.cleanup()
+        await self.listener.close()
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:

@@ -76,11 +76,19 @@ class KeyRateLimitConfig(RateLimitConfig, frozen=True):
 class ServerLimitsConfig(ConfigSection, frozen=True):
     """Limits of the server.
 
-    ``body`` and ``header`` are the largest sizes of a request's body and head. ``connections`` is
-    capped at half of the process's limit of open files, since each connection may need one to a
-    worker. At the limit, a new connection closes the one that has been idle longest.
-    ``header_timeout`` is the time limit for the head of a request; ``body_timeout``, the longest
-    pause in its body; ``idle_timeout``, how long a connection may wait for its next request.
+    ``body`` and ``header`` are the largest sizes of a request's body and head. All bodies together
+    may take ``buffered_bodies`` of memory; beyond that, requests get status 503.
+
+    ``connections`` is capped at half of the process's limit of open files, since each connection
+    may need one to a worker. At the limit, a new connection closes the one that has been idle
+    longest, or else the one with the slowest body. One client address may have
+    ``connections_per_address``, by default half of ``connections``; loopback addresses are exempt
+    from the default, since local proxies connect from there.
+
+    ``tls_handshake_timeout`` is the time limit for a TLS handshake; ``header_timeout``, for the
+    head of a request; ``body_timeout``, for a pause in its body; ``body_total_timeout``, for the
+    whole body, which must also arrive at ``min_body_rate`` (bytes per second) after its first 20
+    seconds; ``idle_timeout``, for the wait for the next request on a connection.
 
     On SIGTERM the gateway reports that it is not ready, closes each connection after its response,
     and keeps serving for ``shutdown_delay``, so that load balancers notice. Then it accepts no more
@@ -91,10 +99,14 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
 
     body: Size = 8 << 20
     header: Size = 16 << 10
+    buffered_bodies: Size = 512 << 20
     connections: PositiveInt = 10_000
     connections_per_address: PositiveInt | None = None
+    tls_handshake_timeout: Timeout = 5.0
     header_timeout: Timeout = 10.0
     body_timeout: Timeout = 10.0
+    body_total_timeout: Timeout = 300.0
+    min_body_rate: PositiveInt = 512
     idle_timeout: Timeout = 75.0
     shutdown_delay: Duration = 5.0
     drain_timeout: Duration = 60.0
@@ -254,7 +266,10 @@ class ListenerConfig(ConfigSection, frozen=True):
 
 
 class AdminConfig(ConfigSection, frozen=True):
-    """The admin listener. ``sha256`` is the digest of its key, required beyond loopback."""
+    """The admin listener. ``sha256`` is the digest of its key, required beyond loopback.
+
+    It has limits of its own: 64 connections, and requests of at most 64 KiB.
+    """
 
     address: ListenAddress
     sha256: Sha256Digest | None = None

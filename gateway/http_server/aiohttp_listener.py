@@ -4,18 +4,31 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
-from aiohttp import HttpVersion11, hdrs, web
+from aiohttp import HttpVersion11, StreamReader, hdrs, web
 
-from gateway.http_server.connection import ConnectionLimits, HandleRequest
+from gateway.http_server.connection import HandleRequest
+from gateway.http_server.overload import (
+    BodyBudget,
+    ConnectionLimits,
+    ConnectionTracker,
+    build_body_overload,
+    get_peer_address,
+)
 from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
 
-_SHUTDOWN_TIMEOUT = 0.1
+_SHUTDOWN_TIMEOUT: Final = 0.1
 """Seconds for responses to end after the shutdown has begun."""
+_APPLICATION_SHUTDOWN_TIMEOUT: Final = 1.0
+_SINGLE_HEADERS: Final = (hdrs.HOST, hdrs.AUTHORIZATION)
+"""Headers of which other software may read another one if there are several."""
+_SERVER_NAME: Final = "interlingua"
 
 AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -24,10 +37,11 @@ class _AiohttpRequest:
     """An ``HttpRequest``."""
 
     head = None
-    __slots__ = ("_raw", "headers", "method", "path", "peer", "query")
+    __slots__ = ("_body", "_raw", "headers", "method", "path", "peer", "query")
 
-    def __init__(self, raw: web.BaseRequest) -> None:
+    def __init__(self, raw: web.BaseRequest, body: "BodyReader") -> None:
         self._raw = raw
+        self._body = body
         self.method = raw.method
         path, _, query = raw.raw_path.partition("?")
         self.path = path
@@ -36,20 +50,58 @@ class _AiohttpRequest:
         self.peer = raw.remote or ""
 
     async def body(self, limit: int) -> bytes:
-        declared = self._raw.content_length
-        if declared is not None and declared > limit:
+        return await self._body.read(self._raw, limit)
+
+
+class BodyReader:
+    """Reads a request body within the limits of its time and memory."""
+
+    __slots__ = ("_budget", "_limits", "_size")
+
+    def __init__(self, limits: ConnectionLimits, budget: BodyBudget) -> None:
+        self._limits = limits
+        self._budget = budget
+        self._size = 0
+        """Bytes received, taken of the budget."""
+
+    async def read(self, raw: web.BaseRequest, limit: int) -> bytes:
+        """The body. Raises RequestTooLarge, Overloaded, or MalformedRequest if it is incomplete."""
+        declared = raw.content_length or 0
+        if declared > limit:
             raise _build_too_large(limit)
-        pieces: list[bytes] = []
-        size = 0
+        if not self._budget.has_room(declared):
+            raise build_body_overload()
+        buffer = bytearray()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
-            while piece := await self._raw.content.readany():
-                size += len(piece)
-                if size > limit:
-                    raise _build_too_large(limit)
-                pieces.append(piece)
-        except web.RequestPayloadError:
+            while piece := await self._read_piece(raw.content):
+                buffer += piece
+                self._count(len(piece), limit)
+                if self._limits.is_body_overdue(loop.time() - started, len(buffer)):
+                    raise TimeoutError
+        except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
-        return b"".join(pieces)
+        return bytes(buffer)
+
+    def release(self) -> None:
+        """Give the budget back what the body took of it."""
+        self._budget.used -= self._size
+        self._size = 0
+
+    async def _read_piece(self, content: StreamReader) -> bytes:
+        if content.is_eof():
+            return content.read_nowait()
+        async with asyncio.timeout(self._limits.body_timeout):
+            return await content.readany()
+
+    def _count(self, size: int, limit: int) -> None:
+        if self._size + size > limit:
+            raise _build_too_large(limit)
+        if not self._budget.has_room(size):
+            raise build_body_overload()
+        self._size += size
+        self._budget.used += size
 
 
 def _build_too_large(limit: int) -> RequestTooLarge:
@@ -62,9 +114,9 @@ class _AiohttpResponseWriter:
     needs_drain = True
     _is_stream = False
 
-    def __init__(self, raw: web.BaseRequest, front: "AiohttpListener") -> None:
+    def __init__(self, raw: web.BaseRequest, listener: "AiohttpListener") -> None:
         self._raw = raw
-        self._listener = front
+        self._listener = listener
         self._response: web.StreamResponse | None = None
         self._status = 0
         self._headers: Headers = ()
@@ -109,9 +161,7 @@ class _AiohttpResponseWriter:
             body = b"".join(self._buffer)
             return self._set_headers(web.Response(status=self._status, body=body))
         if self._response is None and not self.finished:
-            failed = web.Response(status=500)
-            failed.force_close()
-            return failed
+            return _plain_response(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error")
         response = await self._flush()
         if self.finished:
             await response.write_eof()
@@ -121,7 +171,7 @@ class _AiohttpResponseWriter:
 
     def _set_headers(self, response: web.StreamResponse) -> web.StreamResponse:
         headers = response.headers
-        headers[hdrs.SERVER] = "interlingua"
+        headers[hdrs.SERVER] = _SERVER_NAME
         headers.pop(hdrs.CONTENT_TYPE, None)
         for name, value in self._headers:
             if name == hdrs.TRANSFER_ENCODING:
@@ -136,57 +186,147 @@ class _AiohttpResponseWriter:
         return response
 
 
-class _LimitedServer(web.Server):
-    """A server that closes connections beyond its limits at once."""
+# Connections. The admin listener uses these, too.
 
-    def __init__(self, answer: AiohttpHandler, limits: ConnectionLimits, **kwargs: Any) -> None:
-        super().__init__(answer, **kwargs)
-        self.set_limits(limits)
 
-    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        most, at = self._limits.max_per_address, _get_peer_address(transport)
-        here = (
-            sum(_get_peer_address(one.transport) == at for one in self.connections) if most else 0
+class AiohttpConnection(web.RequestHandler):
+    """A client connection with a time limit for its first request."""
+
+    __slots__ = ("_header_timer", "_server", "peer")
+
+    def __init__(self, server: "LimitedServer", **kwargs: Any) -> None:
+        super().__init__(server, **kwargs)
+        self._server = server
+        self._header_timer: asyncio.TimerHandle | None = None
+        self.peer = ""
+        """The client's address."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self.peer = get_peer_address(transport)
+        super().connection_made(transport)
+        if not self._server.tracker.admit(self):
+            self.abort()
+            return
+        self._header_timer = asyncio.get_running_loop().call_later(
+            self._server.tracker.limits.header_timeout, self.abort
         )
-        if len(self.connections) > self._limits.max_connections or (most and here > most):
-            transport.abort()
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
-        """Set the limits of new connections; of the timeouts only ``idle_timeout`` applies."""
-        self._limits = limits
-        size = limits.max_header_size
-        told = {
-            "max_line_size": size,
-            "max_field_size": size,
-            "keepalive_timeout": limits.idle_timeout,
-        }
-        self._kwargs.update(told)
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        super().connection_lost(exc)
+        self.stop_header_timer()
+        self._server.tracker.release(self)
+
+    def stop_header_timer(self) -> None:
+        """Note that a request has begun."""
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer input that is not a request, without naming aiohttp or repeating the input."""
+        del message
+        self.stop_header_timer()
+        if status == HTTPStatus.BAD_REQUEST:
+            return self._server.reject("the request is not HTTP")
+        self.log_exception("Error handling request from %s", request.remote, exc_info=exc)
+        return _plain_response(status, "an internal error")
 
 
-def _get_peer_address(transport: asyncio.BaseTransport | None) -> Any:
-    peer = None if transport is None else transport.get_extra_info("peername")
-    return peer and peer[0]
+def _plain_response(status: int, message: str) -> web.Response:
+    """A response that closes the connection."""
+    response = web.Response(status=status, text=f"{message}\n", headers={hdrs.SERVER: _SERVER_NAME})
+    response.force_close()
+    return response
 
 
-class AiohttpListener:
-    """A ``Listener`` on aiohttp. It has no timeouts for headers and bodies."""
+class LimitedServer(web.Server):
+    """An aiohttp server with limits of connections."""
 
-    def __init__(self, handle_request: HandleRequest, limits: ConnectionLimits) -> None:
-        self.handle_request = handle_request
-        self.is_draining = False
-        """Whether each response closes its connection."""
-        self._server = _LimitedServer(
-            self._handle,
-            limits,
+    def __init__(self, handler: AiohttpHandler, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(
+            self._handle_counted,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
+            lingering_time=limits.linger_timeout,
+            **kwargs,
         )
-        self._sockets = ListenSockets(self._server)
-        self.malformed_by_status: Mapping[int, int] = {}
-        """See ``Listener``; aiohttp does not count them."""
+        self._handler = handler
+        self.tracker = ConnectionTracker(limits)
+        self.malformed_by_status = Counter[int]()
+        """Inputs that are not valid requests, by the status of the response."""
+        self.set_limits(limits)
+
+    def __call__(self) -> web.RequestHandler:
+        """Make the protocol of a connection."""
+        return AiohttpConnection(self, loop=self._loop, **self._kwargs)
+
+    def set_limits(self, limits: ConnectionLimits) -> None:
+        """Set the limits of new connections."""
+        self.tracker.limits = limits
+        size = limits.max_header_size
+        self._kwargs.update(
+            max_line_size=size, max_field_size=size, keepalive_timeout=limits.idle_timeout
+        )
+
+    def reject(self, message: str) -> web.StreamResponse:
+        """The response to a request that is malformed."""
+        self.malformed_by_status[HTTPStatus.BAD_REQUEST] += 1
+        return _plain_response(HTTPStatus.BAD_REQUEST, message)
+
+    async def _handle_counted(self, raw: web.BaseRequest) -> web.StreamResponse:
+        connection = raw.protocol
+        assert isinstance(connection, AiohttpConnection)  # noqa: S101 - see ``__call__``
+        connection.stop_header_timer()
+        self.tracker.idle.pop(connection, None)
+        try:
+            for name in _SINGLE_HEADERS:
+                if len(raw.headers.getall(name, ())) > 1:
+                    return self.reject(f"the request must have one header {name}")
+            return await self._handler(raw)
+        except web.HTTPException as error:
+            return _plain_response(error.status, HTTPStatus(error.status).phrase.lower())
+        finally:
+            if connection in self.tracker.connections:
+                self.tracker.idle[connection] = None
+
+
+class AiohttpListener:
+    """A ``Listener`` on aiohttp.
+
+    ``header_timeout`` applies to the first request of a connection; later ones have
+    ``idle_timeout``. A slow body is never closed for a new connection.
+    """
+
+    def __init__(
+        self,
+        handle_request: HandleRequest,
+        limits: ConnectionLimits,
+        body_budget: BodyBudget | None = None,
+    ) -> None:
+        """``body_budget`` is shared by the listeners of a process."""
+        self.handle_request = handle_request
+        self.is_draining = False
+        """Whether each response closes its connection."""
+        self._server = LimitedServer(self._handle, limits)
+        self._body_budget = body_budget or BodyBudget()
+        self._sockets = ListenSockets(self._server, self._server.tracker)
+        self.malformed_by_status: Mapping[int, int] = self._server.malformed_by_status
+        """See ``Listener``."""
         self._active_requests = 0
         self._idle_event = asyncio.Event()
         self._idle_event.set()
@@ -219,7 +359,12 @@ class AiohttpListener:
     @property
     def connections(self) -> int:
         """Open client connections."""
-        return len(self._server.connections)
+        return len(self._server.tracker.connections)
+
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
+        return self._server.tracker.refused_by_reason
 
     def stop_accepting(self) -> None:
         """Accept no more connections; open connections stay."""
@@ -240,15 +385,88 @@ class AiohttpListener:
         """Close the remaining connections at once."""
         await self._sockets.wait_closed()
         await self._server.shutdown(_SHUTDOWN_TIMEOUT)
+        await self._server.tracker.close()
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
-        sink = _AiohttpResponseWriter(raw, self)
+        if "," in raw.headers.get(hdrs.HOST, ""):
+            return self._server.reject("the request must have one header Host")
+        writer = _AiohttpResponseWriter(raw, self)
+        body = BodyReader(self._server.tracker.limits, self._body_budget)
         self._active_requests += 1
         self._idle_event.clear()
         try:
-            await self.handle_request(_AiohttpRequest(raw), sink)
-            return await sink.close()
+            await self.handle_request(_AiohttpRequest(raw, body), writer)
+            return await writer.close()
         finally:
+            body.release()
             self._active_requests -= 1
             if not self._active_requests:
                 self._idle_event.set()
+
+
+class ApplicationListener:
+    """A listening address of an aiohttp application, with limits of its own."""
+
+    def __init__(self, application: web.Application, limits: ConnectionLimits) -> None:
+        self._runner = web.AppRunner(
+            application,
+            handle_signals=False,
+            handler_cancellation=True,
+            access_log=None,
+            logger=logging.getLogger("interlingua.http"),
+            auto_decompress=False,
+            shutdown_timeout=_APPLICATION_SHUTDOWN_TIMEOUT,
+        )
+        self._limits = limits
+        self._server: LimitedServer | None = None
+        self._sockets: ListenSockets | None = None
+
+    async def listen(self, host: str, port: int, given: Sequence[socket.socket] = ()) -> int:
+        """Bind, or use the ``given`` sockets; returns the port. Raises OSError."""
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None  # noqa: S101 - it was set up
+        self._server = LimitedServer(
+            server.request_handler, self._limits, request_factory=server.request_factory
+        )
+        self._sockets = ListenSockets(self._server, self._server.tracker)
+        return await self._sockets.listen(host, port, given=given)
+
+    async def listen_unix(self, path: str) -> None:
+        """Bind a Unix socket, without limits: its clients are processes of the gateway."""
+        await self._runner.setup()
+        await web.UnixSite(self._runner, path).start()
+
+    @property
+    def socket_fds(self) -> Sequence[int]:
+        """File descriptors of the listening sockets."""
+        return () if self._sockets is None else self._sockets.fds
+
+    @property
+    def connections(self) -> int:
+        """Open client connections."""
+        return 0 if self._server is None else len(self._server.tracker.connections)
+
+    @property
+    def malformed_by_status(self) -> Mapping[int, int]:
+        """Inputs that are not valid requests, by the status of the response."""
+        return {} if self._server is None else self._server.malformed_by_status
+
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
+        return {} if self._server is None else self._server.tracker.refused_by_reason
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections; open connections stay."""
+        if self._sockets is not None:
+            self._sockets.stop_accepting()
+
+    async def close(self) -> None:
+        """Close the listener and its connections."""
+        if self._sockets is not None and self._server is not None:
+            await self._sockets.wait_closed()
+            self._server.pre_shutdown()
+            await self._server.shutdown(_APPLICATION_SHUTDOWN_TIMEOUT)
+            await self._server.tracker.close()
+        await self._runner.cleanup()

@@ -5,40 +5,11 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol, cast
 
-from msgspec import Struct
-
 from backends.aio import WriteBatcher
+from gateway.http_server.overload import BodyBudget, ConnectionLimits, get_peer_address
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
 from gateway.http_server.response import Http1ResponseWriter, render_head
 from gateway.pipeline.http import HttpRequest, ResponseWriter
-
-# Limits of client connections.
-
-
-class ConnectionLimits(Struct, frozen=True):
-    """Times in seconds, sizes in bytes. Changes apply to new connections."""
-
-    max_header_size: int = 16 << 10
-    """Bytes of one header line; the whole head may be eight times as large."""
-    max_connections: int = 10_000
-    max_per_address: int | None = None
-    """Connections per client address; None is unlimited."""
-    header_timeout: float = 10.0
-    """From the first byte of a request to the end of its headers."""
-    body_timeout: float = 10.0
-    """Without any data of a request body."""
-    idle_timeout: float = 75.0
-    """Between requests of a connection."""
-    write_timeout: float = 30.0
-    """Without the client reading data of a finished response."""
-    linger_timeout: float = 2.0
-    """How long input is discarded after an error, so that the client can read the response."""
-
-    @property
-    def check_interval(self) -> float:
-        """Seconds between timeout checks; a timeout fires at most two intervals late."""
-        return min(1.0, self.header_timeout / 4, self.body_timeout / 4, self.idle_timeout / 4)
-
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 
@@ -47,6 +18,8 @@ _MAX_PIPELINED: Final = 8
 """Pipelined requests before reading pauses."""
 _WRITE_HIGH_WATER: Final = 64 << 10
 """Bytes in the write buffer before writing pauses."""
+_MIN_EVICTION_AGE: Final = 2.0
+"""Seconds that a request body is received before its rate is known."""
 
 
 ConnectionState = Literal["head", "body", "answer", "ending", "lingering"]
@@ -59,12 +32,16 @@ class ConnectionOwner(Protocol):
 
     handle_request: HandleRequest
     is_draining: bool
-    limits: ConnectionLimits
+    body_budget: BodyBudget
     write_batcher: WriteBatcher
     loop_time: float
     """The loop's time at the last timeout check."""
     malformed_by_status: Counter[int]
     """Inputs that are not valid requests, by the status of the response."""
+
+    @property
+    def limits(self) -> ConnectionLimits:
+        """The limits of new connections."""
 
     def on_connection_open(self, connection: "ClientConnection") -> bool:
         """Register a connection; returns False if it must be closed."""
@@ -74,6 +51,15 @@ class ConnectionOwner(Protocol):
 
     def on_request_start(self, connection: "ClientConnection") -> None:
         """Note the start of a request."""
+
+    def on_body_start(self, connection: "ClientConnection") -> None:
+        """Note that the rest of a request's body is awaited."""
+
+    def on_body_end(self, connection: "ClientConnection") -> None:
+        """Note that no more of it is awaited."""
+
+    def on_body_overdue(self) -> None:
+        """Note that a body came too slowly."""
 
     def on_request_end(self, connection: "ClientConnection") -> None:
         """Note the end of a request."""
@@ -91,11 +77,19 @@ class ClientConnection(asyncio.Protocol):
         """The client's address."""
         self._state_since = owner.loop_time
         """Time of the last progress in this state, by the owner's clock."""
+        self._body_since = 0.0
+        """Time at which the current body's request began, by the owner's clock."""
+        self._is_receiving = False
+        """Whether more of a body is awaited than came with its head."""
         self._unsent_bytes = 0
         """Size of the write buffer at the last check."""
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(
-            owner.limits.max_header_size, loop, self._on_request, self._resume_body
+            owner.limits.max_header_size,
+            loop,
+            owner.body_budget,
+            self._on_request,
+            self._resume_body,
         )
         self._queue: deque[IncomingRequest | BadRequest] = deque()
         self._writer: Http1ResponseWriter | None = None
@@ -126,26 +120,32 @@ class ClientConnection(asyncio.Protocol):
         now = self._owner.loop_time
         if self._transport is None or self._state == "answer":
             return
-        left = self._transport.get_write_buffer_size()
-        if left != self._unsent_bytes:  # the client still reads
-            self._unsent_bytes = left
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:  # the client still reads
+            self._unsent_bytes = unsent_bytes
             self._state_since = now
-        if now - self._state_since <= self._get_timeout() + self._limits.check_interval:
+        is_overdue = now - self._state_since > self._get_timeout() + self._limits.check_interval
+        if not (is_overdue or self._is_body_overdue()):
             return
         if self._state == "body":
             self._parser.abort_body()
+            self._owner.on_body_overdue()
         elif self._parser.in_head:
             self._parser.reject(408, "the request's head took too long")
         else:
             self.abort()
+
+    def get_body_rate(self) -> float | None:
+        """Bytes per second of the current body; None if that is not known yet."""
+        age, request = self._owner.loop_time - self._body_since, self._parser.body_request
+        return None if request is None or age < _MIN_EVICTION_AGE else request.body_size / age
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        self.peer = peer[0] if isinstance(peer, tuple) else ""
+        self.peer = get_peer_address(transport)
         if not self._owner.on_connection_open(self):
             self._transport.abort()
             return
@@ -153,26 +153,36 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        reader = self._parser
-        if reader.is_stopped:
+        parser = self._parser
+        if parser.is_stopped:
             return
-        began = reader.in_head
-        reader.feed(data)
+        was_in_head = parser.in_head
+        parser.feed(data)
         state = self._state
         if state == "body":
             self._state_since = self._owner.loop_time
-            if reader.body_request is None:
+            if parser.body_request is None:
                 self._state = "answer"
-        elif state == "head" and reader.in_head and not began:
+                if self._is_receiving:
+                    self._is_receiving = False
+                    self._owner.on_body_end(self)
+            elif not self._is_receiving:
+                self._is_receiving = True
+                self._owner.on_body_start(self)
+        elif state == "head" and parser.in_head and not was_in_head:
             self._set_state("head")
-        if self._queue or reader.body_request is not None:
+        if self._queue or parser.body_request is not None:
             self._limit_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         del exc
         self._transport = None
+        for request in self._queue:
+            if type(request) is IncomingRequest:
+                request.release_body()
         self._queue.clear()
+        self._parser.close()
         if self._writer is not None:
             self._writer.resume()
         if self._task is not None:
@@ -193,9 +203,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _resume_body(self) -> None:
         """Resume reading a request body."""
-        body = self._parser.body_request
-        if self._transport is not None and body is not None and body.expects_continue:
-            body.expects_continue = False
+        request = self._parser.body_request
+        if self._transport is not None and request is not None and request.expects_continue:
+            request.expects_continue = False
             self._owner.write_batcher.flush()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._resume_reading()
@@ -207,50 +217,59 @@ class ClientConnection(asyncio.Protocol):
 
     def _limit_reading(self) -> None:
         """Pause reading if enough data is buffered."""
-        body = self._parser.body_request
-        wanted = len(self._queue) <= _MAX_PIPELINED and not (body is not None and body.is_full)
-        if self._transport is not None and not self._is_reading_paused and not wanted:
+        request = self._parser.body_request
+        is_enough = len(self._queue) > _MAX_PIPELINED or (request is not None and request.is_full)
+        if self._transport is not None and not self._is_reading_paused and is_enough:
             self._is_reading_paused = True
             self._transport.pause_reading()
 
     # --- serving --------------------------------------------------------------------------------
 
-    def _on_request(self, one: IncomingRequest | BadRequest) -> None:
+    def _on_request(self, request: IncomingRequest | BadRequest) -> None:
         """Serve a request or reject it, after the one that runs."""
         if self._task is not None:
-            self._queue.append(one)
-        elif type(one) is BadRequest:
-            self._send_bad_request(one)
+            self._queue.append(request)
+        elif type(request) is BadRequest:
+            self._send_bad_request(request)
         elif (transport := self._transport) is not None:
             owner = self._owner
-            one.peer = self.peer
-            if one.is_complete:
+            request.peer = self.peer
+            owner.on_request_start(self)
+            if request.is_complete:
                 self._state = "answer"
             else:
                 self._set_state("body")
-            sink = self._writer = Http1ResponseWriter(transport, owner, one, one.method == "HEAD")
-            owner.on_request_start(self)
+                self._body_since = owner.loop_time
+            writer = self._writer = Http1ResponseWriter(
+                transport, owner, request, request.method == "HEAD"
+            )
             self._task = asyncio.Task(
-                self._handle_request(one, sink), loop=self._loop, name="request"
+                self._handle_request(request, writer), loop=self._loop, name="request"
             )
 
-    async def _handle_request(self, request: IncomingRequest, sink: Http1ResponseWriter) -> None:
+    async def _handle_request(self, request: IncomingRequest, writer: Http1ResponseWriter) -> None:
         owner = self._owner
-        serve = owner.handle_request
+        handle = owner.handle_request
         try:
-            await serve(request, sink)
+            await handle(request, writer)
+        except asyncio.CancelledError:
+            # A task keeps its error, whose traceback keeps the task: a reference cycle with all of
+            # the request in it. Nobody awaits the task of a closed connection.
+            if self._transport is not None:
+                raise
         finally:
             self._task = self._writer = None
+            request.release_body()
             owner.on_request_end(self)
-            self._on_response_done(request, sink)
+            self._on_response_done(request, writer)
 
-    def _on_response_done(self, request: IncomingRequest, sink: Http1ResponseWriter) -> None:
+    def _on_response_done(self, request: IncomingRequest, writer: Http1ResponseWriter) -> None:
         """Continue with the next request, or close."""
-        if not sink.finished:
+        if not writer.finished:
             self.abort()
         elif not request.is_complete:
             self._linger()
-        elif sink.closes_connection:
+        elif writer.closes_connection:
             self.close()
         else:
             if self._is_reading_paused:
@@ -260,18 +279,16 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._set_state("head")
 
-    def _send_bad_request(self, refused: BadRequest) -> None:
-        self._owner.malformed_by_status[refused.status] += 1
-        body = f"{refused.message}\n".encode()
+    def _send_bad_request(self, error: BadRequest) -> None:
+        self._owner.malformed_by_status[error.status] += 1
+        body = f"{error.message}\n".encode()
         lines = (
             "Content-Type: text/plain; charset=utf-8",
             f"Content-Length: {len(body)}",
             "Connection: close",
         )
         if self._transport is not None:
-            self._owner.write_batcher.send(
-                self._transport, render_head(refused.status, lines) + body
-            )
+            self._owner.write_batcher.send(self._transport, render_head(error.status, lines) + body)
         self._linger()
 
     def _linger(self) -> None:
@@ -289,6 +306,14 @@ class ClientConnection(asyncio.Protocol):
     def _set_state(self, state: ConnectionState) -> None:
         self._state = state
         self._state_since = self._owner.loop_time
+
+    def _is_body_overdue(self) -> bool:
+        """Whether a body comes too slowly on the whole."""
+        request = self._parser.body_request
+        if self._state != "body" or request is None:
+            return False
+        elapsed = self._owner.loop_time - self._body_since
+        return self._limits.is_body_overdue(elapsed, request.body_size)
 
     def _get_timeout(self) -> float:
         limits = self._limits

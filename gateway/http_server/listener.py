@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from backends.aio import WriteBatcher
-from gateway.http_server.connection import ClientConnection, ConnectionLimits, HandleRequest
+from gateway.http_server.connection import ClientConnection, HandleRequest
+from gateway.http_server.overload import BodyBudget, ConnectionLimits, ConnectionTracker
 from gateway.http_server.sockets import ListenSockets
 
 # The listener interface, and its implementations by configured name.
@@ -64,6 +65,10 @@ class Listener(Protocol):
     def malformed_by_status(self) -> Mapping[int, int]:
         """Inputs that are not valid requests, by the status of the response."""
 
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
+
     def stop_accepting(self) -> None:
         """Accept no more connections; open connections stay."""
 
@@ -75,37 +80,41 @@ class Listener(Protocol):
 
 
 class NativeListener:
-    """A ``Listener`` over asyncio transports.
+    """A ``Listener`` over asyncio transports."""
 
-    At the connection limit, a new connection replaces the one that is idle longest. Connections
-    beyond the limit per address are closed at once.
-    """
-
-    def __init__(self, handle_request: HandleRequest, limits: ConnectionLimits) -> None:
+    def __init__(
+        self,
+        handle_request: HandleRequest,
+        limits: ConnectionLimits,
+        body_budget: BodyBudget | None = None,
+    ) -> None:
+        """``body_budget`` is shared by the listeners of a process."""
         self.handle_request = handle_request
         self.is_draining = False
         self.loop_time = 0.0
-        self.limits = limits
+        self.body_budget = body_budget or BodyBudget()
         self.write_batcher = WriteBatcher(asyncio.get_running_loop)
         self._connections: dict[ClientConnection, None] = {}
-        self._connections_per_address: dict[str, int] = {}
-        """Open connections by client address."""
-        self._idle_connections: dict[ClientConnection, None] = {}
-        """Connections without a request, the one that is idle longest first."""
-        self._sockets = ListenSockets(lambda: ClientConnection(self, asyncio.get_running_loop()))
+        """Those that are past their TLS handshake."""
+        self._tracker = ConnectionTracker(limits)
+        self._sockets = ListenSockets(
+            lambda: ClientConnection(self, asyncio.get_running_loop()), self._tracker
+        )
         self.malformed_by_status = Counter[int]()
         """See ``Listener``."""
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
         """Set when no request runs; created by the first waiter."""
-        self._is_closed = False
-        """Whether connections that were accepted before closing are rejected."""
-        self._all_closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     def set_limits(self, limits: ConnectionLimits) -> None:
         """Set the limits of new connections."""
-        self.limits = limits
+        self._tracker.limits = limits
+
+    @property
+    def limits(self) -> ConnectionLimits:
+        """The limits of new connections."""
+        return self._tracker.limits
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """Set the certificate of new connections; None without TLS."""
@@ -135,7 +144,12 @@ class NativeListener:
     @property
     def connections(self) -> int:
         """Open client connections."""
-        return len(self._connections)
+        return len(self._tracker.connections)
+
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
+        return self._tracker.refused_by_reason
 
     def stop_accepting(self) -> None:
         """Accept no more connections; open connections stay."""
@@ -156,50 +170,48 @@ class NativeListener:
 
     async def close(self) -> None:
         """Close the remaining connections at once."""
-        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         await self._sockets.wait_closed()
-        while self._connections:
-            self._all_closed.clear()
-            for connection in list(self._connections):
-                connection.abort()
-            await self._all_closed.wait()
+        await self._tracker.close()
         await self._wait_idle()
 
     # --- ConnectionOwner --------------------------------------------------------------------------
 
     def on_connection_open(self, connection: ClientConnection) -> bool:
         """See ``ConnectionOwner``."""
-        limits, at = self.limits, connection.peer
-        here = self._connections_per_address[at] = self._connections_per_address.get(at, 0) + 1
-        room = not self._is_closed and (
-            limits.max_per_address is None or here <= limits.max_per_address
-        )
-        room = room and (len(self._connections) < limits.max_connections or self._evict_idle())
-        self._connections[connection] = self._idle_connections[connection] = None
-        return room
+        self._connections[connection] = None
+        return self._tracker.admit(connection)
 
     def on_connection_close(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
         del self._connections[connection]
-        self._idle_connections.pop(connection, None)
-        self._connections_per_address[connection.peer] -= 1
-        if not self._connections_per_address[connection.peer]:
-            del self._connections_per_address[connection.peer]
-        if not self._connections:
-            self._all_closed.set()
+        self._tracker.receiving.pop(connection, None)
+        self._tracker.release(connection)
 
     def on_request_start(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
-        if connection in self._idle_connections:
-            del self._idle_connections[connection]
+        idle = self._tracker.idle
+        if connection in idle:
+            del idle[connection]
         self._active_requests += 1
+
+    def on_body_start(self, connection: ClientConnection) -> None:
+        """See ``ConnectionOwner``."""
+        self._tracker.receiving[connection] = None
+
+    def on_body_end(self, connection: ClientConnection) -> None:
+        """See ``ConnectionOwner``."""
+        self._tracker.receiving.pop(connection, None)
+
+    def on_body_overdue(self) -> None:
+        """See ``ConnectionOwner``."""
+        self._tracker.count_refused("slow_body")
 
     def on_request_end(self, connection: ClientConnection) -> None:
         """See ``ConnectionOwner``."""
         if connection in self._connections:
-            self._idle_connections[connection] = None
+            self._tracker.idle[connection] = None
         self._active_requests -= 1
         if self._idle_event is not None and not self._active_requests:
             self._idle_event.set()
@@ -210,14 +222,6 @@ class NativeListener:
         while self._active_requests:
             self._idle_event.clear()
             await self._idle_event.wait()
-
-    def _evict_idle(self) -> bool:
-        """Close the connection that is idle longest; returns whether there is one."""
-        for one in self._idle_connections:
-            del self._idle_connections[one]
-            one.abort()
-            return True
-        return False
 
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check the timeouts of all connections."""

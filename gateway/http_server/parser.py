@@ -7,6 +7,7 @@ from typing import Final, final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 
+from gateway.http_server.overload import BodyBudget, build_body_overload
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 
 # A request whose head is complete and whose body may still arrive.
@@ -19,16 +20,21 @@ class IncomingRequest(Struct, eq=False):
     """A ``gateway.pipeline.http.HttpRequest``."""
 
     _loop: asyncio.AbstractEventLoop
+    _budget: BodyBudget
     _resume_body: Callable[[], None]
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
     is_complete: bool = False
-    body_parts: list[bytes] = []
-    """The received data of the body."""
+    _data: bytes | bytearray = b""
+    """What was received of the body and is still kept."""
     body_size: int = 0
     """Bytes received."""
+    _reserved: int = 0
+    """Bytes taken of the budget."""
+    _is_over_budget: bool = False
+    """Whether the body did not fit into the budget and is discarded."""
     peer: str = ""
     is_http10: bool = False
     keep_alive: bool = True
@@ -50,15 +56,50 @@ class IncomingRequest(Struct, eq=False):
         self._limit = limit
         if not self.is_complete:
             await self._wait_for_body(limit)
+        if self._is_over_budget:
+            raise build_body_overload()
         if self.body_size > limit:
             raise _build_too_large(limit)
-        return b"".join(self.body_parts)
+        data = self._data
+        if type(data) is not bytes:
+            data = self._data = bytes(data)
+        return data
+
+    def add_data(self, data: bytes) -> None:
+        """Keep data of the body, in one buffer, as long as the budget has room for it."""
+        size, budget = len(data), self._budget
+        if not self._is_over_budget and budget.used + size > budget.limit:
+            self.release_body()
+            self._is_over_budget = True
+        if self._is_over_budget:
+            self.body_size += size
+            return
+        if not self._reserved:
+            self._data = data
+        elif type(self._data) is bytearray:
+            self._data += data
+        else:
+            self._data = bytearray(self._data)
+            self._data += data
+        self.body_size += size
+        self._reserved += size
+        budget.used += size
+
+    def release_body(self) -> None:
+        """Give the budget back what the body took of it."""
+        self._budget.used -= self._reserved
+        self._reserved = 0
+        self._data = b""
 
     async def _wait_for_body(self, limit: int) -> None:
         """Wait for the rest of the body. Raises RequestTooLarge early."""
-        if "content-length" in self.headers and int(self.headers["content-length"]) > limit:
-            raise _build_too_large(limit)
-        while not self.is_complete:
+        if "content-length" in self.headers:
+            size = int(self.headers["content-length"])
+            if size > limit:
+                raise _build_too_large(limit)
+            if not self._budget.has_room(size - self._reserved):
+                raise build_body_overload()
+        while not self.is_complete and not self._is_over_budget:
             if self.is_broken:
                 raise MalformedRequest("the body did not arrive whole")
             if self.is_full:
@@ -81,6 +122,10 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 
 
 _MAX_HEADERS: Final = 128
+_BLANK_LINE: Final = b"\r\n\r\n"
+_LINE_END: Final = b"\r\n"
+_SINGLE_HEADERS: Final = frozenset({"authorization", "host"})
+"""Headers that may occur only once. Of others, the first counts."""
 _HEAD_SIZE_FACTOR: Final = 8
 """The maximum head size, in maximum line sizes."""
 
@@ -104,6 +149,7 @@ class RequestParser:
         self,
         max_line_size: int,
         loop: asyncio.AbstractEventLoop,
+        body_budget: BodyBudget,
         on_request: Callable[[IncomingRequest | BadRequest], None],
         resume_body: Callable[[], None],
     ) -> None:
@@ -116,13 +162,24 @@ class RequestParser:
         """Whether input is discarded."""
         self._max_line_size = max_line_size
         self._loop = loop
+        self._body_budget = body_budget
         self._on_request = on_request
         self._resume_body = resume_body
         self._parser = HttpRequestParser(self)
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._has_duplicate_host = False
-        """Whether there are several Host headers."""
+        self._duplicate_header = ""
+        """A header that may occur only once and did so twice."""
+        self._line: bytes | bytearray = b""
+        """Input with the current request's first line."""
+        self._line_start = 0
+        """Where the first line begins in ``_line``."""
+        self._is_at_start = False
+        """Whether the next byte is the first one of a request."""
+        self._tail = b""
+        """The last bytes of input that did not end with the end of a head or body."""
+        self._body_left: int | None = None
+        """Bytes that are missing of the current body; None if it comes in chunks."""
         self._header_count = 0
         self._head_size = 0
         self._max_part_size = 0
@@ -137,31 +194,40 @@ class RequestParser:
 
     def feed(self, data: bytes) -> None:
         """Parse data."""
-        rest: bytes | memoryview = data
-        while rest and not self.is_stopped:
-            come = len(rest)
-            if self.in_head:
-                self._head_size += come
-                self._max_part_size += come
-            else:
-                self._head_size = self._max_part_size = come
+        size, start = len(data), 0
+        while start < size and not self.is_stopped:
             if self.body_request is not None:
-                self._framing_bytes += come
-            try:
-                self._parser.feed_data(rest)
-            except HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]
-                self._ignore_upgrade()
+                end = self._find_body_end(data, start, size)
+            elif self.in_head:
+                end = self._find_blank_line(data, start, size)
+                self._add_to_head(data, start, end)
+            elif data[start] in _LINE_END:
+                start += 1
                 continue
+            else:
+                end = self._find_blank_line(data, start, size)
+                self._head_size = self._max_part_size = end - start
+                self._line, self._line_start, self._is_at_start = data, start, True
+            piece = data if end - start == size else memoryview(data)[start:end]
+            start = end
+            try:
+                self._parser.feed_data(piece)
+            except HttpParserUpgrade:
+                self._ignore_upgrade()
             except HttpParserError:
                 self._handle_parse_error()
-            break
         if self.in_head and self._head_size > _HEAD_SIZE_FACTOR * self._max_line_size:
             self.reject(431, "the request's head is too large")
         if self.body_request is not None:
             if self._framing_bytes > _HEAD_SIZE_FACTOR * self._max_line_size:
                 self.abort_body()
             self.body_request.notify()
+
+    def close(self) -> None:
+        """Break the reference cycles of this parser; it must not be used any more."""
+        self.is_stopped = True
+        self.body_request = self._upgrade_request = None
+        del self._parser, self._on_request, self._resume_body
 
     def reject(self, status: int, text: str) -> None:
         """Refuse the request whose head is not there."""
@@ -182,9 +248,12 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         self.in_head = not self._is_replay
+        if not (self._is_at_start or self._is_replay):
+            self._set_error(400, "the request is not HTTP")
+        self._is_at_start = False
         self._url = b""
         self._headers = {}
-        self._has_duplicate_host = False
+        self._duplicate_header = ""
         self._header_count = 0
 
     def on_url(self, url: bytes) -> None:
@@ -205,14 +274,14 @@ class RequestParser:
         if large or self._header_count > _MAX_HEADERS:
             self._set_error(431, "the request's headers are too large or too many")
             return
-        known, headers = name.decode("latin-1").lower(), self._headers
-        if known not in headers:
+        key, headers = name.decode("latin-1").lower(), self._headers
+        if key not in headers:
             try:  # nearly all are, and without a choice of errors that is half the work
-                headers[known] = value.decode()
+                headers[key] = value.decode()
             except UnicodeDecodeError:
-                headers[known] = value.decode("utf-8", "surrogateescape")
-        elif known == "host":
-            self._has_duplicate_host = True
+                headers[key] = value.decode("utf-8", "surrogateescape")
+        elif key in _SINGLE_HEADERS:
+            self._duplicate_header = key
 
     def on_headers_complete(self) -> None:
         """A request can be served; its body may still come."""
@@ -222,13 +291,13 @@ class RequestParser:
         self._head_size = 0
         if self.is_stopped:
             return
-        made = self._build_request()
+        request = self._build_request()
         if self._error is None:
-            self.body_request = made
+            self.body_request = request
             self._framing_bytes = 0
             if self._parser.should_upgrade():
-                self._upgrade_request = made
-            self._on_request(made)
+                self._upgrade_request = request
+            self._on_request(request)
         else:
             self.is_stopped = True
             self._on_request(self._error)
@@ -237,8 +306,7 @@ class RequestParser:
         """A piece of a body."""
         self._framing_bytes = 0
         if (body := self.body_request) is not None:
-            body.body_parts.append(data)
-            body.body_size += len(data)
+            body.add_data(data)
 
     def on_message_complete(self) -> None:
         """A request is there as a whole, unless the parser awaits another protocol now."""
@@ -246,6 +314,45 @@ class RequestParser:
             body.is_complete = True
             body.notify()
             self.body_request = None
+
+    # --- pieces of the input --------------------------------------------------------------------
+    #
+    # Each head and each body is fed to httptools on its own. So the parser knows where a request
+    # begins, and sees its first line as it was sent; httptools tolerates other forms of it.
+
+    def _find_blank_line(self, data: bytes, start: int, size: int) -> int:
+        """Where a head or a body in chunks may end: after the next blank line, or at the end."""
+        if tail := self._tail:
+            at = (tail + data[start : start + 3]).find(_BLANK_LINE)
+            if at >= 0:
+                self._tail = b""
+                return start + at + 4 - len(tail)
+        at = data.find(_BLANK_LINE, start)
+        if at >= 0:
+            self._tail = b""
+            return at + 4
+        self._tail = (tail + data[max(start, size - 3) :])[-3:]
+        return size
+
+    def _find_body_end(self, data: bytes, start: int, size: int) -> int:
+        """Where the current body ends or may end."""
+        if self._body_left is None:
+            end = self._find_blank_line(data, start, size)
+        else:
+            end = size if size - start <= self._body_left else start + self._body_left
+            self._body_left -= end - start
+        self._framing_bytes += end - start
+        return end
+
+    def _add_to_head(self, data: bytes, start: int, end: int) -> None:
+        """Note another piece of the current head: its size, and the rest of its first line."""
+        self._head_size += end - start
+        self._max_part_size += end - start
+        if self._line.find(b"\n", self._line_start) < 0:
+            if type(self._line) is bytes:
+                self._line = bytearray(self._line[self._line_start :])
+                self._line_start = 0
+            self._line += data[start:end]
 
     # --- within ---------------------------------------------------------------------------------
 
@@ -255,12 +362,12 @@ class RequestParser:
         The parser stops before the body, so a new one gets the framing headers again.
         """
         self._parser = HttpRequestParser(self)
-        offering, self._upgrade_request = self._upgrade_request, None
-        headers = {} if offering is None else offering.headers
+        request, self._upgrade_request = self._upgrade_request, None
+        headers = {} if request is None else request.headers
         framing = ("content-length", "transfer-encoding")
-        told = [f"{name}: {headers[name]}" for name in framing if name in headers]
+        lines = [f"{name}: {headers[name]}" for name in framing if name in headers]
         self._is_replay = True
-        self._parser.feed_data("\r\n".join(["POST / HTTP/1.1", *told, "", ""]).encode())
+        self._parser.feed_data("\r\n".join(["POST / HTTP/1.1", *lines, "", ""]).encode())
         self._is_replay = False
 
     def _handle_parse_error(self) -> None:
@@ -274,23 +381,32 @@ class RequestParser:
 
     def _build_request(self) -> IncomingRequest:
         parser, headers = self._parser, self._headers
-        method, version = parser.get_method().decode(), parser.get_http_version()
+        method, version = parser.get_method(), parser.get_http_version()
         http10 = version != "1.1"
         if http10 and version != "1.0":
             self._set_error(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        if self._has_duplicate_host or ("host" not in headers and not http10):
+        line = b"%b %b HTTP/1.%d\r\n" % (method, self._url, not http10)
+        if not self._line.startswith(line, self._line_start):
+            self._set_error(400, "the request's first line is not METHOD TARGET HTTP/1.1")
+        if self._duplicate_header == "authorization":
+            self._set_error(400, "the request must have at most one header Authorization")
+        host = headers["host"] if "host" in headers else "," * (not http10)
+        if self._duplicate_header or "," in host or " " in host:
             self._set_error(400, "the request must have one header Host")
-        if "transfer-encoding" in headers and (
-            http10 or headers["transfer-encoding"].lower() != "chunked"
-        ):
-            self._set_error(400, "the body's transfer encoding is not one that is read here")
+        if "transfer-encoding" in headers:
+            if http10 or headers["transfer-encoding"].lower() != "chunked":
+                self._set_error(400, "the body's transfer encoding is not one that is read here")
+            self._body_left = None
+        else:
+            self._body_left = int(headers["content-length"]) if "content-length" in headers else 0
         path, query = _split_target(self._url)
-        keeps = parser.should_keep_alive() and method != "CONNECT"
+        keeps = parser.should_keep_alive() and method != b"CONNECT"
         expects = "expect" in headers and not http10 and headers["expect"].lower() == "100-continue"
         return IncomingRequest(
             self._loop,
+            self._body_budget,
             self._resume_body,
-            method,
+            method.decode(),
             path,
             query,
             headers,
@@ -308,8 +424,8 @@ def _split_target(url: bytes) -> tuple[str, str]:
 
 def _strip_origin(target: str) -> str:
     """The path of a target in absolute form (RFC 9112, 3.2.2)."""
-    scheme, found, rest = target.partition("://")
-    if found and scheme.lower() in ("http", "https"):
-        _, slash, path = rest.partition("/")
+    scheme, separator, remainder = target.partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        _, slash, path = remainder.partition("/")
         return slash + path or "/"
     return target

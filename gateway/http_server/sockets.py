@@ -1,21 +1,28 @@
-"""Listening sockets, with TLS certificates that can be replaced while they listen."""
+"""Listening sockets, and the TLS handshakes of their connections."""
 
 import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final, cast
+
+from gateway.http_server.overload import ConnectionTracker, get_peer_address
 
 _BACKLOG: Final = 1024
 _PENDING_ACCEPT_TURNS: Final = 2
 """Iterations of the loop until accepted connections have their protocol."""
+_ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 class ListenSockets:
-    """The listening sockets of one address; ``protocol_factory`` handles their connections."""
+    """The listening sockets of one address; ``protocol_factory`` handles their connections.
 
-    def __init__(self, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> None:
+    With TLS, ``tracker`` counts a connection during its handshake. After that, its protocol does.
+    """
+
+    def __init__(self, protocol_factory: _ProtocolFactory, tracker: ConnectionTracker) -> None:
         self._protocol_factory = protocol_factory
+        self._tracker = tracker
         self._servers: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
         self._closing_task: asyncio.Task[None] | None = None
@@ -40,25 +47,17 @@ class ListenSockets:
         """
         self.set_tls_context(tls)
         loop = asyncio.get_running_loop()
-        context = None if tls is None else _make_reloadable_context(lambda: self._tls)
         for one in given:
             self._servers.append(
-                await loop.create_server(
-                    self._protocol_factory, sock=one, ssl=context, backlog=_BACKLOG
-                )
+                await loop.create_server(self._build_protocol, sock=one, backlog=_BACKLOG)
             )
         if not given:
-            bound = await loop.create_server(
-                self._protocol_factory,
-                host or None,
-                port,
-                ssl=context,
-                backlog=_BACKLOG,
-                reuse_port=reuse_port,
+            server = await loop.create_server(
+                self._build_protocol, host or None, port, backlog=_BACKLOG, reuse_port=reuse_port
             )
-            self._servers.append(bound)
-        at: int = self._servers[0].sockets[0].getsockname()[1]
-        return at
+            self._servers.append(server)
+        bound_port: int = self._servers[0].sockets[0].getsockname()[1]
+        return bound_port
 
     @property
     def fds(self) -> Sequence[int]:
@@ -82,6 +81,12 @@ class ListenSockets:
         if self._closing_task is not None:
             await asyncio.shield(self._closing_task)
 
+    def _build_protocol(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        if self._tls is None:
+            return self._protocol_factory()
+        return _TlsHandshake(self._protocol_factory, self._tracker, self._tls)
+
     async def _close_later(self) -> None:
         for _ in range(_PENDING_ACCEPT_TURNS):
             await asyncio.sleep(0)
@@ -92,13 +97,88 @@ class ListenSockets:
             server.close()
 
 
-def _make_reloadable_context(get_context: Callable[[], ssl.SSLContext | None]) -> ssl.SSLContext:
-    """Make a context that takes the certificate of ``get_context`` for each connection."""
+class _TlsHandshake(asyncio.Protocol):
+    """A connection from its accept to the end of its TLS handshake."""
 
-    def choose(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
-        del name, context
-        connection.context = get_context()
+    def __init__(
+        self,
+        protocol_factory: _ProtocolFactory,
+        tracker: ConnectionTracker,
+        tls: ssl.SSLContext,
+    ) -> None:
+        self._protocol_factory = protocol_factory
+        self._tracker = tracker
+        self._tls = tls
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._early_data = b""
+        """What came before the next protocol was there to receive it."""
+        self.peer = ""
+        """The client's address."""
 
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.sni_callback = choose
-    return made
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+        self.peer = get_peer_address(transport)
+        if self._tracker.admit(self):
+            coroutine = self._shake_hands(self._transport)
+            self._task = asyncio.get_running_loop().create_task(coroutine)
+        else:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol; during the handshake, only ``_shake_hands`` learns of it."""
+        del exc
+        self._end()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._early_data += data
+
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        """Do the handshake, then hand the connection to its protocol."""
+        loop, time_limit = asyncio.get_running_loop(), self._tracker.limits.tls_handshake_timeout
+        started = loop.time()
+        loop.call_soon(self._pass_early_data, transport)
+        try:
+            encrypted = await loop.start_tls(
+                transport, self, self._tls, server_side=True, ssl_handshake_timeout=time_limit
+            )
+        except OSError:
+            if loop.time() - started >= time_limit:
+                self._tracker.count_refused("tls_handshake")
+            encrypted = None
+        finally:
+            is_open = self._end()
+        if encrypted is None or not is_open or transport.is_closing():
+            transport.abort()
+            return
+        protocol = self._protocol_factory()
+        encrypted.set_protocol(protocol)
+        protocol.connection_made(encrypted)
+        if self._early_data:
+            protocol.data_received(self._early_data)
+
+    def _pass_early_data(self, transport: asyncio.Transport) -> None:
+        """Give what came before ``start_tls`` to the TLS protocol, before it begins."""
+        size = len(self._early_data)
+        if size and not transport.is_closing():
+            tls_protocol = cast("asyncio.BufferedProtocol", transport.get_protocol())
+            cast("memoryview", tls_protocol.get_buffer(size))[:size] = self._early_data
+            tls_protocol.buffer_updated(size)
+            self._early_data = b""
+
+    def _end(self) -> bool:
+        """Release the connection; returns whether it was still counted."""
+        if self._transport is None:
+            return False
+        self._transport = self._task = None
+        self._tracker.release(self)
+        return True

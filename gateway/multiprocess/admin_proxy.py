@@ -4,7 +4,6 @@ The processes check the key and validate requests themselves.
 """
 
 import asyncio
-import logging
 import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -18,7 +17,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.admin import status as admin_status
-from gateway.http_server.sockets import ListenSockets
+from gateway.admin.api import CONNECTION_LIMITS
+from gateway.http_server.aiohttp_listener import ApplicationListener
 from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
@@ -229,34 +229,20 @@ class AdminProxy:
         self._describe_config = describe_config
         self._retired_metrics = MetricsPage()
         self._last_metrics: dict[ServingProcess, MetricsPage] = {}
-        self._sockets: ListenSockets | None = None
         application = web.Application(client_max_size=_MAX_BODY_SIZE)
         application.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(
-            application,
-            handle_signals=False,
-            handler_cancellation=True,
-            access_log=None,
-            logger=logging.getLogger("interlingua.http"),
-            auto_decompress=False,
-            shutdown_timeout=1.0,
-        )
+        self._listener = ApplicationListener(application, CONNECTION_LIMITS)
 
     async def listen(self) -> str:
         """Bind; returns the URL. Raises OSError."""
         host, port = split_address(self._address)
-        await self._runner.setup()
-        assert self._runner.server is not None  # noqa: S101 - it was set up
-        self._sockets = ListenSockets(self._runner.server)
-        bound_port = await self._sockets.listen(host, port)
+        bound_port = await self._listener.listen(host, port)
         display_host = f"[{host}]" if ":" in host else host
         return f"http://{display_host}:{bound_port}"
 
     async def close(self) -> None:
         """Stop listening and close connections."""
-        if self._sockets is not None:
-            await self._sockets.wait_closed()
-        await self._runner.cleanup()
+        await self._listener.close()
 
     def forget_process(self, process: ServingProcess) -> None:
         """Keep the counters of a process that has ended."""

@@ -54,6 +54,7 @@ from protocols.core.interfaces import (
     Clock,
     Headers,
     HttpResponse,
+    RoutingInfo,
     SupportsTokenize,
 )
 
@@ -242,16 +243,21 @@ class RequestHandler:
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
-            body = await http.body(self._settings.max_body_size)
-            if "content-encoding" in headers:
-                body = self._decompress_body(http, body)
+            if match.endpoint.method != "GET":  # the body of a GET request is not read
+                body = await http.body(self._settings.max_body_size)
+                if "content-encoding" in headers:
+                    body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
             recorder.record_request(adapter, client_request, principal, http.peer)
             if match.endpoint.task in _MODEL_TASKS:
+                if len(body) < _LARGE_BODY:
+                    info = adapter.read_routing_info(client_request)
+                else:
+                    info = await asyncio.to_thread(adapter.read_routing_info, client_request)
                 routed = RoutedRequest(
                     adapter,
                     client_request,
-                    adapter.read_routing_info(client_request),
+                    info,
                     self._make_context(client_request, recorder, record),
                     request.writer,
                     record,
@@ -261,7 +267,7 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                self._send_info(adapter, client_request, request)
+                await self._send_info(adapter, client_request, request)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
@@ -301,16 +307,22 @@ class RequestHandler:
             record.key = principal.name
         return principal
 
-    def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+    async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
+        """Decode the body in a thread: a small one may become a large one."""
         encoding = http.headers["content-encoding"]
-        return decompress_body(body, encoding, self._settings.max_body_size) if encoding else body
+        if not encoding:
+            return body
+        return await asyncio.to_thread(
+            decompress_body, body, encoding, self._settings.max_body_size
+        )
 
-    def _send_info(
+    async def _send_info(
         self, adapter: ClientAdapter, client_request: ClientRequest, request: ActiveRequest
     ) -> None:
         """Answer a request that needs no model."""
         if client_request.endpoint.task == "stop":
-            self._cancel_request(adapter, client_request, request.record)
+            info = await asyncio.to_thread(adapter.read_routing_info, client_request)
+            self._cancel_request(adapter, info, request.record)
         response = adapter.handle_info_request(client_request, self._router)
         send_reply(request.writer, response, request.record)
 
@@ -342,15 +354,14 @@ class RequestHandler:
         return route
 
     def _cancel_request(
-        self, adapter: ClientAdapter, client_request: ClientRequest, record: RequestRecord
+        self, adapter: ClientAdapter, info: RoutingInfo, record: RequestRecord
     ) -> None:
         """Cancel a running request of the same API key, by the client's id for it.
 
         Raises ModelNotFound or RequestNotFound.
         """
-        routing_info = adapter.read_routing_info(client_request)
-        self._router.find_model(routing_info.model, routing_info.version)
-        client_id = routing_info.client_id or ""
+        self._router.find_model(info.model, info.version)
+        client_id = info.client_id or ""
         responder = (
             self.dispatcher.named_requests.get((adapter.name, record.key, client_id))
             if client_id
@@ -415,7 +426,11 @@ async def _tokenize(request: RoutedRequest, route: Route) -> None:
         raise UnsupportedFeature(
             f"the model {route.model.info.name!r} does not support tokenization"
         )
-    text = adapter.read_text(client_request)
+    text = (
+        await asyncio.to_thread(adapter.read_text, client_request)
+        if context.offload_to_thread
+        else adapter.read_text(client_request)
+    )
     try:
         async with asyncio.timeout(context.deadline.remaining()):
             tokens = await backend.tokenize(text, context)

@@ -89,9 +89,11 @@ def decompress_body(body: bytes, encoding: str, limit: int) -> bytes:
         case _:
             raise ClientError("unsupported content encoding: use gzip, deflate or identity")
     try:
-        out = stream.decompress(body, limit + 1)
+        data = stream.decompress(body, limit + 1)
     except zlib.error:
         raise MalformedRequest(f"the body is not {encoding}", problem="encoding") from None
-    if len(out) > limit:
+    if len(data) > limit:
         raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
-    return out
+    if body and not stream.eof:
+        raise MalformedRequest(f"the {encoding} body ends early", problem="encoding")
+    return data

@@ -20,6 +20,7 @@ from gateway.config.registry import load_symbol
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
 from gateway.http_server.listener import LISTENER_CLASSES, Listener
+from gateway.http_server.overload import BodyBudget
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
 from gateway.pipeline.handler import GatewayServices
@@ -27,7 +28,7 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.runtime.build import build_connection_limits
+from gateway.runtime.build import build_connection_limits, compute_body_budget
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 from gateway.runtime.shutdown import drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -231,6 +232,7 @@ class Gateway:
         self.listener_urls: dict[listeners.ListenerId, str] = {}
         """The URL of each bound listener."""
         self._is_draining = False
+        self._body_budget = BodyBudget(compute_body_budget(config.limits))
         self._retire_tasks: set[asyncio.Task[None]] = set()
         self._closing_backends: list[Backend] = []
         self._closing_listeners: list[Listener] = []
@@ -258,6 +260,11 @@ class Gateway:
     def backends(self) -> dict[str, Backend]:
         """The current backends by name."""
         return self._current.backends
+
+    @property
+    def admin_server(self) -> "AdminServer | None":
+        """The admin listener, if there is one."""
+        return self._admin_server
 
     def _list_leased_counters(self) -> Sequence[LeasedCounter]:
         """The leased counters of the current rate limiter."""
@@ -462,6 +469,7 @@ class Gateway:
         ]
         self._closing_listeners += removed_listeners
         limits = build_connection_limits(snapshot.config.limits)
+        self._body_budget.limit = compute_body_budget(snapshot.config.limits)
         for listener_id, listener in self.listeners.items():
             snapshot.handlers[listener_id].adopt_running(previous.handlers[listener_id])
             listener.handle_request = snapshot.get_handler(listener_id)
@@ -519,7 +527,9 @@ class Gateway:
         listener = cast(
             "Listener",
             listener_class(
-                snapshot.get_handler(listener_id), build_connection_limits(snapshot.config.limits)
+                snapshot.get_handler(listener_id),
+                build_connection_limits(snapshot.config.limits),
+                self._body_budget,
             ),
         )
         listener.is_draining = self._is_draining

@@ -30,8 +30,8 @@ def tune_gc() -> None:
 
 # The limit of open files and sockets.
 
-_RESERVED_FDS: Final = 64
-"""Descriptors reserved for files, logs and listening sockets."""
+_RESERVED_FDS: Final = 128
+"""Descriptors reserved for files, logs, listening sockets and the admin listener's connections."""
 
 
 def raise_fd_limit() -> None:

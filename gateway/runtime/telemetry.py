@@ -16,6 +16,7 @@ from gateway.runtime.reload import ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 
 if TYPE_CHECKING:
+    from gateway.admin.api import AdminServer
     from gateway.observability.metrics.requests import MetricsCollector
     from gateway.observability.metrics.system import ProcessCollector
     from gateway.observability.usage import UsageRecorder
@@ -175,6 +176,10 @@ class ServingState(Protocol):
     def listeners(self) -> Mapping[config_listeners.ListenerId, Listener]:
         """The current listeners."""
 
+    @property
+    def admin_server(self) -> "AdminServer | None":
+        """The admin listener, if there is one."""
+
 
 def set_up_process_metrics(
     metrics: "MetricsCollector", state: ServingState, *, vllm: bool
@@ -185,6 +190,7 @@ def set_up_process_metrics(
     """
     from gateway.observability.metrics.requests import RunningRequestCollector  # noqa: PLC0415 - as above
     from gateway.observability.metrics.system import (  # noqa: PLC0415 - as above
+        ListenerStats,
         ProcessCollector,
         RateLimitCollector,
     )
@@ -200,11 +206,14 @@ def set_up_process_metrics(
             for handler in snapshot.handlers.values():
                 yield from (request.record for request in handler.dispatcher.running_requests)
 
-    def get_listeners() -> Mapping[str, Listener]:
-        return {
+    def get_listeners() -> Mapping[str, ListenerStats]:
+        stats: dict[str, ListenerStats] = {
             config_listeners.listener_name(listener_id): listener
             for listener_id, listener in state.listeners.items()
         }
+        return (
+            stats if state.admin_server is None else stats | {"admin": state.admin_server.listener}
+        )
 
     running = RunningRequestCollector(get_records, get_queued_ids)
     process = ProcessCollector(get_listeners)

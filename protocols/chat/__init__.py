@@ -3,6 +3,7 @@
 params           parameter tables, and readers of JSON fields with their error texts
 messages         messages and content parts, read and written
 tools            tools, tool_choice, functions
+field_types      types of fields that may be passed through
 response_format  guided decoding and structured output fields
 requests         client JSON to the internal request
 responses        events to JSON and SSE
@@ -10,6 +11,5 @@ embeddings       embedding responses, both ways
 decoder          worker responses to events
 errors           error bodies for clients; error bodies of workers
 upstream         requests to workers, worker profiles, unsupported parameters
-passthrough      requests and responses forwarded unchanged between equal protocols
 openapi          schemas of requests and responses
 """

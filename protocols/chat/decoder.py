@@ -5,10 +5,10 @@ import binascii
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 
 from protocols.chat.errors import raise_worker_error
 from protocols.core import sse
@@ -140,13 +140,91 @@ class WireEmbeddingResponse(Struct):
     usage: WireUsage | None = None
 
 
+class TextChunkDelta(Struct, gc=False):
+    """The delta of a text chunk."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    tool_calls: Annotated[list[Raw], Meta(max_length=0)] | None = None
+    function_call: None = None
+
+
+class TextChunkChoice(Struct, gc=False):
+    """The choice of a text chunk."""
+
+    index: Literal[0] | None = 0
+    delta: TextChunkDelta | None = None
+    text: str | None = None
+    finish_reason: None = None
+    message: None = None
+
+
+class TextChunk(Struct, gc=False):
+    """A chunk of the first choice with a piece of text, as most are; log probabilities are skipped.
+
+    Its decoder accepts no other chunk, so that nothing else has to be looked at.
+    """
+
+    choices: tuple[TextChunkChoice]
+    id: str | None = None
+    model: str | None = None
+    usage: None = None
+    error: None = None
+
+
+class _BareTextChunkChoice(TextChunkChoice, gc=False):
+    logprobs: None = None
+    token_ids: None = None
+
+
+class _BareTextChunk(TextChunk, gc=False):
+    """A text chunk without log probabilities."""
+
+    choices: tuple[_BareTextChunkChoice]
+
+
+_decode_text_chunks = msgspec.json.Decoder(_BareTextChunk).decode_lines
+
+
+def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
+    """Add the events of text chunks."""
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        delta = choice.delta
+        if delta is None:
+            text = choice.text
+        else:
+            text = delta.content
+            if reasoning := delta.reasoning_content or delta.reasoning:
+                events.append(ReasoningDelta(reasoning))
+        if text:
+            events.append(TextDelta(text))
+
+
+class WireEmbeddingItem(Struct):
+    """One embedding, without its vector."""
+
+    index: int | None = None
+
+
+class WireEmbeddingSummary(Struct):
+    """A response to an embeddings request, without the vectors."""
+
+    data: list[WireEmbeddingItem]
+    model: Any = None
+    usage: WireUsage | None = None
+
+
 decode_response = msgspec.json.Decoder(WireResponse).decode
+decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
 decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 
-def read_text(got: Any) -> str | None:
+def read_text(value: Any) -> str | None:
     """The value, if it is a string."""
-    return got if isinstance(got, str) else None
+    return value if isinstance(value, str) else None
 
 
 def read_metadata(wire: WireResponse) -> ResponseMetadata:
@@ -163,13 +241,18 @@ def read_usage(usage: WireUsage, *, embeds: bool = False) -> Usage | None:
     """The usage reported by the worker, or None."""
     if usage.prompt_tokens is None or (usage.completion_tokens is None and not embeds):
         return None
-    prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
-    thought = answer.reasoning_tokens if answer else usage.reasoning_tokens
+    prompt_details, completion_details = (
+        usage.prompt_tokens_details,
+        usage.completion_tokens_details,
+    )
+    reasoning_tokens = (
+        completion_details.reasoning_tokens if completion_details else usage.reasoning_tokens
+    )
     return Usage(
         usage.prompt_tokens,
         usage.completion_tokens or 0,
-        prompt.cached_tokens if prompt else None,
-        thought or None,
+        prompt_details.cached_tokens if prompt_details else None,
+        reasoning_tokens or None,
     )
 
 
@@ -259,8 +342,8 @@ def _read_token_bytes(token: str, data: list[int] | None) -> bytes | None:
     """A token's bytes, if its text does not represent them."""
     if data is None or any(not 0 <= byte <= 255 for byte in data):  # noqa: PLR2004 - a byte
         return None
-    found = bytes(data)
-    return None if found == token.encode() else found
+    token_bytes = bytes(data)
+    return None if token_bytes == token.encode() else token_bytes
 
 
 def read_content_parts(
@@ -411,6 +494,7 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
+_CHUNKS_PER_BATCH: Final = 32
 
 
 class _ChoiceState:
@@ -423,6 +507,36 @@ class _ChoiceState:
         self.tool_calls = ToolCallAssembler(index)
         self.is_ended = False
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
+
+
+class EmbeddingCounter:
+    """Decodes only the number, the model and the usage of embeddings."""
+
+    def __init__(self, input_count: int, complaint: Callable[[bytes], None]) -> None:
+        self._input_count = input_count
+        self._raise_if_error = complaint
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        self._body += data
+        return ()
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        body = bytes(self._body)
+        if not body.strip():
+            raise StreamBroken("The worker's answer is empty.")
+        try:
+            wire = decode_embedding_summary(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            self._raise_if_error(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        if len(wire.data) != self._input_count:
+            raise WorkerFailed("The worker did not answer each input with one vector.")
+        usage = None if wire.usage is None else read_usage(wire.usage, embeds=True)
+        metadata = ResponseMetadata(read_text(wire.model))
+        return [metadata, *([] if usage is None else [usage]), StreamEnd()]
 
 
 class GenerationDecoder:
@@ -453,27 +567,27 @@ class GenerationDecoder:
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
         self._pending_error: GatewayError | None = None
+        self._accepts_texts = False
+        """Whether the first choice has begun and not ended, so that text chunks may follow."""
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
         payloads = self._sse_parser.feed(self._body_reader.feed(data))
-        events, self._pending_error = sse.collect_events(payloads, self._read_payload)
-        return events
-
-    def read_event(self, payload: bytes, events: list[Event]) -> None:
-        """Decode the data of one complete event.
-
-        Raises at once what ``feed`` would raise after the events before it.
-        """
-        self._body_reader.is_detected = True
-        before = len(events)
+        events: list[Event] = []
         try:
-            self._read_payload(payload, events)
-        except GatewayError:
-            del events[before:]
-            raise
+            if type(payloads) is list:
+                for start in range(0, len(payloads), _CHUNKS_PER_BATCH):
+                    self._read_payloads(payloads[start : start + _CHUNKS_PER_BATCH], events)
+            else:
+                for payload in payloads:
+                    self._read_payload(payload, events)
+        except GatewayError as error:
+            if not events:
+                raise
+            self._pending_error = error
+        return events
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
@@ -481,9 +595,9 @@ class GenerationDecoder:
             raise self._pending_error
         if self._is_done:
             return ()
-        if (whole := self._body_reader.unary_body) is not None:
+        if (body := self._body_reader.unary_body) is not None:
             events: list[Event] = []
-            self._read_json(bytes(whole), events, whole=True)
+            self._read_json(bytes(body), events, is_unary=True)
             return [*events, *self._build_end_events()]
         try:
             self._sse_parser.close()
@@ -498,11 +612,35 @@ class GenerationDecoder:
 
     # --- a stream ---------------------------------------------------------------------------------
 
+    def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
+        """Decode text chunks together; halve the batch until the other chunks are found."""
+        if len(payloads) == 1:
+            self._read_payload(payloads[0], events)
+        elif not self._read_texts(payloads, events):
+            middle = len(payloads) // 2
+            self._read_payloads(payloads[:middle], events)
+            self._read_payloads(payloads[middle:], events)
+
+    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> bool:
+        """Decode these chunks if all are text chunks of a choice that goes on."""
+        if not self._accepts_texts:
+            return False
+        try:
+            chunks = _decode_text_chunks(b"\n".join(payloads))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        if len(chunks) != len(payloads):
+            return False
+        read_text_chunks(chunks, events)
+        return True
+
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
-        if self._is_done or not (said := payload.strip()):
+        if self._read_texts((payload,), events):
             return
-        if said != _DONE_PAYLOAD:
-            self._read_json(payload, events, whole=False)
+        if self._is_done or not (text := payload.strip()):
+            return
+        if text != _DONE_PAYLOAD:
+            self._read_json(payload, events, is_unary=False)
             return
         if self._end_closes_tool_calls:
             events += self._end_tool_calling_choices()
@@ -512,17 +650,17 @@ class GenerationDecoder:
 
     def _end_tool_calling_choices(self) -> list[Event]:
         """End the choices whose last event was a tool call."""
-        ended: list[Event] = []
+        events: list[Event] = []
         for index, choice in self._choices.items():
             if not choice.is_ended and choice.tool_calls.started_count:
                 choice.is_ended = True
                 choice.tool_calls.close()
-                ended.append(ChoiceEnd("tool_calls", index))
-        return ended
+                events.append(ChoiceEnd("tool_calls", index))
+        return events
 
     def _is_complete(self) -> bool:
-        ended = self._count_ended()
-        return ended == len(self._choices) and ended >= self._request.choice_count
+        ended_count = self._count_ended()
+        return ended_count == len(self._choices) and ended_count >= self._request.choice_count
 
     def _count_ended(self) -> int:
         """The number of ended choices."""
@@ -536,7 +674,7 @@ class GenerationDecoder:
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read_json(self, body: bytes, events: list[Event], *, whole: bool) -> None:
+    def _read_json(self, body: bytes, events: list[Event], *, is_unary: bool) -> None:
         try:
             wire = decode_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -545,48 +683,32 @@ class GenerationDecoder:
         if wire.choices is None or wire.error is not None:
             self._raise_if_error(body)
         choices = wire.choices or []
-        if self._has_metadata and len(choices) == 1 and self._is_text(wire, choices[0], events):
-            return
-        if whole and not choices:
+        if is_unary and not choices:
             raise WorkerFailed("The worker's answer has no choices.")
         self._add_metadata(wire, events)
         usage = None if wire.usage is None else read_usage(wire.usage)
         counts = (
             split_token_count(choices, usage.completion_tokens)
-            if whole and usage is not None
+            if is_unary and usage is not None
             else None
         )
         for position, choice in enumerate(choices):
-            index = position if choice.index is None and whole else choice.index or 0
-            known = self._get_choice(index)
+            index = position if choice.index is None and is_unary else choice.index or 0
+            state = self._get_choice(index)
             self._read_choice(
-                choice, known, events, count=1 if counts is None else counts[position]
+                choice, state, events, count=1 if counts is None else counts[position]
             )
-            if (choice.finish_reason or whole) and not known.is_ended:
-                events.append(self._finish_choice(choice, known))
+            if (choice.finish_reason or is_unary) and not state.is_ended:
+                events.append(self._finish_choice(choice, state))
         self._add_usage(usage, events)
-
-    def _is_text(self, wire: WireResponse, choice: WireChoice, events: list[Event]) -> bool:
-        """Decode a chunk that only has a piece of text, as most do; returns whether it was one."""
-        known = self._choices.get(choice.index or 0)
-        if (
-            known is None
-            or known.is_ended
-            or known.pending_prompt is not None
-            or wire.usage is not None
-        ):
-            return False
-        index, delta = choice.index, choice.delta
-        if delta is None:
-            alone = WireChoice(index, text=choice.text)
-        else:
-            alone = WireChoice(index, WireDelta(delta.content))
-        text = choice.text if delta is None else delta.content
-        if type(text) is not str or choice != alone:
-            return False
-        if text:
-            events.append(TextDelta(text, known.index))
-        return True
+        first = self._choices.get(0)
+        self._accepts_texts = (
+            self._has_metadata
+            and self._request.logprobs is None
+            and first is not None
+            and not first.is_ended
+            and first.pending_prompt is None
+        )
 
     def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
         """Store the running usage, if the chunk has it."""
@@ -602,10 +724,10 @@ class GenerationDecoder:
         events.append(read_metadata(wire))
 
     def _get_choice(self, index: int) -> _ChoiceState:
-        known = self._choices.get(index)
-        if known is None:
-            known = self._choices[index] = _ChoiceState(index, self._find_echoed_prompt(index))
-        return known
+        state = self._choices.get(index)
+        if state is None:
+            state = self._choices[index] = _ChoiceState(index, self._find_echoed_prompt(index))
+        return state
 
     def _find_echoed_prompt(self, index: int) -> str | None:
         """The prompt that the worker will return before a choice."""
@@ -619,26 +741,26 @@ class GenerationDecoder:
     def _read_choice(
         self, wire: WireChoice, choice: _ChoiceState, events: list[Event], *, count: int
     ) -> None:
-        said: list[Event] = []
+        own_events: list[Event] = []
         text, delta = wire.text or "", wire.delta or wire.message
         if delta is not None:
-            thought = delta.reasoning_content or delta.reasoning
-            if thought and isinstance(thought, str):
-                said.append(ReasoningDelta(thought, choice.index))
+            reasoning = delta.reasoning_content or delta.reasoning
+            if reasoning and isinstance(reasoning, str):
+                own_events.append(ReasoningDelta(reasoning, choice.index))
             content = delta.content
             if isinstance(content, list):
-                text = read_content_parts(content, choice.index, said)
+                text = read_content_parts(content, choice.index, own_events)
             else:
                 text = content or ""
-        said += self._build_text_events(wire, choice, text, count=count)
+        own_events += self._build_text_events(wire, choice, text, count=count)
         if delta is not None:
             if delta.refusal:
-                said.append(RefusalDelta(delta.refusal, choice.index))
+                own_events.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
-                said += choice.tool_calls.read_delta(delta)
-        if said and choice.is_ended:
+                own_events += choice.tool_calls.read_delta(delta)
+        if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
-        events += said
+        events += own_events
 
     def _build_text_events(
         self, wire: WireChoice, choice: _ChoiceState, text: str, *, count: int
@@ -649,9 +771,9 @@ class GenerationDecoder:
             return []
         index, prompt, choice.pending_prompt = choice.index, choice.pending_prompt, None
         if prompt is not None and text.startswith(prompt):
-            kept = count_echoed_tokens(prompt, logprobs)
-            echo = PromptEcho(index, prompt, logprobs[:kept])
-            text, logprobs = text[len(prompt) :], logprobs[kept:]
+            echoed_count = count_echoed_tokens(prompt, logprobs)
+            echo = PromptEcho(index, prompt, logprobs[:echoed_count])
+            text, logprobs = text[len(prompt) :], logprobs[echoed_count:]
             if not text and not logprobs:
                 return [echo]
             return [echo, TextDelta(text, index, len(logprobs) or len(ids) or count, ids, logprobs)]

@@ -58,11 +58,13 @@ def format_object(keys: tuple[str, ...], values: Mapping[str, bytes]) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _build_object_template(keys: tuple[str, ...], said: tuple[str, ...]) -> tuple[bytes, list[str]]:
+def _build_object_template(
+    keys: tuple[str, ...], names: tuple[str, ...]
+) -> tuple[bytes, list[str]]:
     """A template of the object, and the keys that it has."""
-    present = [key for key in keys if key in said]
-    members = [b'"%b":%%b' % key.encode().replace(b"%", b"%%") for key in present]
-    return b"{%b}" % b",".join(members), present
+    present = [key for key in keys if key in names]
+    fields = [b'"%b":%%b' % key.encode().replace(b"%", b"%%") for key in present]
+    return b"{%b}" % b",".join(fields), present
 
 
 ObjectFactory = Callable[..., Struct]
@@ -72,25 +74,25 @@ MappingFactory = Callable[[Mapping[str, Any]], Struct]
 
 
 @lru_cache(maxsize=256)
-def create_object_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> ObjectFactory:
+def create_object_factory(keys: tuple[str, ...], *constants: tuple[str, bytes]) -> ObjectFactory:
     """A factory of objects with ``keys`` in their order; ``known`` are constant values, as JSON.
 
     The result is cached for all styles with the same keys.
     """
-    values = dict(known)
+    values = dict(constants)
     fields = [(key, Any, Raw(values[key]) if key in values else UNSET) for key in keys]
     return msgspec.defstruct("Shaped", fields)
 
 
 @lru_cache(maxsize=256)
-def create_mapping_factory(keys: tuple[str, ...], *known: tuple[str, bytes]) -> MappingFactory:
+def create_mapping_factory(keys: tuple[str, ...], *constants: tuple[str, bytes]) -> MappingFactory:
     """A factory of the same objects, from mappings that may have other keys."""
-    names, made = frozenset(keys), create_object_factory(keys, *known)
+    names, create_object = frozenset(keys), create_object_factory(keys, *constants)
 
     def shaped(values: Mapping[str, Any]) -> Struct:
         if not names.issuperset(values):
             values = {key: value for key, value in values.items() if key in names}
-        return made(**values)
+        return create_object(**values)
 
     return shaped
 
@@ -423,26 +425,26 @@ def create_header_builder(
 
     ``headers`` are added to those of the style.
     """
-    began = 0.0 if style.elapsed_header is None else about.clock()
-    return partial(_build_headers, style, about, headers, began)
+    started_at = 0.0 if style.elapsed_header is None else about.clock()
+    return partial(_build_headers, style, about, headers, started_at)
 
 
 def _build_headers(
     style: ResponseStyle,
     about: ResponseContext,
     headers: Headers,
-    began: float,
+    started_at: float,
     first: Headers = (),
 ) -> Headers:
-    told = first + style.headers
+    all_headers = first + style.headers
     if style.version_header is not None:
-        told += ((style.version_header, about.version),)
+        all_headers += ((style.version_header, about.version),)
     if headers:
-        told += headers
+        all_headers += headers
     if style.elapsed_header is not None:
-        elapsed = about.clock() - began
-        told += ((style.elapsed_header, str(int(elapsed * 1000))),)
-    return told
+        elapsed = about.clock() - started_at
+        all_headers += ((style.elapsed_header, str(int(elapsed * 1000))),)
+    return all_headers
 
 
 def count_choices_per_index(style: ResponseStyle, request: GenerationRequest) -> int:
@@ -462,16 +464,16 @@ def build_choice_fields(
 
 def build_unary_response(
     shapes: ResponseFactories,
-    answer: UnaryResponse,
+    response: UnaryResponse,
     choices: list[Struct],
     shared: Mapping[str, str | int],
 ) -> HttpResponse:
     """The unary response."""
     values: dict[str, Any] = {**shared, "choices": choices}
-    if answer.usage is not None:
-        values["usage"] = build_usage(answer.usage)
-    if answer.metadata.fingerprint is not None:
-        values["system_fingerprint"] = answer.metadata.fingerprint
+    if response.usage is not None:
+        values["usage"] = build_usage(response.usage)
+    if response.metadata.fingerprint is not None:
+        values["system_fingerprint"] = response.metadata.fingerprint
     return HttpResponse(200, encode_json(shapes.response(values)))
 
 
@@ -497,6 +499,8 @@ class ChunkWriter:
         self._usage: Usage | None = None
         self._pending_finish: tuple[int, bytes, dict[str, bytes]] | None = None
         self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self.text_templates: dict[int, tuple[bytes, bytes]] = {}
+        """Chunks of a text without log probabilities, split at the text, of choices with text."""
 
     def build_template(self, index: int) -> tuple[bytes, bytes]:
         """The chunk of this choice, split where its delta or text belongs."""
@@ -518,28 +522,32 @@ class ChunkWriter:
         """A choice's last chunk, held back if usage will go into it."""
         if self._usage_mode not in ("finish", "each"):
             return self.write_chunk(index, body, **more)
-        before = self._write_pending_finish()
+        pending = self._write_pending_finish()
         self._pending_finish = index, body, more
-        return before
+        return pending
 
     def set_usage(self, usage: Usage) -> None:
         """Store the usage."""
         self._usage = usage
         if self._usage_mode == "each":
-            self._templates.clear()
+            self._clear_templates()
 
     def set_metadata(self, served: ResponseMetadata) -> None:
         """Store the worker's fingerprint."""
         if served.fingerprint is not None:
             self._common_fields["system_fingerprint"] = encode_json(served.fingerprint)
-            self._templates.clear()
+            self._clear_templates()
+
+    def _clear_templates(self) -> None:
+        self._templates.clear()
+        self.text_templates.clear()
 
     def write_end(self) -> bytes:
         """The remaining chunks: a finish chunk held back, the usage chunk, the end marker."""
-        last = self._write_pending_finish(final=True)
+        chunks = self._write_pending_finish(final=True)
         if self._writes_total_usage and self._usage is not None:
-            last += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
-        return last + self._response_style.stream_end
+            chunks += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
+        return chunks + self._response_style.stream_end
 
     def _write_pending_finish(self, *, final: bool = False) -> bytes:
         if self._pending_finish is None:
@@ -610,8 +618,21 @@ class ChatEncoder:
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        write = self._encode_event
-        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
+        templates = self._chunk_writer.text_templates
+        out: list[bytes] = []
+        for event in events:
+            if (
+                type(event) is TextDelta
+                and event.text
+                and event.index in templates
+                and not event.logprobs
+                and not event.token_ids
+            ):
+                head, tail = templates[event.index]
+                out += (head, encode_json(event.text), tail)
+            else:
+                out.append(self._encode_event(event))
+        return b"".join(out)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -658,22 +679,26 @@ class ChatEncoder:
 
     def _encode_text(self, event: TextDelta) -> bytes:
         index = event.index
-        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        opening = b"" if index in self._open_choices else self._encode_first_delta(index)
         if not event.logprobs and not event.token_ids:
             head, tail = self._chunk_writer.build_template(index)
-            return b'%b%b{"content":%b}%b' % (before, head, encode_json(event.text), tail)
+            head, tail = self._chunk_writer.text_templates[index] = (
+                head + b'{"content":',
+                b"}" + tail,
+            )
+            return b"%b%b%b%b" % (opening, head, encode_json(event.text), tail)
         more = {}
         if event.logprobs:
             more["logprobs"] = encode_json(build_chat_logprobs(event.logprobs))
         if event.token_ids and self._request.response_options.token_ids:
             more["token_ids"] = encode_json(event.token_ids)
         delta = b'{"content":%b}' % encode_json(event.text)
-        return before + self._chunk_writer.write_chunk(index, delta, **more)
+        return opening + self._chunk_writer.write_chunk(index, delta, **more)
 
     def _encode_delta(self, index: int, fields: bytes) -> bytes:
-        before = b"" if index in self._open_choices else self._encode_first_delta(index)
+        opening = b"" if index in self._open_choices else self._encode_first_delta(index)
         head, tail = self._chunk_writer.build_template(index)
-        return b"%b%b{%b}%b" % (before, head, fields, tail)
+        return b"%b%b{%b}%b" % (opening, head, fields, tail)
 
     def _encode_first_delta(self, index: int, *, call: bool = False) -> bytes:
         self._open_choices.add(index)
@@ -777,8 +802,22 @@ class CompletionEncoder:
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        write = self._encode_event
-        return write(events[0]) if len(events) == 1 else b"".join([write(one) for one in events])
+        templates, offsets = self._chunk_writer.text_templates, self._offsets
+        out: list[bytes] = []
+        for event in events:
+            if (
+                type(event) is TextDelta
+                and event.text
+                and event.index in templates
+                and not event.logprobs
+                and not event.token_ids
+            ):
+                head, tail = templates[event.index]
+                offsets[event.index] += len(event.text)
+                out += (head, encode_json(event.text), tail)
+            else:
+                out.append(self._encode_event(event))
+        return b"".join(out)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -825,7 +864,8 @@ class CompletionEncoder:
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(text)
         if not logprobs and not ids:
-            head, tail = self._chunk_writer.build_template(index)
+            template = self._chunk_writer.build_template(index)
+            head, tail = self._chunk_writer.text_templates[index] = template
             return b"%b%b%b" % (head, encode_json(text), tail)
         more = {}
         if logprobs:

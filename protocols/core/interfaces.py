@@ -288,11 +288,12 @@ class SupportsCancel(Protocol):
 
 
 class PassthroughReader(Protocol):
-    """Reads a worker's response that is forwarded unchanged.
+    """Reads a worker's response that is passed through.
 
-    It returns the bytes to forward now (complete events of a stream, or a complete unary response)
-    and the events that they hold. None instead of bytes means that they must not be forwarded: the
-    encoder of the client's protocol encodes the events.
+    It returns the bytes for the client now (complete events of a stream, or a complete unary
+    response) and the events that they hold. Bytes that would break the client's protocol are
+    replaced by those of its encoder. None instead of bytes means that the body has another form
+    than the client asked for: the caller encodes the events.
     """
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:

@@ -109,14 +109,14 @@ class RestrictedAdapter:
         about: ResponseContext,
     ) -> PassthroughRequest | None:
         """See ``SupportsPassthrough``. A request with unsupported parameters is translated."""
-        relay = adapter.prepare_passthrough(client, call, about)
-        if relay is None:
+        passthrough = adapter.prepare_passthrough(client, call, about)
+        if passthrough is None:
             return None
         try:
             request = client.decode_request(call)
         except GatewayError:
             return None
-        return None if self._unsupported(request) else relay
+        return None if self._unsupported(request) else passthrough
 
     def _restrict(self, request: Request) -> Request:
         return remove_parameters(request, self._unsupported(request))
@@ -131,11 +131,11 @@ def remove_parameters(request: Request, paths: Collection[str]) -> Request:
     for path in paths:
         section, _, name = path.rpartition(".")
         if section:
-            holder = getattr(request, section)
-            if holder is None:
+            options = getattr(request, section)
+            if options is None:
                 continue
-            emptied = replace(holder, **{name: _default(holder, name)})
-            request = replace(request, **{section: emptied})
+            cleared = replace(options, **{name: _default(options, name)})
+            request = replace(request, **{section: cleared})
         elif name in _LISTS:
             request = replace(request, **{name: getattr(request, name)[:1]})
         else:
@@ -146,15 +146,15 @@ def remove_parameters(request: Request, paths: Collection[str]) -> Request:
 
 def _is_set(request: Request, path: str) -> bool:
     section, _, name = path.rpartition(".")
-    holder = getattr(request, section, None) if section else request
-    value: Any = getattr(holder, name, None)
+    options = getattr(request, section, None) if section else request
+    value: Any = getattr(options, name, None)
     if name in _LISTS:
         return value is not None and len(value) > 1
     if path == "n":
         return (value or 1) > 1
-    return value is not None and value != _default(holder, name)
+    return value is not None and value != _default(options, name)
 
 
-def _default(holder: Any, name: str) -> Any:
+def _default(options: Any, name: str) -> Any:
     """The value of a field that the client did not set."""
-    return next(one.default for one in fields(holder) if one.name == name)
+    return next(one.default for one in fields(options) if one.name == name)

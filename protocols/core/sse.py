@@ -52,13 +52,13 @@ def split_plain_events(data: bytes) -> list[bytes] | None:
     """
     if not data.startswith(b"data: ") or not data.endswith(b"\n\n"):
         return None
-    said = data[6:-2]
-    if said.find(b"\r") >= 0:
+    lines = data[6:-2]
+    if lines.find(b"\r") >= 0:
         return None
-    if said.find(b"\n") < 0:
-        return [said]
-    found = said.split(b"\n\ndata: ")
-    return found if b"".join(found).find(b"\n") < 0 else None
+    if lines.find(b"\n") < 0:
+        return [lines]
+    payloads = lines.split(b"\n\ndata: ")
+    return payloads if b"".join(payloads).find(b"\n") < 0 else None
 
 
 class ResponseBodyReader(Struct, eq=False):
@@ -157,10 +157,10 @@ class SseParser(Struct, eq=False):
 
     def close(self) -> None:
         """End the stream. Raises StreamBroken inside an event; a stray line is kept."""
-        rest = bytes(self._buffer).strip()
-        if rest and not rest.startswith((b"data", b":", b"event", b"id", b"retry")):
-            self.stray_line = rest
-        elif rest or self._data_lines:
+        remainder = bytes(self._buffer).strip()
+        if remainder and not remainder.startswith((b"data", b":", b"event", b"id", b"retry")):
+            self.stray_line = remainder
+        elif remainder or self._data_lines:
             raise StreamBroken("the worker's stream stopped inside an event")
 
     def _pop_event(self) -> bytes:

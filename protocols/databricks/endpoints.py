@@ -204,7 +204,14 @@ class Databricks(DatabricksUpstream):
             task, stream = _read_task(call, fields), client._is_stream(call, fields)  # noqa: SLF001
         except ClientError:
             return None
-        return upstream.build_passthrough(self._passthrough_rules, call, about, task, stream=stream)
+        return upstream.build_passthrough(
+            self._passthrough_rules,
+            call,
+            about,
+            task,
+            stream=stream,
+            by_prompt=client._indexes_by_prompt,  # noqa: SLF001
+        )
 
 
 def _read_endpoint_name(call: ClientRequest, fields: Mapping[str, Raw]) -> str:

@@ -17,21 +17,18 @@ from protocols.chat import errors
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder
 from protocols.chat.errors import WorkerErrorBody
-from protocols.chat.messages import MessageStyle
-from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
-from protocols.chat.passthrough import (
+from protocols.chat.field_types import (
     INPUTS,
     OPTIONAL_BOOL,
     OPTIONAL_STRING,
     PLAIN_MESSAGES,
     PROMPTS,
     TOOL_FIELDS,
-    PassthroughRule,
-    PassthroughRules,
     build_count_type,
-    create_passthrough_decoder,
     is_valid_chat,
 )
+from protocols.chat.messages import MessageStyle
+from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
 from protocols.chat.responses import create_header_builder
 from protocols.chat.tools import restrict_tools
 from protocols.chat.upstream import (
@@ -42,11 +39,13 @@ from protocols.chat.upstream import (
     remove_parts,
 )
 from protocols.core.errors import ContextTooLong, GatewayError, ModelNotFound, UnsupportedFeature
+from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientRequest,
     PassthroughRequest,
     ResponseContext,
     ResponseDecoder,
+    ResponseEncoder,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
@@ -67,9 +66,15 @@ from protocols.core.request import (
 from protocols.databricks import params
 from protocols.databricks.params import MAX_TOOL_PROPERTIES, MAX_TOOLS
 from protocols.databricks.requests import RequestTask
-from protocols.databricks.responses import RESPONSE_STYLE
+from protocols.databricks.responses import RESPONSE_STYLE, create_generation_encoder
 from protocols.json_body import decode_value
 from protocols.params import Param
+from protocols.passthrough import (
+    PassthroughResponse,
+    PassthroughRule,
+    PassthroughRules,
+    create_passthrough_decoder,
+)
 
 # --- parameters -----------------------------------------------------------------------------------
 #
@@ -362,7 +367,7 @@ def map_worker_error(
 
 # --- pass-through ---------------------------------------------------------------------------------
 #
-# See ``protocols.chat.passthrough``. A request keeps the kind of path that it arrived on, because
+# See ``protocols.passthrough``. A request keeps the kind of path that it arrived on, because
 # the OpenAI-compatible paths treat prompts differently. A body has no model where the path names
 # it. Only fields of the reference pass: a translation puts others into ``extra_params``, and the
 # service rejects ``stream_options``.
@@ -424,35 +429,35 @@ _OPENAI_PATHS: Final[Mapping[RequestTask, str]] = {
 
 def build_passthrough_rules() -> PassthroughRules:
     """Rules for every endpoint: fields that only some support are translated."""
-    taken = build_profile(pay_per_token=False, extra=False)
-    form = partial(PassthroughRule, gateway_fields=_GATEWAY_FIELDS)
-    forms: Mapping[RequestTask, PassthroughRule] = {
-        "chat": form(
+    profile = build_profile(pay_per_token=False, extra=False)
+    rule = partial(PassthroughRule, gateway_fields=_GATEWAY_FIELDS, default_usage="final")
+    rules: Mapping[RequestTask, PassthroughRule] = {
+        "chat": rule(
             path=_INVOCATIONS_PATH,
             field_types=_CHAT_FIELD_TYPES,
-            worker_params=taken.chat,
+            worker_params=profile.chat,
             client_params=params.CHAT_PARAMS,
             is_valid_body=is_valid_chat,
         ),
-        "completion": form(
+        "completion": rule(
             path=_INVOCATIONS_PATH,
             field_types=_COMPLETION_FIELD_TYPES,
-            worker_params=taken.completion,
+            worker_params=profile.completion,
             client_params=params.COMPLETION_PARAMS,
         ),
-        "embedding": form(
+        "embedding": rule(
             path=_INVOCATIONS_PATH,
             field_types=_EMBEDDING_FIELD_TYPES,
-            worker_params=taken.embedding,
+            worker_params=profile.embedding,
             client_params=params.EMBEDDING_PARAMS,
         ),
     }
     return PassthroughRules(
         {
-            **{f"{task} of an endpoint": one for task, one in forms.items()},
-            **{task: replace(one, path=_OPENAI_PATHS[task]) for task, one in forms.items()},
+            **{f"{task} of an endpoint": rule for task, rule in rules.items()},
+            **{task: replace(rule, path=_OPENAI_PATHS[task]) for task, rule in rules.items()},
         },
-        read=partial(
+        create_decoder=partial(
             create_passthrough_decoder,
             complaint=partial(errors.raise_worker_error, judge=map_worker_error),
         ),
@@ -460,12 +465,13 @@ def build_passthrough_rules() -> PassthroughRules:
 
 
 def build_passthrough(
-    relays: PassthroughRules,
+    rules: PassthroughRules,
     call: ClientRequest,
     about: ResponseContext,
     task: RequestTask,
     *,
     stream: bool,
+    by_prompt: bool,
 ) -> PassthroughRequest | None:
     """See ``protocols.core.interfaces.SupportsPassthrough``.
 
@@ -474,8 +480,26 @@ def build_passthrough(
     """
     if about.backend_model in _INVALID_NAMES:
         return None
-    form = f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task
-    streams = stream and task != "embedding"
-    names = {"model": about.backend_model}
-    headers = create_header_builder(RESPONSE_STYLE, about, ())
-    return relays.prepare_passthrough(form, call, about, headers, names=names, stream=streams)
+    return rules.prepare_passthrough(
+        f"{task} of an endpoint" if call.endpoint.operation == "invocations" else task,
+        call,
+        about,
+        PassthroughResponse(
+            create_header_builder(RESPONSE_STYLE, about, ()),
+            partial(_create_passthrough_encoder, about, by_prompt),
+            {"model": about.backend_model},
+        ),
+        stream=stream and task != "embedding",
+    )
+
+
+def _create_passthrough_encoder(
+    about: ResponseContext,
+    by_prompt: bool,  # noqa: FBT001 - given once, for all
+    request: GenerationRequest,
+    worker: ResponseMetadata,
+) -> ResponseEncoder:
+    """See ``protocols.passthrough.EncoderFactory``."""
+    created = about.created if worker.created is None else worker.created
+    about = replace(about, created=created)
+    return create_generation_encoder(request, about, by_prompt=by_prompt, id=worker.id or None)

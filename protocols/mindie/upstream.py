@@ -23,24 +23,18 @@ from msgspec.structs import replace
 from protocols import params
 from protocols import prompt as protocols_prompt
 from protocols.chat import upstream
-from protocols.chat.messages import MessageStyle
-from protocols.chat.passthrough import (
-    JSON_HEADERS,
+from protocols.chat.field_types import (
     OPTIONAL_BOOL,
     PLAIN_MESSAGES,
     TOOL_FIELDS,
-    PassthroughRule,
-    PassthroughRules,
-    build_body_decoder,
     build_count_type,
-    create_passthrough_reader,
     is_valid_chat,
-    list_body_fields,
 )
+from protocols.chat.messages import MessageStyle
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
 from protocols.core.errors import GatewayError, MalformedRequest
-from protocols.core.events import Event, TextDelta, Usage
+from protocols.core.events import Event, ResponseMetadata, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -84,6 +78,17 @@ from protocols.mindie.params import (
 from protocols.mindie.requests import MAX_BEAM_TOKENS, PRIORITY_STEP
 from protocols.mindie.responses import STREAM_CONTENT_TYPE, TextEncoder, build_headers
 from protocols.params import Param
+from protocols.passthrough import (
+    JSON_HEADERS,
+    NameReplacer,
+    PassthroughResponse,
+    PassthroughRule,
+    PassthroughRules,
+    UnaryPassthroughReader,
+    VerbatimStreamReader,
+    build_body_decoder,
+    list_body_fields,
+)
 
 # Parameters that workers accept: the parameter tables of their endpoints.
 #
@@ -555,7 +560,7 @@ def _build_request_id(request: Request) -> str:
     return _INVALID_ID_CHARS.sub("_", request.client_id or "")[:_MAX_ID_LENGTH]
 
 
-# Pass-through between servers of one release. See ``protocols.chat.passthrough``.
+# Pass-through between servers of one release. See ``protocols.passthrough``.
 #
 # A generate request must already ask for details: without them, neither the end of a stream nor an
 # interrupted response can be detected. A request with a client's id is translated, since workers
@@ -566,6 +571,8 @@ _encode = msgspec.json.Encoder().encode
 _GATEWAY_CHECKED_FIELDS: Final = frozenset({"n", "best_of", "use_beam_search", "stream"})
 """Fields that are checked together with others, or read separately."""
 _GENERATE_FIELDS: Final = {"text_input", "parameters"}
+_FINISH_REASONS: Final = frozenset({b"stop", b"length", b"tool_calls"})
+_EARLY_FINISH_REASONS: Final = frozenset({b"eos_token", b"length"})
 _EVENT_STREAM_HEADERS: Final[Headers] = (("Content-Type", STREAM_CONTENT_TYPE),)
 _INVALID_REQUEST_ID_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_ID_PREFIX_LENGTH: Final = 200
@@ -601,9 +608,10 @@ class MindiePassthrough:
         taken = get_capabilities(setup)
         self._openai_passthrough = PassthroughRules(
             _build_endpoint_rules(setup, taken, chats),
-            read=self._build_openai_decoder,
-            whole=errors.JSON_HEADERS,
-            stream=_EVENT_STREAM_HEADERS,
+            create_decoder=self._build_openai_decoder,
+            finish_reasons=_EARLY_FINISH_REASONS if self._early else _FINISH_REASONS,
+            unary_headers=errors.JSON_HEADERS,
+            stream_headers=_EVENT_STREAM_HEADERS,
         )
         self._text_param_names = {param.wire for param in list_params(setup.profile.text_params)}
         table = list_params(setup.profile.text_params)
@@ -655,27 +663,33 @@ class MindiePassthrough:
         self, variant: str, call: ClientRequest, about: ResponseContext, name: str
     ) -> PassthroughRequest | None:
         headers = build_headers(call)
-        relay = self._openai_passthrough.prepare_passthrough(
+        style = responses.ResponseVariant(is_chat=variant == "chat", early=self._early)
+
+        def create_encoder(request: GenerationRequest, worker: ResponseMetadata) -> ResponseEncoder:
+            created = about.created if worker.created is None else worker.created
+            return responses.OpenAiStyleEncoder(
+                style, replace(request, client_id=name), replace(about, created=created), headers
+            )
+
+        passthrough = self._openai_passthrough.prepare_passthrough(
             variant,
             call,
             about,
-            lambda first: first + headers,
-            names={"model": about.model, "id": name},
+            PassthroughResponse(
+                lambda first: first + headers,
+                create_encoder,
+                {"model": about.model, "id": name},
+            ),
         )
-        if relay is None:
+        if passthrough is None:
             return None
-
-        request = replace(relay.request, client_id=name)
-        form = responses.ResponseVariant(is_chat=variant == "chat", early=self._early)
+        request = replace(cast("GenerationRequest", passthrough.request), client_id=name)
+        wire = passthrough.upstream_request
         return replace(
-            relay,
+            passthrough,
             request=request,
-            upstream_request=replace(
-                relay.upstream_request, headers=(*relay.upstream_request.headers, ("req-id", name))
-            ),
-            create_encoder=lambda: responses.OpenAiStyleEncoder(
-                form, cast("GenerationRequest", request), about, headers
-            ),
+            upstream_request=replace(wire, headers=(*wire.headers, ("req-id", name))),
+            create_encoder=lambda: create_encoder(request, ResponseMetadata()),
         )
 
     def _build_openai_decoder(self, request: GenerationRequest) -> ResponseDecoder:
@@ -721,39 +735,42 @@ class MindiePassthrough:
         call: ClientRequest,
         about: ResponseContext,
     ) -> PassthroughRequest:
-        headers, tally = build_headers(call), _TokenCounter()
+        headers, counter = build_headers(call), _TokenCounter()
         first = _EVENT_STREAM_HEADERS if request.stream else errors.JSON_HEADERS
         names = {"model_name": about.model, "id": request.client_id or ""}
 
-        def passed() -> PassthroughReader:
-            tally.tokens = 0
-            decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), tally)
-            return create_passthrough_reader(request, decoder, names, b"")
+        def create_reader() -> PassthroughReader:
+            counter.tokens = 0
+            decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), counter)
+            if request.stream:
+                return VerbatimStreamReader(decoder, NameReplacer(names))
+            return UnaryPassthroughReader(decoder, NameReplacer(names))
 
-        def encoder() -> ResponseEncoder:
-            made = TextEncoder(self._config.profile, request, about, headers)
-            made.encode_events(
-                [Usage(0, tally.tokens)]
-            )  # reported in the event that ends a cancelled request
-            return made
+        def create_encoder() -> ResponseEncoder:
+            encoder = TextEncoder(self._config.profile, request, about, headers)
+            # Reported in the event that ends a cancelled request.
+            encoder.encode_events([Usage(0, counter.tokens)])
+            return encoder
 
-        return PassthroughRequest(request, wire, lambda: first + headers, passed, encoder)
+        return PassthroughRequest(
+            request, wire, lambda: first + headers, create_reader, create_encoder
+        )
 
 
 class _TokenCountingDecoder:
     """A decoder that counts tokens."""
 
-    def __init__(self, inner: ResponseDecoder, tally: _TokenCounter) -> None:
-        self._inner = inner
-        self._counter = tally
+    def __init__(self, decoder: ResponseDecoder, counter: _TokenCounter) -> None:
+        self._decoder = decoder
+        self._counter = counter
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        return self._count_tokens(self._inner.feed(data))
+        return self._count_tokens(self._decoder.feed(data))
 
     def close(self) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
-        return self._count_tokens(self._inner.close())
+        return self._count_tokens(self._decoder.close())
 
     def _count_tokens(self, events: Sequence[Event]) -> Sequence[Event]:
         self._counter.tokens += sum(one.tokens for one in events if isinstance(one, TextDelta))

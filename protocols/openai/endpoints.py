@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -12,7 +13,6 @@ from protocols.chat import errors, openapi
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder, EmbeddingEncoder
 from protocols.chat.params import invalid_type_error, null_to_none
-from protocols.chat.passthrough import build_openai_passthrough
 from protocols.chat.requests import (
     DEFAULT_REQUEST_RULES,
     RequestRules,
@@ -48,6 +48,7 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
     build_error_responses,
     build_operation,
@@ -56,6 +57,7 @@ from protocols.openapi import (
     parse_types,
     ref,
 )
+from protocols.passthrough import PassthroughResponse
 
 # Rate limits in the headers of every response.
 #
@@ -212,8 +214,8 @@ class OpenAI:
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
-        self._passthrough_rules = build_openai_passthrough(
-            worker_profile, prefix, self._request_writer.forwards_field, DEFAULT_REQUEST_RULES
+        self._passthrough_rules = build_passthrough_rules(
+            worker_profile, prefix, self._request_writer.forwards_field
         )
         self._field_names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
@@ -341,10 +343,17 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        headers = create_header_builder(client._response_style, about, ())  # noqa: SLF001
-        timeout = read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None
+        style = client._response_style  # noqa: SLF001
         return self._passthrough_rules.prepare_passthrough(
-            call.endpoint.operation, call, about, headers, timeout=timeout
+            call.endpoint.operation,
+            call,
+            about,
+            PassthroughResponse(
+                create_header_builder(style, about, ()),
+                partial(create_passthrough_encoder, style, about),
+                {"model": about.model},
+            ),
+            timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
 
     def create_decoder(self, request: Request) -> ResponseDecoder:

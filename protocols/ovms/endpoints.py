@@ -1,13 +1,16 @@
 """OVMS endpoints and the adapter."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from msgspec import json
+from msgspec.structs import replace
 
 from protocols import params
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
+from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -31,6 +34,7 @@ from protocols.ovms.responses import (
     ResponseVariant,
 )
 from protocols.ovms.upstream import OvmsUpstream, build_passthrough
+from protocols.passthrough import PassthroughResponse
 
 _encode = json.Encoder().encode
 _WRONG_ENDPOINT_ERROR = (
@@ -234,7 +238,20 @@ class OVMS(OvmsUpstream):
             or call.endpoint.operation not in self._passthrough
         ):
             return None
-        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, tuple)
+        encoder = partial(self._continue_stream, call, about)
+        response = PassthroughResponse(tuple, encoder, {"model": about.model})
+        return self._passthrough.prepare_passthrough(call.endpoint.operation, call, about, response)
+
+    def _continue_stream(
+        self,
+        call: ClientRequest,
+        about: ResponseContext,
+        request: Request,
+        worker: ResponseMetadata,
+    ) -> ResponseEncoder:
+        """See ``protocols.passthrough.EncoderFactory``."""
+        created = about.created if worker.created is None else worker.created
+        return self.create_encoder(call, request, replace(about, created=created))
 
 
 def _read_path_model(call: ClientRequest) -> str:

@@ -13,19 +13,18 @@ from protocols.chat import errors
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder
 from protocols.chat.errors import WorkerErrorBody
-from protocols.chat.messages import MessageStyle
-from protocols.chat.passthrough import (
+from protocols.chat.field_types import (
     ENCODINGS,
     MESSAGES,
     OPTIONAL_BOOL,
     OPTIONAL_STRING,
     PLAIN_MESSAGES,
+    RESPONSE_FORMAT,
     STREAM_OPTIONS,
     TOOL_FIELDS,
-    PassthroughRule,
-    PassthroughRules,
-    create_passthrough_decoder,
+    is_valid_chat,
 )
+from protocols.chat.messages import MessageStyle
 from protocols.chat.upstream import (
     RequestReducer,
     RequestWriter,
@@ -51,6 +50,11 @@ from protocols.core.request import (
 from protocols.ovms import params
 from protocols.ovms.requests import MAX_IGNORE_EOS_TOKENS, MAX_INPUTS
 from protocols.params import Param
+from protocols.passthrough import (
+    PassthroughRule,
+    PassthroughRules,
+    create_passthrough_decoder,
+)
 
 # What a worker accepts, by release.
 #
@@ -316,7 +320,7 @@ def map_worker_error(
     return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
 
 
-# Pass-through to a worker of the same release. See ``protocols.chat.passthrough``.
+# Pass-through to a worker of the same release. See ``protocols.passthrough``.
 #
 # Parameters that are checked together (beam search and the number of choices) are translated; so is
 # the token count of the first release with ``ignore_eos``.
@@ -337,6 +341,7 @@ _CHAT_FIELD_TYPES: Final = {
     "messages": MESSAGES,
     "stream_options": STREAM_OPTIONS,
     "logprobs": OPTIONAL_BOOL,
+    "response_format": RESPONSE_FORMAT,
 }
 _COMPLETION_FIELD_TYPES: Final = {
     **_COMMON_FIELD_TYPES,
@@ -351,28 +356,28 @@ _EARLY_COMPLETION_FIELD_TYPES: Final = {**_COMMON_FIELD_TYPES, "prompt": _Nonemp
 def build_passthrough(release: str) -> PassthroughRules:
     """Build the pass-through rules for workers of one release."""
     early, profile = release == "2024", WORKER_PROFILES[release]
-    rows = params.EARLY_PARAM_TABLES if early else params.PARAM_TABLES
-    form = partial(
+    tables = params.EARLY_PARAM_TABLES if early else params.PARAM_TABLES
+    rule = partial(
         PassthroughRule,
         gateway_fields=_EARLY_GATEWAY_CHECKED_FIELDS if early else _GATEWAY_CHECKED_FIELDS,
         forwards_field=RequestWriter(profile, _ROOT, powers=False).forwards_field,
-        is_valid_body=_is_stream_supported,
+        is_valid_body=_is_valid_body,
     )
     return PassthroughRules(
         {
-            "chat": form(
+            "chat": rule(
                 path=f"{_ROOT}/chat/completions",
                 field_types=_EARLY_CHAT_FIELD_TYPES if early else _CHAT_FIELD_TYPES,
                 worker_params=profile.chat,
-                client_params=rows["chat"],
+                client_params=tables["chat"],
             ),
-            "completion": form(
+            "completion": rule(
                 path=f"{_ROOT}/completions",
                 field_types=_EARLY_COMPLETION_FIELD_TYPES if early else _COMPLETION_FIELD_TYPES,
                 worker_params=profile.completion,
-                client_params=rows["completion"],
+                client_params=tables["completion"],
             ),
-            "embedding": form(
+            "embedding": rule(
                 path=f"{_ROOT}/embeddings",
                 field_types={
                     "input": _INPUTS_TYPE,
@@ -383,17 +388,18 @@ def build_passthrough(release: str) -> PassthroughRules:
                 client_params=(),
             ),
         },
-        read=partial(
+        create_decoder=partial(
             create_passthrough_decoder,
             complaint=partial(errors.raise_worker_error, judge=map_worker_error),
         ),
-        stream=_EVENT_STREAM_HEADERS,
+        stream_headers=_EVENT_STREAM_HEADERS,
     )
 
 
-def _is_stream_supported(body: Any, fields: AbstractSet[str]) -> bool:
+def _is_valid_body(body: Any, fields: AbstractSet[str]) -> bool:
     """Streams have no log probabilities, and keep their stop strings."""
-    del fields
+    if not is_valid_chat(body, fields):
+        return False
     if getattr(body, "stream", False) is not True:
         return True
     keeps_stop = getattr(body, "include_stop_str_in_output", True) is not False

@@ -103,6 +103,21 @@ class _SingleText(Struct, forbid_unknown_fields=True):
 _decode_single_text = msgspec.json.Decoder(_SingleText).decode
 
 
+class _TextEvent(Struct, forbid_unknown_fields=True):
+    """An event that adds a text and nothing else."""
+
+    text_output: str
+    model_name: str | None = None
+    model_version: str | None = None
+    id: str | None = None
+    sequence_id: int = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+
+_decode_text_event = msgspec.json.Decoder(_TextEvent).decode
+
+
 def _parse_single_text(body: bytes) -> ParsedResponse | None:
     """Decode a response with one text; None if it has another shape or is invalid."""
     try:
@@ -287,6 +302,9 @@ class GenerateDecoder:
         self._token_count: int | None = None
         self._has_metadata = False
         self._pending_error: GatewayError | None = None
+        self._expects_texts = True
+        """Whether no event had more than a text so far; counts, for instance, are in each."""
+        self._accepts_texts = False
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
@@ -352,6 +370,16 @@ class GenerateDecoder:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
+        if self._accepts_texts:
+            try:
+                text = _decode_text_event(body).text_output
+            except JSON_ERRORS:
+                self._accepts_texts = self._expects_texts = False
+            else:
+                if text:
+                    tokens = 1 if self._token_per_event else math.ceil(len(text) / 4)
+                    events.append(TextDelta(text, tokens=tokens))
+                return
         parsed = parse_response(body, self._request, self._output_names)
         self._add_counts(parsed, events)
         if parsed.finish_reasons:
@@ -361,6 +389,17 @@ class GenerateDecoder:
             self._add_choice(parsed, index, text, events)
         if parsed.token_counts and self._request.response_options.usage == "each":
             events += self._build_usage()
+        self._accepts_texts = self._expects_texts and self._has_begun()
+
+    def _has_begun(self) -> bool:
+        """Whether the only choice has begun and not ended."""
+        return (
+            self._choice_count == 1
+            and self._output_names is _DEFAULT_OUTPUT_NAMES
+            and self._has_metadata
+            and 0 in self._seen_choices
+            and 0 not in self._ended_choices
+        )
 
     def _add_counts(self, parsed: ParsedResponse, events: list[Event]) -> None:
         if not self._has_metadata and parsed.model is not None:

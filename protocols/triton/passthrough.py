@@ -26,11 +26,13 @@ from protocols.core.errors import (
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientRequest,
+    PassthroughReader,
     PassthroughRequest,
     ResponseContext,
     UpstreamRequest,
 )
 from protocols.core.request import GenerationRequest
+from protocols.passthrough import NameReplacer, UnaryPassthroughReader, VerbatimStreamReader
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
 from protocols.triton.decoder import FINISH_REASONS
@@ -38,7 +40,6 @@ from protocols.triton.formats import (
     CHUNKED_JSON_HEADERS,
     EVENT_STREAM,
     JSON_HEADERS,
-    encode_json,
 )
 from protocols.triton.params import PROMPT_INPUT, TEXT_OUTPUT, TritonProfile
 from protocols.triton.rapidjson import OrderedFields
@@ -46,14 +47,9 @@ from protocols.triton.responses import GenerateEncoder
 from protocols.triton.tensors import flatten_values
 from protocols.triton.upstream import build_model_path, get_model_name
 
-# Pass-through of responses: the worker's bytes, and what they report of tokens and finish reasons.
-#
 # Responses are not validated: a model may return anything. Only errors are rewritten, in the format
 # of this protocol.
 
-_EVENT_BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
-_BOUNDARY_OVERLAP: Final = 3
-"""The maximum number of bytes of an event boundary."""
 _MAX_EVENT_BYTES: Final = 1 << 24
 """The maximum number of bytes of one event."""
 _MAX_LENIENT_PARSE_BYTES: Final = 1 << 20
@@ -83,29 +79,15 @@ class ModelNames:
     """A model's name at the worker, and its public name."""
 
     def __init__(self, worker: str, client: str) -> None:
-        self._is_renamed = worker != client
         self._client_name = client
         # The name of an instance consists of model, device and number.
         self._quoted_pattern = re.compile(rf"'{re.escape(worker)}(?=(?:_\d+_\d+)?')")
-        self._replacements = [
-            (_encode_model_name(worker, blank), _encode_model_name(client, blank))
-            for blank in (b"", b" ")
-        ]
-
-    def rename_in_body(self, data: bytes) -> bytes:
-        """Replaces names in whole events or a whole body. In JSON text, quotes would be escaped."""
-        if self._is_renamed:
-            for old, new in self._replacements:
-                data = data.replace(old, new)
-        return data
+        self.replacer = NameReplacer({"model_name": client}, only=worker)
+        """Replaces names in responses."""
 
     def rename_in_text(self, text: str) -> str:
         """Replaces names in an error text."""
         return self._quoted_pattern.sub(lambda _: f"'{self._client_name}", text)
-
-
-def _encode_model_name(name: str, blank: bytes) -> bytes:
-    return b'"model_name":%b%b' % (blank, encode_json(name))
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -143,12 +125,12 @@ def _map_passthrough_error(
 
 
 def _raise_response_error(
-    got: Mapping[str, Any], names: ModelNames, status: int, *, framed: bool
+    fields: Mapping[str, Any], names: ModelNames, status: int, *, framed: bool
 ) -> None:
     """Raise the error in a response; returns if there is none."""
-    if got.get("error") is not None:
+    if fields.get("error") is not None:
         raise _map_passthrough_error(
-            names, framed, status, errors.find_worker_error(got) or WorkerErrorBody()
+            names, framed, status, errors.find_worker_error(fields) or WorkerErrorBody()
         )
 
 
@@ -158,28 +140,32 @@ def _raise_response_error(
 class _ResponseTracker:
     """Collects what the gateway records of a response."""
 
-    def __init__(self, *, in_pieces: bool) -> None:
-        self._token_per_event = in_pieces
+    def __init__(self, *, token_per_event: bool) -> None:
+        self._token_per_event = token_per_event
         self._prompt_tokens: int | None = None
         self._token_count: int | None = None
         self._finish_reason: str | None = None
 
-    def add(self, got: Mapping[str, Any]) -> list[Event]:
+    def add(self, outputs: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
-        counts = _list_counts(got, "num_output_tokens")
+        counts = _list_counts(outputs, "num_output_tokens")
         if counts:
             self._token_count = (self._token_count or 0) + sum(counts)
-        if self._prompt_tokens is None and (told := _list_counts(got, "num_input_tokens")):
-            self._prompt_tokens = told[0]
-            events.append(StreamStart(told[0]))
-        for one in _list_values(got, "finish_reason"):
-            if isinstance(one, str) and (self._finish_reason is None or one != _NO_REASON):
-                self._finish_reason = one
-        texts = _list_values(got, TEXT_OUTPUT) if TEXT_OUTPUT in got else _list_other_outputs(got)
-        text = "".join([str(one) for one in texts if one is not None])
-        if text:
-            alone = 1 if self._token_per_event else math.ceil(len(text) / 4)
-            events.append(TextDelta(text, tokens=sum(counts) if counts else alone))
+        prompt_counts = _list_counts(outputs, "num_input_tokens")
+        if self._prompt_tokens is None and prompt_counts:
+            self._prompt_tokens = prompt_counts[0]
+            events.append(StreamStart(self._prompt_tokens))
+        for reason in _list_values(outputs, "finish_reason"):
+            if isinstance(reason, str) and (self._finish_reason is None or reason != _NO_REASON):
+                self._finish_reason = reason
+        values = (
+            _list_values(outputs, TEXT_OUTPUT)
+            if TEXT_OUTPUT in outputs
+            else _list_other_outputs(outputs)
+        )
+        if text := "".join([str(value) for value in values if value is not None]):
+            estimate = 1 if self._token_per_event else math.ceil(len(text) / 4)
+            events.append(TextDelta(text, tokens=sum(counts) if counts else estimate))
         return events
 
     def close(self) -> list[Event]:
@@ -194,17 +180,20 @@ class _ResponseTracker:
         return [*events, StreamEnd()]
 
 
-def _list_values(got: Mapping[str, Any], name: str) -> list[Any]:
-    return flatten_values(got[name]) if name in got else []
+def _list_values(outputs: Mapping[str, Any], name: str) -> list[Any]:
+    return flatten_values(outputs[name]) if name in outputs else []
 
 
-def _list_counts(got: Mapping[str, Any], name: str) -> list[int]:
-    return [one for one in _list_values(got, name) if type(one) is int and one >= 0]
+def _list_counts(outputs: Mapping[str, Any], name: str) -> list[int]:
+    return [count for count in _list_values(outputs, name) if type(count) is int and count >= 0]
 
 
-def _list_other_outputs(got: Mapping[str, Any]) -> list[Any]:
+def _list_other_outputs(outputs: Mapping[str, Any]) -> list[Any]:
     return [
-        one for name in got if name not in _METADATA_OUTPUTS for one in flatten_values(got[name])
+        value
+        for name in outputs
+        if name not in _METADATA_OUTPUTS
+        for value in flatten_values(outputs[name])
     ]
 
 
@@ -212,103 +201,70 @@ def _parse_object(body: bytes) -> Mapping[str, Any]:
     """Decode the object of a response or an event. Raises WorkerFailed."""
     text = body.decode(errors="replace").encode()
     try:
-        got = (
+        fields = (
             msgspec.json.decode(text)
             if len(text) > _MAX_LENIENT_PARSE_BYTES
             else rapidjson.parse_value(text)
         )
     except (MalformedRequest, msgspec.DecodeError, RecursionError) as e:
         raise WorkerFailed("The worker's answer can't be read.") from e
-    if not isinstance(got, dict):
+    if not isinstance(fields, dict):
         raise WorkerFailed("The worker's response does not follow its protocol.")
-    return got
+    return fields
 
 
-# --- readers --------------------------------------------------------------------------------------
-
-
-class TritonUnaryPassthroughReader:
-    """Passes on a unary response."""
+class _UnaryDecoder:
+    """Decodes what the gateway records of a unary response."""
 
     def __init__(self, names: ModelNames) -> None:
         self._names = names
         self._body = bytearray()
 
-    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``protocols.core.interfaces.PassthroughReader``."""
-        self._body += b"".join(pieces)
-        return b"", ()
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        self._body += data
+        return ()
 
-    def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``protocols.core.interfaces.PassthroughReader``."""
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         body = bytes(self._body)
         if not body.strip():
             raise StreamBroken("The worker's answer is empty.")
-        got = _parse_object(body)
-        _raise_response_error(got, self._names, 200, framed=False)
-        account = _ResponseTracker(in_pieces=False)
-        events = account.add(got)
-        return self._names.rename_in_body(body), [*events, *account.close()]
+        outputs = _parse_object(body)
+        _raise_response_error(outputs, self._names, 200, framed=False)
+        tracker = _ResponseTracker(token_per_event=False)
+        return [*tracker.add(outputs), *tracker.close()]
 
 
-class TritonStreamPassthroughReader:
-    """Passes on a stream by whole events; it ends with the body, which may have no events.
-
-    An event with an error ends it.
-    """
+class _StreamDecoder:
+    """Decodes what the gateway records of a stream, which may have no events."""
 
     def __init__(self, names: ModelNames) -> None:
         self._names = names
-        self._tracker = _ResponseTracker(in_pieces=True)
+        self._tracker = _ResponseTracker(token_per_event=True)
         self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
-        self._pending = bytearray()
-        self._pending_error: GatewayError | None = None
 
-    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``protocols.core.interfaces.PassthroughReader``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        held, end = self._pending, 0
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
         events: list[Event] = []
-        at = max(0, len(held) - _BOUNDARY_OVERLAP)
-        held += b"".join(pieces)
-        while boundary := _EVENT_BOUNDARY.search(held, at):
-            try:
-                events += self._read_event(bytes(held[end : boundary.end()]))
-            except GatewayError as error:
-                if not end:
-                    raise
-                self._pending_error = error  # raised after the preceding events are passed on
-                break
-            at = end = boundary.end()
-        complete = bytes(held[:end])
-        del held[:end]
-        if len(held) > _MAX_EVENT_BYTES:
-            raise WorkerFailed(f"The worker sent an event of more than {_MAX_EVENT_BYTES} bytes.")
-        return self._names.rename_in_body(complete), events
-
-    def close(self) -> tuple[bytes | None, Sequence[Event]]:
-        """See ``protocols.core.interfaces.PassthroughReader``."""
-        if self._pending_error is not None:
-            raise self._pending_error
-        if self._pending.strip():
-            raise StreamBroken("The worker's stream stopped inside an event.")
-        return b"", self._tracker.close()
-
-    def _read_event(self, block: bytes) -> list[Event]:
-        """Decode a block of lines."""
-        events: list[Event] = []
-        for payload in self._sse_parser.feed(block):
-            got = _parse_object(payload)
-            _raise_response_error(got, self._names, 400, framed=True)
-            events += self._tracker.add(got)
-        if self._sse_parser.stray_line is not None:
-            _raise_response_error(
-                _parse_object(self._sse_parser.stray_line), self._names, 400, framed=True
-            )
+        for payload in self._sse_parser.feed(data):
+            outputs = _parse_object(payload)
+            _raise_response_error(outputs, self._names, 400, framed=True)
+            events += self._tracker.add(outputs)
+        if (line := self._sse_parser.stray_line) is not None:
+            _raise_response_error(_parse_object(line), self._names, 400, framed=True)
             raise WorkerFailed("The worker's response does not follow its protocol.")
         return events
 
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        self._sse_parser.close()
+        if self._sse_parser.stray_line is not None:
+            raise StreamBroken("The worker's stream stopped inside an event.")
+        return self._tracker.close()
+
+
+# --- requests -------------------------------------------------------------------------------------
 
 _PARAMETERS_KEY: Final = "parameters"
 _NON_PROMPT_FIELDS: Final = frozenset({"id", _PARAMETERS_KEY})
@@ -319,8 +275,8 @@ def build_passthrough(
     call: ClientRequest, about: ResponseContext, profile: TritonProfile
 ) -> PassthroughRequest | None:
     """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have this profile."""
-    variant = call.endpoint.operation
-    if variant not in {"generate", "generate_stream"} or requests.is_compressed(call):
+    operation = call.endpoint.operation
+    if operation not in {"generate", "generate_stream"} or requests.is_compressed(call):
         return None
     try:
         fields = rapidjson.fields_of(call)
@@ -328,19 +284,25 @@ def build_passthrough(
         fields = _NO_FIELDS
     if profile.cancel_flag and profile.cancel_flag in _iter_field_names(fields):
         return None  # it may cancel another client's request
-    streams = variant == "generate_stream"
+    stream = operation == "generate_stream"
     model = about.backend_model
     request = GenerationRequest(
-        model=model, kind="completion", prompts=_find_prompts(fields), stream=streams
+        model=model, kind="completion", prompts=_find_prompts(fields), stream=stream
     )
     names = ModelNames(get_model_name(model), about.model)
-    headers = (("Content-Type", EVENT_STREAM),) if streams else CHUNKED_JSON_HEADERS
+    headers = (("Content-Type", EVENT_STREAM),) if stream else CHUNKED_JSON_HEADERS
+
+    def create_reader() -> PassthroughReader:
+        if stream:
+            return VerbatimStreamReader(_StreamDecoder(names), names.replacer, _MAX_EVENT_BYTES)
+        return UnaryPassthroughReader(_UnaryDecoder(names), names.replacer)
+
     return PassthroughRequest(
         request,
-        UpstreamRequest(f"{build_model_path(model)}/{variant}", call.body, JSON_HEADERS),
+        UpstreamRequest(f"{build_model_path(model)}/{operation}", call.body, JSON_HEADERS),
         lambda: headers,
-        partial(TritonStreamPassthroughReader if streams else TritonUnaryPassthroughReader, names),
-        partial(GenerateEncoder, request, about, profile, framed=streams),
+        create_reader,
+        partial(GenerateEncoder, request, about, profile, framed=stream),
         partial(read_passthrough_error, names),
     )
 
@@ -362,11 +324,10 @@ def _iter_field_names(fields: OrderedFields) -> Iterator[str]:
 
 def _find_prompts(fields: OrderedFields) -> tuple[str, ...]:
     """Find the prompt: the prompt input, otherwise the first text."""
-    for name in (PROMPT_INPUT, *(one for one in fields.names if one not in _NON_PROMPT_FIELDS)):
+    for name in (PROMPT_INPUT, *(name for name in fields.names if name not in _NON_PROMPT_FIELDS)):
         if (raw := fields.get(name)) is not None:
-            texts = [
-                one for one in flatten_values(rapidjson.parse_value(raw)) if isinstance(one, str)
-            ]
+            values = flatten_values(rapidjson.parse_value(raw))
+            texts = [value for value in values if isinstance(value, str)]
             if texts:
                 return tuple(texts)
     return ()

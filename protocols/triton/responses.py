@@ -202,13 +202,13 @@ class GenerateEncoder:
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """Encode one event for each text delta."""
         if not self._requested_outputs and self._choice_count == 1:
-            return b"".join(
-                [
-                    self._event_head + encode_json(event.text) + b"}\n\n"
-                    for event in events
-                    if type(event) is TextDelta or type(event) is RefusalDelta
-                ]
-            )
+            texts = [
+                encode_json(event.text)
+                for event in events
+                if type(event) is TextDelta or type(event) is RefusalDelta
+            ]
+            head, tail = self._event_head, b"}\n\n"
+            return head + (tail + head).join(texts) + tail if texts else b""
         return b"".join(
             [sse.format_event(self._encode_object(row)) for row in self._collect_rows(events)]
         )

@@ -1,6 +1,7 @@
 """The admin listener over a real socket."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import socket
@@ -11,10 +12,17 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
 from backends.pool.discovery import WorkerDiscovery
-from gateway.admin.api import AdminServer, AdminServices, WorkerSet, get_unready_reason
+from gateway.admin.api import (
+    CONNECTION_LIMITS,
+    AdminServer,
+    AdminServices,
+    WorkerSet,
+    get_unready_reason,
+)
 from gateway.routing.router import Router
 
 KEY = "sk-admin-canary"
@@ -46,6 +54,7 @@ class Listening(Struct):
     http: httpx.AsyncClient
     workers: Workers
     state: dict[str, str | None]
+    server: AdminServer
 
     @property
     def port(self) -> int:
@@ -65,7 +74,7 @@ async def admin(
     )
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
-        yield Listening(http, workers, state)
+        yield Listening(http, workers, state, listener)
     await listener.close()
 
 
@@ -477,3 +486,65 @@ async def test_closing_lets_go_of_the_port() -> None:
         port = listening.port
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+async def said(port: int, data: bytes) -> bytes:
+    """What is answered until the connection ends."""
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(data)
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.transport.abort()
+
+
+async def test_silent_connections_leave_room_and_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They take a fixed share of the descriptors, and none of those of clients."""
+    limits = replace(CONNECTION_LIMITS, header_timeout=1.0)
+    monkeypatch.setattr("gateway.admin.api.CONNECTION_LIMITS", limits)
+    async with admin() as listening:
+        silent = [
+            socket.create_connection(("127.0.0.1", listening.port), timeout=20) for _ in range(200)
+        ]
+        with contextlib.ExitStack() as stack:
+            for one in silent:
+                stack.enter_context(contextlib.closing(one))
+            assert (await listening.http.get("/-/live")).status_code == 200
+            assert listening.server.listener.connections <= limits.max_connections == 64
+            assert listening.server.listener.refused_by_reason["idle_evicted"] > 100
+            for one in silent:
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.to_thread(one.recv, 1) == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /-/live HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: secret\r\n\r\n",
+        (
+            b"GET /-/live HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: secret\r\n"
+            b"Authorization: b\r\n\r\n"
+        ),
+        b"secret\r\n\r\n",
+        b"GET /secret\x00 HTTP/1.1\r\n\r\n",
+        b"GET /-/live HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: secret\r\nConnection: close\r\n\r\n",
+        b"GET /-/live HTTP/1.1\r\nHost: 127.0.0.1\r\nsecret\r\n\r\n",
+        b"GET /-/live HTTP/1.1\r\nHost: 127.0.0.1\r\nA: secret" + b"x" * 20_000 + b"\r\n\r\n",
+    ],
+)
+async def test_malformed_input_is_neither_repeated_nor_logged_as_a_failure(
+    here: Listening, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await said(here.port, data)
+    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    for word in (b"Python", b"aiohttp", b"secret", b"Traceback"):
+        assert word not in answer
+    assert [one for one in caplog.records if one.exc_info or one.levelno >= logging.ERROR] == []

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from tests.fault.gateways import GatewayProcess, written
 from tests.otlp_collector import Collector
 from tests.serving import serving
 
+MOST: Final = 50
+"""Connections of one address."""
 KEY: Final = "il-of-this-test"
 ELSEWHERE: Final = {
     one.sample_name
@@ -95,6 +98,7 @@ def configuration(worker: str, collector: str, folder: Path) -> str:
             {"name": "app", "sha256": digest, "limits": {"requests": "600/min", "budget": "5M/day"}}
         ],
         state={"redis": nobody.replace("http", "redis")},
+        limits={"connections_per_address": MOST},
         observe={
             "usage": str(folder / "usage.sqlite"),
             "traces": {"otlp": collector, "sample": 1},
@@ -144,6 +148,11 @@ async def everything(gateway: GatewayProcess) -> str:
     with socket.create_connection(("127.0.0.1", int(port))) as raw:
         raw.sendall(b"no request\r\n\r\n")
         assert await asyncio.to_thread(raw.recv, 100)
+    crowd = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(MOST + 1)]
+    with suppress(ConnectionError):
+        assert await asyncio.to_thread(crowd[-1].recv, 1) == b""
+    for raw in crowd:
+        raw.close()
     hanging = asyncio.create_task(ask("hangs"))
     hangs = 'interlingua_requests_in_flight{model="hangs",phase="waiting"} 1.0'
     told = f"{gateway.urls[-1]}/metrics"

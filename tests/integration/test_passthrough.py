@@ -73,18 +73,27 @@ async def test_a_whole_answer_is_not_touched_but_for_the_models_name(serve: Serv
     assert (record.usage.completion_tokens, record.usage.source) == (1, "worker")
 
 
-async def test_a_stream_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, stream(*EVENTS)) as worker:
+async def test_a_text_of_a_stream_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
+    text = EVENTS[0].replace(b'"H"', b'"e"').replace(b'"choices"', b'"odd":1.50,"choices"')
+    async with ScriptedWorker(PROBED, stream(EVENTS[0], text, *EVENTS[1:])) as worker:
         front = await serve(FRONT.format(workers=quoted(worker)))
         body = ASKED[:-1] + b',"stream":true}'
         answer = await front.http.post("/v1/chat/completions", content=body)
 
-    assert answer.content == b"".join(EVENTS).replace(b'"llama"', b'"chat"')
+    begin, forwarded, end = answer.content.partition(text.replace(b'"llama"', b'"chat"'))
+    assert forwarded
+    assert b'"content":"H"' in begin
+    assert b'"content":"i"' in end
+    assert end.endswith(EVENTS[-1])
+    chunks = [json.loads(one[6:]) for one in answer.content.split(b"\n\n")[:-2]]
+    assert {(one["id"], one["model"]) for one in chunks} == {("c1", "chat")}
+    reasons = [one["choices"][0].get("finish_reason") for one in chunks]
+    assert reasons == [None, None, None, None, "stop"]
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert posts(worker) == [body.replace(b'"chat"', b'"llama"')]
     record = front.records[0]
     assert record.usage is not None
-    assert (record.usage.completion_tokens, record.usage.source) == (2, "estimated")
+    assert (record.usage.completion_tokens, record.usage.source) == (3, "estimated")
 
 
 @pytest.mark.parametrize("model", ["warm", "short"])
@@ -129,8 +138,9 @@ async def test_a_stream_that_breaks_is_told_and_has_no_end(serve: Serve, how: st
         answer = await front.http.post(
             "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
         )
-    begun, _, told = answer.content.partition(b"\n\n")
-    assert begun + b"\n\n" == EVENTS[0].replace(b'"llama"', b'"chat"')
+    begun, text, told = answer.content.partition(b'"content":"H"')
+    assert text
+    assert b'"model":"chat"' in begun
     assert b'"error"' in told
     assert b"cuda" not in told
     assert b"[DONE]" not in told

@@ -188,7 +188,7 @@ async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None
         told = await front.until_told()
 
     assert shown(answers[0]) == shown(answers[1])
-    assert answers[0].text.count("data: ") == len(STREAM)
+    assert answers[0].text.count("data: ") == len(STREAM) + 1  # and that of the role
     assert (told.primary.length, told.primary.finish_reasons, told.primary.outcome) == (
         3,
         ("eos",),

@@ -3,9 +3,12 @@
 import asyncio
 import gzip
 import http.client
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
@@ -184,3 +187,86 @@ async def test_a_small_body_unpacks_to_no_large_one(serve: Serve) -> None:
     assert len(bomb) < 64 << 10
     answer = await running.http.post(CHAT, content=bomb, headers=headers)
     assert answer.status_code == 413
+    cut = gzip.compress(BODY)[:-8]
+    answer = await running.http.post(CHAT, content=cut, headers=headers)
+    assert answer.status_code == 400, "without its trailer, nobody knows whether it is whole"
+
+
+async def test_what_needs_no_key_is_answered_without_reading_a_body(serve: Serve) -> None:
+    """The body never ends; the answer comes, and the connection closes."""
+    running = await serve(CONFORMANCE)
+    for prefix, endpoint in endpoints():
+        if endpoint.method != "GET":
+            continue
+        path = prefix + endpoint.path.format_map(Named())
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            head = f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer sk-test\r\n"
+            writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+            answer = await reader.read()
+            writer.transport.abort()
+        assert answer.startswith(b"HTTP/1.1 "), path
+        assert b"\r\nConnection: close\r\n" in answer, path
+
+
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "openai completions": ("/v1/completions", {"prompt": "hi"}),
+    "openai embeddings": ("/v1/embeddings", {"input": "hi"}),
+    "triton": ("/v2/models/mock/generate", {"text_input": "hi"}),
+    "triton stream": ("/v2/models/mock/generate_stream", {"text_input": "hi", "stream": True}),
+    "ovms": ("/v3/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "mindie": ("/mindie/generate", {"inputs": "hi"}),
+    "mindie tokenizer": ("/mindie/v1/tokenizer", {"inputs": "hi"}),
+    "databricks": (
+        "/serving-endpoints/mock/invocations",
+        {"messages": [{"role": "user", "content": "hi"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_bodies_without_memory_for_them_are_told_when_to_come_again(
+    mock: Running, name: str
+) -> None:
+    path, body = CALLS[name]
+    budget = mock.app._body_budget
+    budget.limit = 10
+    answer = await mock.http.post(path, json={"model": "mock", **body})
+    assert answer.status_code in (429, 503), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert mock.records[-1].error == "Overloaded"
+    budget.limit = 1 << 20
+    answer = await mock.http.post(path, json={"model": "mock", **body})
+    assert mock.records[-1].error != "Overloaded", answer.text
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_large_body_is_parsed_beside_the_event_loop(
+    mock: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, body = CALLS[name]
+    threads = dict[str, set[threading.Thread]]()
+
+    def watch(adapter: type, method: str) -> None:
+        parse = getattr(adapter, method, None)
+        if parse is None:
+            return
+
+        def note(*arguments: Any, **more: Any) -> Any:
+            threads.setdefault(method, set()).add(threading.current_thread())
+            return parse(*arguments, **more)
+
+        monkeypatch.setattr(adapter, method, note)
+
+    for protocol in filter(REGISTERED.serves_clients, REGISTERED.names):
+        for method in ("read_routing_info", "decode_request", "read_text"):
+            watch(REGISTERED.load_adapter_class(protocol), method)
+    data = msgspec.json.encode({"model": "mock", **body}) + b" " * (300 << 10)
+    for encoding in ("identity", "gzip"):
+        content = gzip.compress(data) if encoding == "gzip" else data
+        headers = {"content-type": "application/json", "content-encoding": encoding}
+        await mock.http.post(path, content=content, headers=headers)
+    assert threads
+    assert all(threading.main_thread() not in one for one in threads.values()), threads

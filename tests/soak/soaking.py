@@ -18,6 +18,7 @@ from statistics import linear_regression
 import msgspec
 from msgspec import Struct
 
+from gateway.runtime.process import raise_fd_limit
 from tests.fault.fronts import until
 from tests.fault.gateways import GatewayProcess, written
 
@@ -185,3 +186,30 @@ async def soak(
                 looks.append(await _look(gateway, requests // intervals * number))
                 show(looks[-1])
     return Soaked(looks[intervals // 5 :])
+
+
+async def _begin_stream(port: int) -> asyncio.StreamWriter:
+    """Ask, and wait until something has come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(LEFT)
+    await reader.readuntil(b"data: ")
+    return writer
+
+
+async def abandon(folder: Path, *, count: int, waves: int) -> int:
+    """Have so many clients leave their streams at once, several times; gives the memory after."""
+    raise_fd_limit()
+    echo = {"kind": "echo", "script": ["one "] * 1000, "delay": "5s"}
+    text = written(
+        listeners=_LISTENERS,
+        observe={"access_log": {"format": "off"}},
+        backends={"slow": echo},
+        models={"slow": {"backend": "slow"}},
+    )
+    async with GatewayProcess(folder, text) as gateway:
+        for _ in range(waves):
+            begun = (_begin_stream(gateway.port) for _ in range(count))
+            for writer in await asyncio.gather(*begun):
+                writer.transport.abort()
+            await until(lambda: gateway.descriptors() < FEW * 10, 60)
+        return gateway.memory()

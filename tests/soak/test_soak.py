@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.soaking import EACH, FEW, SLACK, Look, Soaked, soak
+from tests.soak.soaking import EACH, FEW, SLACK, Look, Soaked, abandon, soak
 
 
 @pytest.mark.slow
@@ -12,6 +12,13 @@ async def test_memory_tasks_and_descriptors_stay_as_they_are(tmp_path: Path) -> 
     got = await soak(tmp_path, requests=5_000, cancelled=300, intervals=6)
     assert got.growing() == []
     assert got.looks[-1].requests == 4_998
+
+
+@pytest.mark.slow
+async def test_memory_is_given_back_when_4000_clients_leave_their_streams_at_once(
+    tmp_path: Path,
+) -> None:
+    assert await abandon(tmp_path, count=4_000, waves=3) < 150 << 20
 
 
 def looks(memory: int = 0, tasks: int = 0, descriptors: int = 0) -> Soaked:

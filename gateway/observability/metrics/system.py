@@ -38,6 +38,12 @@ MALFORMED_REQUESTS: Final = MetricDefinition(
     "Input at a listener that is not a valid HTTP request, by kind of error.",
     ("listener", "kind"),
 )
+REFUSED_CONNECTIONS: Final = MetricDefinition(
+    "interlingua_refused_connections",
+    "counter",
+    "Client connections closed at a limit, by reason.",
+    ("listener", "reason"),
+)
 OPEN_FDS: Final = MetricDefinition("interlingua_open_fds", "gauge", "Open file descriptors.")
 MAX_FDS: Final = MetricDefinition(
     "interlingua_max_fds", "gauge", "Maximum number of open file descriptors."
@@ -60,6 +66,7 @@ PROCESS_METRICS: Final = (
         EVENT_LOOP_LAG,
         OPEN_CLIENT_CONNECTIONS,
         MALFORMED_REQUESTS,
+        REFUSED_CONNECTIONS,
         OPEN_FDS,
         MAX_FDS,
         MEMORY_BYTES,
@@ -87,6 +94,10 @@ class ListenerStats(Protocol):
     @property
     def malformed_by_status(self) -> Mapping[int, int]:
         """Inputs that are not valid requests, by the status of the response."""
+
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
 
 
 class ProcessCollector(Collector):
@@ -121,6 +132,11 @@ class ProcessCollector(Collector):
             ((name, _MALFORMED_KINDS.get(status, str(status))), count)
             for name, one in listeners.items()
             for status, count in one.malformed_by_status.items()
+        )
+        yield REFUSED_CONNECTIONS.build_family(
+            ((name, reason), count)
+            for name, one in listeners.items()
+            for reason, count in one.refused_by_reason.items()
         )
         usage = resource.getrusage(resource.RUSAGE_SELF)
         yield CPU_SECONDS.build_family([((), usage.ru_utime + usage.ru_stime)])

@@ -136,6 +136,11 @@ LINES = [
     b"1GET / HTTP/1.1 1",
     b"GET:/ HTTP/1.1",
     b"=GET / HTTP/1.1@",
+    b"GET / RTSP/1.0",
+    b"OPTIONS / RTSP/1.0",
+    b"SOURCE / ICE/1.0",
+    b"GET  / HTTP/1.1",
+    b"GET /  HTTP/1.1",
 ]
 HEADERS = [
     b"A : b",
@@ -202,6 +207,11 @@ def _refused() -> list[Probe]:
     big = b"x" * 9000
     found += [
         Probe("no host", [request(host=b"")]),
+        Probe("a list of hosts", [request(host=b"Host: a, b\r\n")]),
+        Probe(
+            "two Authorization headers",
+            [request(b"Authorization: Bearer a", b"Authorization: Bearer b")],
+        ),
         Probe("folded header", [b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n c\r\n\r\n"]),
         Probe("folded by a tab", [b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n\tc\r\n\r\n"]),
         Probe("a bare CR ends a line", [b"GET / HTTP/1.1\rHost: a\r\n\r\n"]),

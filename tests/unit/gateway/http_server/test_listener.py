@@ -3,8 +3,9 @@
 import asyncio
 import socket
 
-from gateway.http_server.connection import ClientConnection, ConnectionLimits
+from gateway.http_server.connection import ClientConnection
 from gateway.http_server.listener import NativeListener
+from gateway.http_server.overload import ConnectionLimits
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 

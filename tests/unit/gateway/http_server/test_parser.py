@@ -1,13 +1,16 @@
 """What is too large for the native front is found however it is cut."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.http_server.overload import BodyBudget
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
+from protocols.core.errors import Overloaded
 
 LINE = 200
 FIRST = b"GET /first HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -31,7 +34,7 @@ def test_a_part_that_is_too_large_is_refused_wherever_it_is_cut(
     whole = FIRST + LARGE[status]
     for at in range(1, len(whole)):
         arrived: list[IncomingRequest | BadRequest] = []
-        reader = RequestParser(LINE, loop, arrived.append, lambda: None)
+        reader = RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None)
         reader.feed(whole[:at])
         reader.feed(whole[at:])
         first, second = arrived
@@ -42,7 +45,7 @@ def test_a_part_that_is_too_large_is_refused_wherever_it_is_cut(
 
 def test_what_is_as_large_as_it_may_be_is_read(loop: asyncio.AbstractEventLoop) -> None:
     arrived: list[IncomingRequest | BadRequest] = []
-    reader = RequestParser(LINE, loop, arrived.append, lambda: None)
+    reader = RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None)
     path, value = "/" + "x" * (LINE - 1), "y" * (LINE - 1)
     reader.feed(f"GET {path} HTTP/1.1\r\nHost: a\r\nA: {value}\r\n\r\n".encode())
     [one] = arrived
@@ -53,7 +56,7 @@ def test_what_is_as_large_as_it_may_be_is_read(loop: asyncio.AbstractEventLoop) 
 def of(loop: asyncio.AbstractEventLoop) -> tuple[RequestParser, list[IncomingRequest | BadRequest]]:
     """A reader, and what comes of it."""
     arrived: list[IncomingRequest | BadRequest] = []
-    return RequestParser(LINE, loop, arrived.append, lambda: None), arrived
+    return RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None), arrived
 
 
 NAMES = st.sampled_from(["Host", "HOST", "a", "A", "b", "x-long"])
@@ -133,7 +136,7 @@ def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventL
     assert isinstance(first, IncomingRequest)
     assert isinstance(second, IncomingRequest)
     assert first.headers == {"host": "a", "transfer-encoding": "chunked"}
-    assert (first.is_complete, first.body_parts) == (True, [b"hi"])
+    assert (first.is_complete, loop.run_until_complete(first.body(10))) == (True, b"hi")
     assert (second.path, second.headers) == ("/first", {"host": "a"})
 
 
@@ -146,3 +149,101 @@ def test_nothing_is_read_after_a_request_that_ends_the_connection(
     for data in (usual, usual, last, usual):
         reader.feed(data)
     assert arrived[3:] == [BadRequest(400, "the request is not HTTP")]
+
+
+def test_a_request_line_has_one_blank_between_its_parts(loop: asyncio.AbstractEventLoop) -> None:
+    """However the input is cut, and also after another request."""
+    line = BadRequest(400, "the request's first line is not METHOD TARGET HTTP/1.1")
+    chunked = (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+    )
+    for start in (b"GET  /", b"GET /  "):
+        odd = start + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+        for before in (b"", FIRST, chunked):
+            data = before + odd + FIRST
+            for at in range(len(data)):
+                reader, arrived = of(loop)
+                reader.feed(data[:at])
+                reader.feed(data[at:])
+                assert arrived[-1] == line, (before, at)
+                assert len(arrived) == 1 + bool(before)
+
+
+@pytest.mark.parametrize("protocol", [b"RTSP/1.0", b"ICE/1.0"])
+def test_a_request_of_another_protocol_is_refused(
+    protocol: bytes, loop: asyncio.AbstractEventLoop
+) -> None:
+    for method in (b"GET", b"OPTIONS", b"SOURCE"):
+        reader, arrived = of(loop)
+        reader.feed(method + b" / " + protocol + b"\r\nHost: a\r\n\r\n")
+        [one] = arrived
+        assert isinstance(one, BadRequest)
+        assert one.status == 400
+
+
+def test_a_second_authorization_and_a_list_of_hosts_are_refused(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    heads = {
+        b"Host: a\r\nAuthorization: Bearer a\r\nauthorization: Bearer b\r\n": "Authorization",
+        b"Host: a, b\r\n": "Host",
+        b"Host: a b\r\n": "Host",
+    }
+    for head, name in heads.items():
+        reader, arrived = of(loop)
+        reader.feed(b"GET / HTTP/1.1\r\n" + head + b"\r\n")
+        [one] = arrived
+        assert isinstance(one, BadRequest)
+        assert (one.status, name in one.message) == (400, True)
+
+
+def test_a_body_in_many_chunks_is_one_buffer(loop: asyncio.AbstractEventLoop) -> None:
+    """Its memory is its size, not one object for each chunk."""
+    reader, arrived = of(loop)
+    reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    chunks = b"2\r\nab\r\n" * 1000
+    tracemalloc.start()
+    for _ in range(200):
+        reader.feed(chunks)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    reader.feed(b"0\r\n\r\n")
+    [one] = arrived
+    assert isinstance(one, IncomingRequest)
+    assert used < 2 * one.body_size == 800_000
+    assert loop.run_until_complete(one.body(1 << 20)) == b"ab" * 200_000
+
+
+def test_a_body_beyond_the_budget_is_dropped_and_refused(loop: asyncio.AbstractEventLoop) -> None:
+    budget = BodyBudget(limit=150)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
+    arrived: list[IncomingRequest | BadRequest] = []
+    requests = []
+    for _ in range(2):
+        reader = RequestParser(LINE, loop, budget, arrived.append, lambda: None)
+        reader.feed(head + b"x" * 60)
+        reader.feed(b"x" * 40)
+        requests.append(arrived[-1])
+    first, second = requests
+    assert isinstance(first, IncomingRequest)
+    assert isinstance(second, IncomingRequest)
+    assert budget.used == 100
+    assert loop.run_until_complete(first.body(1000)) == b"x" * 100
+    with pytest.raises(Overloaded) as refused:
+        loop.run_until_complete(second.body(1000))
+    assert refused.value.retry_after
+    first.release_body()
+    second.release_body()
+    assert budget.used == 0
+
+
+def test_a_declared_size_beyond_the_budget_is_refused_before_it_arrives(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    arrived: list[IncomingRequest | BadRequest] = []
+    reader = RequestParser(LINE, loop, BodyBudget(limit=50), arrived.append, lambda: None)
+    reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 51\r\n\r\n")
+    [one] = arrived
+    assert isinstance(one, IncomingRequest)
+    with pytest.raises(Overloaded):
+        loop.run_until_complete(asyncio.wait_for(one.body(1000), 5))

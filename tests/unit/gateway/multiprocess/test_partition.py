@@ -38,6 +38,7 @@ def test_each_limit_is_divided_and_rounded_up() -> None:
     assert isinstance(pool, PoolSettings)
     assert shadow is not None
     assert (part.limits.connections, part.limits.connections_per_address) == (334, 4)
+    assert part.limits.buffered_bodies == -(-CONFIG.limits.buffered_bodies // 3)
     assert [one.max_concurrency for one in pool.workers] == [1, None]
     assert (pool.max_concurrency, pool.total_concurrency, pool.queue.max) == (3, 4, 0)
     assert shadow.max_concurrency == 2

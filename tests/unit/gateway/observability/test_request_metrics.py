@@ -310,10 +310,12 @@ def test_what_is_not_over_is_told_by_its_phase() -> None:
 class Listening(Struct):
     connections: int
     malformed_by_status: dict[int, int]
+    refused_by_reason: dict[str, int]
 
 
 async def test_the_process_tells_of_itself() -> None:
-    process = ProcessCollector(lambda: {"127.0.0.1:8000": Listening(3, {400: 2, 431: 1, 418: 5})})
+    listening = Listening(3, {400: 2, 431: 1, 418: 5}, {"address": 7})
+    process = ProcessCollector(lambda: {"127.0.0.1:8000": listening})
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(process)
     process.stop()
@@ -325,6 +327,8 @@ async def test_the_process_tells_of_itself() -> None:
     assert found["interlingua_open_client_connections", "127.0.0.1:8000"] == 3
     for kind, count in {"invalid_http": 2, "headers_too_large": 1, "418": 5}.items():
         assert found["interlingua_malformed_requests_total", kind, "127.0.0.1:8000"] == count
+    name = "interlingua_refused_connections_total"
+    assert found[name, "127.0.0.1:8000", "address"] == 7
     assert 0 < found["interlingua_open_fds",] < found["interlingua_max_fds",]
     assert found["interlingua_memory_bytes",] > 1 << 20
     assert found["interlingua_cpu_seconds_total",] > 0

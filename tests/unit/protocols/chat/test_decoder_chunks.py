@@ -1,5 +1,6 @@
 """A chunk that says a text alone means what it would have meant had all of it been looked at."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
@@ -9,12 +10,13 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from protocols.chat.decoder import GenerationDecoder, decode_response
-from protocols.chat.passthrough import StreamPassthroughReader
+from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.responses import ChatEncoder, ResponseStyle
 from protocols.core.errors import GatewayError
-from protocols.core.events import ChoiceEnd, Event, TextDelta, Usage
-from protocols.core.interfaces import ResponseDecoder
+from protocols.core.events import ChoiceEnd, Event, ResponseMetadata, TextDelta, Usage
+from protocols.core.interfaces import ResponseContext, ResponseDecoder
 from protocols.core.request import ResponseOptions
+from protocols.passthrough import StreamPassthroughReader
 from tests.unit.protocols.chat.streams import HEADING, STREAMED, chunk, event, said, told
 
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
@@ -24,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 class Thorough(GenerationDecoder):
     """Looks at all of each chunk."""
 
-    def _is_text(self, *told: Any) -> bool:
+    def _read_texts(self, *told: Any) -> bool:
         return False
 
 
@@ -37,7 +39,12 @@ class Fed:
 
 
 def passing(decoder: ResponseDecoder) -> StreamPassthroughReader:
-    return StreamPassthroughReader(decoder, {"model": "public"}, "worker's", b"data: [DONE]\n\n")
+    about = ResponseContext("r1", 1, "public", "v1", "worker's", lambda: 0.0)
+
+    def encoder(metadata: ResponseMetadata) -> ChatEncoder:
+        return ChatEncoder(ResponseStyle(), STREAMED, about, id=metadata.id)
+
+    return StreamPassthroughReader(decoder, encoder)
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -214,8 +221,8 @@ def test_a_piece_of_text_is_told_after_the_first_chunk() -> None:
     decoder.feed(said("a"))
     known: list[Event] = []
     for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
-        wire = decode_response(msgspec.json.encode(HEADING | {"choices": [choice | more]}))
-        assert decoder._is_text(wire, (wire.choices or [])[0], known) is seen
+        payload = msgspec.json.encode(HEADING | {"choices": [choice | more]})
+        assert decoder._read_texts([payload], known) is seen
 
     assert known == [TextDelta("a"), TextDelta("a")]
 
@@ -226,6 +233,14 @@ def test_a_chunk_that_comes_in_pieces_is_known_too(text: str, heard: list[Event]
     decoder.feed(said("a") + said("b"))
 
     assert [*decoder.feed(data[:50]), *decoder.feed(data[50:])] == heard
+
+
+@pytest.mark.parametrize("blank", [b"data: \n\n", b"data:  \n\n"])
+def test_an_event_without_data_is_nothing(blank: bytes) -> None:
+    decoder = GenerationDecoder(STREAMED)
+    decoder.feed(said("a"))
+    assert decoder.feed(blank) == []
+    assert decoder.feed(said("b") + blank + said("c")) == [TextDelta("b"), TextDelta("c")]
 
 
 def test_an_end_is_remembered() -> None:
@@ -243,3 +258,36 @@ def test_usage_is_told_at_the_end() -> None:
     decoder.feed(event(chunk(finish="stop") | USAGE))
 
     assert Usage(3, 2) in decoder.feed(DONE)
+
+
+def count_calls(pieces: Sequence[bytes]) -> int:
+    """How many functions run, Python's and C's, to decode these pieces."""
+    decoder, calls = GenerationDecoder(STREAMED), 0
+
+    def count(frame: object, name: str, value: object) -> None:
+        nonlocal calls
+        del frame, value
+        calls += name in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        for piece in pieces:
+            decoder.feed(piece)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+@pytest.mark.parametrize("more", [{}, {"obfuscation": ""}, USAGE], ids=["text", "more", "usage"])
+def test_ten_times_the_chunks_cost_ten_times_as_much(more: Any, *, at_once: bool) -> None:
+    def cost(many: int) -> int:
+        pieces = [
+            event(chunk({"content": f" {i}"}, heading=HEADING | {"created": i}) | more)
+            for i in range(many)
+        ]
+        return count_calls([b"".join(pieces)] if at_once else pieces)
+
+    cost(10)
+    few, many = cost(200), cost(2_000)
+    assert many < 10.5 * few

@@ -186,7 +186,13 @@ def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
     assert isinstance(events[-1], StreamEnd)
     stream = desk.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     data, events = stream.feed([CHUNKS])
-    assert data == CHUNKS.replace(b"meta-llama-072424", b"llama-3-8b")
+    assert data is not None
+    assert data.endswith(b"data: [DONE]\n\n")
+    shown = [json.loads(one[6:]) for one in data.split(b"\n\n")[:-2]]
+    assert {(one["id"], one["model"]) for one in shown} == {("c1", "llama-3-8b")}
+    assert [one["choices"][0]["delta"].get("content") for one in shown] == ["", "Hi", None]
+    assert shown[-1]["choices"][0]["finish_reason"] == "stop"
+    assert shown[-1]["usage"]["completion_tokens"] == 1
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
 

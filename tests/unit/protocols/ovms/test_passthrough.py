@@ -58,6 +58,7 @@ def desk(make: MakeCall, about: ResponseContext) -> Desk:
         (CHATS, CHAT | {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 7, "min_p": 0.1}),
         (CHATS, CHAT | {"stream": True, "stream_options": {"include_usage": True}, "stop": "x"}),
         (CHATS, CHAT | {"tools": [TOOL], "tool_choice": "auto", "user": "u"}),
+        (CHATS, CHAT | {"response_format": {"type": "json_object"}}),
         (CHATS, CHAT | {"logprobs": True, "never_heard_of": {"deep": [1.5]}}),
         (CHATS, CHAT | {"stream": True, "logprobs": False}),
         (TEXTS, TEXT | {"max_tokens": 4, "logprobs": 1, "ignore_eos": True}),
@@ -89,7 +90,7 @@ def test_what_is_plainly_right_is_passed_on(desk: Desk, path: str, body: Any) ->
         (CHATS, CHAT | {"n": 2}),
         (CHATS, CHAT | {"best_of": 2}),
         (CHATS, CHAT | {"logit_bias": {}}),
-        (CHATS, CHAT | {"response_format": {"type": "json_object"}}),
+        (CHATS, CHAT | {"tool_choice": "auto"}),
         (CHATS, CHAT | {"kv_transfer_params": {}}),
         (TEXTS, TEXT | {"prompt": ["a", "b"]}),
         (TEXTS, TEXT | {"prompt": ""}),
@@ -180,6 +181,16 @@ def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
     assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
     assert isinstance(events[-1], StreamEnd)
+
+
+def test_texts_of_a_stream_come_back_unread(desk: Desk) -> None:
+    text = EVENTS[1].replace(b'"stop"', b"null").replace(b'"created":1', b'"created":1, "odd":1.50')
+    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
+    data, events = passage.feed([EVENTS[0], text, text, *EVENTS[1:]])
+    assert data is not None
+    assert data.count(text.replace(b"llama-3-8b", b"llama3")) == 1
+    assert {json.loads(one[6:])["created"] for one in data.split(b"\n\n")[:-2]} == {1}
+    assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"] * 3
 
 
 def test_vectors_come_back_unread(desk: Desk) -> None:

@@ -280,16 +280,30 @@ def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
 
 def test_only_whole_events_are_passed_on() -> None:
     passage = taken("generate_stream").create_reader()
-    assert passage.feed([STREAM[0][:-1]]) == (b"", [])
+    assert passage.feed([STREAM[0][:-1]]) == (b"", ())
     data, events = passage.feed([b"\ndata: {"])
     assert data == STREAM[0].replace(b"llama", b"chat")
     assert events == [TextDelta("Hel")]
 
 
-def test_other_line_ends_and_comments_pass_too() -> None:
-    data = b": soon\r\n\r\n" + b"".join(STREAM).replace(b"\n", b"\r\n")
-    out, _ = read(taken("generate_stream").create_reader(), data)
-    assert joined(out) == data.replace(b"llama", b"chat")
+def test_other_line_ends_and_comments_are_not_shown() -> None:
+    data = b": soon\r\n\r\nid: 7\r\n" + b"".join(STREAM).replace(b"\n", b"\r\n")
+    for pieces in ([data], [bytes([one]) for one in data]):
+        out, _ = read(taken("generate_stream").create_reader(), *pieces)
+        assert joined(out) == b"".join(STREAM).replace(b"llama", b"chat")
+
+
+def test_a_name_is_replaced_however_it_is_spelt() -> None:
+    for spelling in (b'"model_name" : "llama"', b'"model_name":"ll\\u0061ma"'):
+        [*_, body] = read(
+            taken("generate").create_reader(), ANSWER.replace(b'"model_name":"llama"', spelling)
+        )[0]
+        assert body is not None
+        assert json.loads(body)["model_name"] == "chat"
+    other = ANSWER.replace(b'"llama"', b'"ensemble"')
+    assert read(taken("generate").create_reader(), other)[0][-1] == other
+    odd = ANSWER.replace(b'"llama"', b'"ll\xffma"')
+    assert read(taken("generate").create_reader(), odd)[0][-1] == odd
 
 
 def test_a_stream_without_events_is_an_answer() -> None:
@@ -319,8 +333,9 @@ def test_figures_and_reasons_of_a_stream_are_recorded() -> None:
         (STREAM[0] + STREAM[1][:30],),
         (STREAM[0], b"data: {}\n"),
         (event(text_output="a", finish_reason="None"),),
+        (STREAM[0], b"{"),
     ],
-    ids=["inside an event", "before an event's last newline", "before the reason"],
+    ids=["inside an event", "before an event's last newline", "before the reason", "in no event"],
 )
 def test_a_stream_that_is_cut_is_told(pieces: Sequence[bytes]) -> None:
     with pytest.raises(StreamBroken):

@@ -1,0 +1,223 @@
+"""Overload protection: limits of connections, and of the time and memory of request bodies."""
+
+import asyncio
+import functools
+import logging
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from protocols.core.errors import Overloaded
+
+log = logging.getLogger("interlingua")
+
+
+class ConnectionLimits(Struct, frozen=True):
+    """Times in seconds, sizes in bytes. Changes apply to new connections."""
+
+    max_header_size: int = 16 << 10
+    """Bytes of one header line; the whole head may be eight times as large."""
+    max_connections: int = 10_000
+    """Open connections, counted from their accept."""
+    max_per_address: int | None = None
+    """Connections per client address; None: half of all, and no limit for loopback addresses."""
+    tls_handshake_timeout: float = 5.0
+    """From the accept of a connection to the end of its TLS handshake."""
+    header_timeout: float = 10.0
+    """From the first byte of a request to the end of its headers."""
+    body_timeout: float = 10.0
+    """Without any data of a request body."""
+    body_total_timeout: float = 300.0
+    """From the headers of a request to the end of its body."""
+    min_body_rate: int = 512
+    """Bytes per second of a request body, on average."""
+    body_rate_grace: float = 20.0
+    """Seconds before ``min_body_rate`` applies."""
+    idle_timeout: float = 75.0
+    """Between requests of a connection."""
+    write_timeout: float = 30.0
+    """Without the client reading data of a finished response."""
+    linger_timeout: float = 2.0
+    """How long input is discarded after an error, so that the client can read the response."""
+
+    @property
+    def check_interval(self) -> float:
+        """Seconds between timeout checks; a timeout fires at most two intervals late."""
+        return min(1.0, self.header_timeout / 4, self.body_timeout / 4, self.idle_timeout / 4)
+
+    def is_body_overdue(self, elapsed: float, size: int) -> bool:
+        """Whether ``size`` bytes of a body are too few after ``elapsed`` seconds."""
+        allowed = self.body_rate_grace + size / self.min_body_rate
+        return elapsed > min(allowed, self.body_total_timeout)
+
+
+# The memory of request bodies.
+
+
+class BodyBudget(Struct):
+    """The bytes of request bodies that a process holds, from arrival to the end of the response."""
+
+    limit: int = 512 << 20
+    used: int = 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` more bytes fit."""
+        return self.used + size <= self.limit
+
+
+def build_body_overload() -> Overloaded:
+    """The error of a request whose body does not fit into the budget."""
+    return Overloaded("the gateway has no memory for more request bodies at the moment")
+
+
+# The number of connections.
+
+_LOG_INTERVAL: Final = 1.0
+"""Seconds between two log lines about refused connections."""
+_EVICTION_CANDIDATES: Final = 64
+"""How many of the oldest unfinished bodies are compared for the slowest one."""
+_IPV6_NETWORK_BYTES: Final = 8
+"""The network part of an IPv6 address: a client usually has all addresses of a /64."""
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+
+
+class TrackedConnection(Protocol):
+    """A connection that counts towards the limits."""
+
+    peer: str
+    """The client's address."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class ReceivingConnection(TrackedConnection, Protocol):
+    """A connection that can receive a request body."""
+
+    def get_body_rate(self) -> float | None:
+        """Bytes per second of the current body; None if that is not known yet."""
+
+
+class ConnectionTracker:
+    """Counts the connections of one listener, and refuses those beyond its limits.
+
+    At the connection limit, a new connection replaces the one that is idle longest, or else the one
+    with the slowest request body.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.connections: dict[TrackedConnection, str | bytes] = {}
+        """Open connections and their networks."""
+        self.idle: dict[TrackedConnection, None] = {}
+        """Connections without a request, the one that is idle longest first."""
+        self.receiving: dict[ReceivingConnection, None] = {}
+        """Connections that receive a body, the oldest body first."""
+        self.refused_by_reason = Counter[str]()
+        """Connections that were closed at a limit."""
+        self._per_network: dict[str | bytes, int] = {}
+        self._unlogged = Counter[str]()
+        self._log_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        """Whether connections that were accepted before closing are rejected."""
+        self._all_closed = asyncio.Event()
+
+    def admit(self, connection: TrackedConnection) -> bool:
+        """Count a connection; returns False if it must be closed. ``release`` it in any case."""
+        limits, network = self.limits, _get_network(connection.peer)
+        count = self._per_network[network] = self._per_network.get(network, 0) + 1
+        max_count = limits.max_per_address
+        if max_count is None and not _is_loopback(connection.peer):
+            max_count = max(limits.max_connections // 2, 1)
+        is_admitted = not self._is_closed
+        if is_admitted and max_count is not None and count > max_count:
+            is_admitted = False
+            self.count_refused("address")
+        elif is_admitted and len(self.connections) >= limits.max_connections:
+            is_admitted = self._evict_connection()
+        self.connections[connection] = network
+        if is_admitted:
+            self.idle[connection] = None
+        return is_admitted
+
+    def release(self, connection: TrackedConnection) -> None:
+        """Remove a closed connection."""
+        network = self.connections.pop(connection)
+        self.idle.pop(connection, None)
+        self._per_network[network] -= 1
+        if not self._per_network[network]:
+            del self._per_network[network]
+        if not self.connections:
+            self._all_closed.set()
+
+    def count_refused(self, reason: str) -> None:
+        """Count a connection that is closed at a limit; logged once per second."""
+        self.refused_by_reason[reason] += 1
+        self._unlogged[reason] += 1
+        if self._log_timer is None:
+            loop = asyncio.get_running_loop()
+            self._log_timer = loop.call_later(_LOG_INTERVAL, self._log_refused)
+
+    async def close(self) -> None:
+        """Close all connections at once, also those that are still being accepted."""
+        self._is_closed = True
+        while self.connections:
+            self._all_closed.clear()
+            for connection in list(self.connections):
+                connection.abort()
+            await self._all_closed.wait()
+        if self._log_timer is not None:
+            self._log_timer.cancel()
+            self._log_refused()
+
+    def _evict_connection(self) -> bool:
+        """Close one connection for a new one; returns whether there is one to close."""
+        if (victim := next(iter(self.idle), None)) is not None:
+            del self.idle[victim]
+            self.count_refused("idle_evicted")
+        elif (victim := _find_slowest(islice(self.receiving, _EVICTION_CANDIDATES))) is not None:
+            del self.receiving[victim]
+            self.count_refused("body_evicted")
+        else:
+            self.count_refused("connections")
+            return False
+        victim.abort()
+        return True
+
+    def _log_refused(self) -> None:
+        self._log_timer = None
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(self._unlogged.items()))
+        self._unlogged.clear()
+        log.warning("connections closed at a limit within %g s: %s", _LOG_INTERVAL, counts)
+
+
+def _find_slowest(connections: Iterable[ReceivingConnection]) -> ReceivingConnection | None:
+    rates = ((connection.get_body_rate(), connection) for connection in connections)
+    known = [(rate, connection) for rate, connection in rates if rate is not None]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def get_peer_address(transport: asyncio.BaseTransport) -> str:
+    """The client's address; "" for a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return peer[0] if isinstance(peer, tuple) else ""
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("127.", "::ffff:127.")) or address in ("::1", "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _get_network(address: str) -> str | bytes:
+    """What counts as one client: an IPv4 address or the network of an IPv6 address."""
+    try:
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    except OSError:
+        return address
+    if packed.startswith(_IPV4_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[len(_IPV4_MAPPED) :])
+    return address if address == "::1" else packed[:_IPV6_NETWORK_BYTES]

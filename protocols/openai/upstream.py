@@ -1,0 +1,120 @@
+"""Pass-through rules for workers of OpenAI's API. See ``protocols.passthrough``."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, UnsetType
+from msgspec.structs import replace
+
+from protocols.chat.field_types import (
+    ENCODINGS,
+    INPUTS,
+    LOGIT_BIAS,
+    MESSAGES,
+    METADATA,
+    OPTIONAL_BOOL,
+    OPTIONAL_STRING,
+    PROMPTS,
+    RESPONSE_FORMAT,
+    STREAM_OPTIONS,
+    TEXT_MESSAGES,
+    TOOL_FIELDS,
+    build_count_type,
+    is_valid_chat,
+)
+from protocols.chat.requests import DEFAULT_REQUEST_RULES
+from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
+from protocols.chat.upstream import WorkerProfile
+from protocols.core.events import ResponseMetadata
+from protocols.core.interfaces import ResponseContext, ResponseEncoder
+from protocols.core.request import GenerationRequest
+from protocols.passthrough import (
+    PassthroughRule,
+    PassthroughRules,
+)
+
+_COMMON_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    "stream": OPTIONAL_BOOL,
+    "stream_options": STREAM_OPTIONS,
+    "user": OPTIONAL_STRING,
+    "logit_bias": LOGIT_BIAS,
+}
+_CHAT_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    **_COMMON_FIELD_TYPES,
+    **TOOL_FIELDS,
+    "max_completion_tokens": Annotated[int, Meta(ge=1)] | UnsetType,
+    "messages": MESSAGES,
+    "logprobs": OPTIONAL_BOOL,
+    "response_format": RESPONSE_FORMAT,
+    "metadata": METADATA,
+}
+_COMPLETION_FIELD_TYPES: Final[Mapping[str, Any]] = {**_COMMON_FIELD_TYPES, "prompt": PROMPTS}
+_EMBEDDING_FIELD_TYPES: Final[Mapping[str, Any]] = {
+    "input": INPUTS,
+    "encoding_format": ENCODINGS,
+    "user": OPTIONAL_STRING,
+}
+
+
+def build_passthrough_rules(
+    profile: WorkerProfile, prefix: str, forwards_field: Callable[[str], bool]
+) -> PassthroughRules:
+    """The rules for workers of one profile, under one path prefix.
+
+    ``forwards_field`` decides whether workers may get an unknown field.
+    """
+    rule = partial(PassthroughRule, forwards_field=forwards_field)
+    chat_types = {
+        **_CHAT_FIELD_TYPES,
+        "top_logprobs": _build_logprobs_type(profile.max_chat_logprobs, 20),
+    }
+    if profile.ignored_parts:
+        chat_types["messages"] = TEXT_MESSAGES
+    return PassthroughRules(
+        {
+            "chat": rule(
+                path=f"{prefix}/chat/completions",
+                field_types=chat_types,
+                worker_params=profile.chat,
+                client_params=DEFAULT_REQUEST_RULES.chat,
+                is_valid_body=is_valid_chat,
+            ),
+            "completion": rule(
+                path=f"{prefix}/completions",
+                field_types={
+                    **_COMPLETION_FIELD_TYPES,
+                    "logprobs": _build_logprobs_type(profile.max_completion_logprobs, 5),
+                },
+                worker_params=profile.completion,
+                client_params=DEFAULT_REQUEST_RULES.completion,
+                # Workers differ in their default of ``max_tokens``, so it must be set.
+                is_valid_body=lambda _, fields: "max_tokens" in fields,
+            ),
+            "embedding": rule(
+                path=f"{prefix}/embeddings",
+                field_types=_EMBEDDING_FIELD_TYPES,
+                worker_params=profile.embedding,
+                client_params=DEFAULT_REQUEST_RULES.embedding,
+            ),
+        }
+    )
+
+
+def _build_logprobs_type(worker_limit: int | None, client_limit: int) -> Any:
+    return build_count_type(
+        client_limit if worker_limit is None else min(worker_limit, client_limit)
+    )
+
+
+def create_passthrough_encoder(
+    style: ResponseStyle,
+    about: ResponseContext,
+    request: GenerationRequest,
+    metadata: ResponseMetadata,
+) -> ResponseEncoder:
+    """An ``EncoderFactory``: an encoder that keeps the worker's id and time."""
+    if metadata.created is not None:
+        about = replace(about, created=metadata.created)
+    encoder = ChatEncoder if request.kind == "chat" else CompletionEncoder
+    return encoder(style, request, about, id=metadata.id or None)

@@ -1,0 +1,637 @@
+"""Pass-through: a client's own bytes go to a worker of the same protocol, and the worker's back.
+
+A request is forwarded if it is certainly valid: every field has a type and a range that both sides
+accept, and the gateway has nothing to do with any of them. Rules say which fields a protocol has.
+Every other request is translated, and gets its error, loss or emulation there.
+
+A response keeps the client's contract. An event of a stream is forwarded undecoded only if it holds
+nothing but a piece of text; any other event is decoded and written by the client's encoder.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any, Final, Literal, get_args
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
+from protocols.chat.decoder import EmbeddingCounter, GenerationDecoder, TextChunk, read_text_chunks
+from protocols.chat.errors import raise_worker_error
+from protocols.chat.field_types import NONEMPTY_STRING, read_messages
+from protocols.chat.responses import ResponseStyle
+from protocols.core.errors import ClientError, GatewayError, WorkerFailed
+from protocols.core.events import ChoiceEnd, Event, ReasoningDelta, ResponseMetadata, TextDelta
+from protocols.core.interfaces import (
+    ClientRequest,
+    Headers,
+    PassthroughReader,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    UpstreamRequest,
+)
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    ResponseOptions,
+)
+from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
+from protocols.params import Param
+
+_encode = msgspec.json.Encoder().encode
+
+# --- rules ----------------------------------------------------------------------------------------
+
+_INT64_MAX: Final = 2**63 - 1
+_GATEWAY_FIELDS: Final = frozenset(
+    {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
+)
+_PARTLY_DECODED_FIELDS: Final = frozenset({"tools", "response_format"})
+"""Fields whose type leaves some strings undecoded."""
+
+BodyCheck = Callable[[Any, AbstractSet[str]], bool]
+"""Whether the fields of a body, each valid, are valid together; gets the body and its fields."""
+
+
+class PassthroughRule(Struct, frozen=True, kw_only=True):
+    """The requests of one kind that may be forwarded.
+
+    ``path`` is the worker's path, with ``{model}`` if the path names the model. ``field_types`` are
+    the types of fields without a table row; one without UnsetType is required. ``gateway_fields``
+    are those that the gateway must handle; ``forwards_field`` decides about fields that are in
+    neither table. ``default_usage`` is what a stream reports if the client does not say.
+    """
+
+    path: str
+    field_types: Mapping[str, Any]
+    worker_params: Sequence[Param]
+    client_params: Sequence[Param]
+    gateway_fields: frozenset[str] = _GATEWAY_FIELDS
+    forwards_field: Callable[[str], bool] = lambda _: False
+    is_valid_body: BodyCheck = lambda _body, _fields: True
+    default_usage: Literal["none", "final"] = "none"
+
+
+def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
+    """A decoder of a body with the field types and the rows that both sides share."""
+    client_params = {param.wire: param for param in rule.client_params}
+    types = dict(rule.field_types)
+    for param in rule.worker_params:
+        other = client_params.get(param.wire)
+        if (
+            other is None
+            or other.field != param.field
+            or param.wire in rule.gateway_fields
+            or param.loss_reason
+        ):
+            continue
+        if (shared := _find_common_type(param, other)) is not None:
+            types.setdefault(param.wire, shared | UnsetType)
+    required = {name for name, kind in types.items() if UnsetType not in get_args(kind)}
+    body = msgspec.defstruct(
+        "Body",
+        [
+            (name, kind) if name in required else (name, kind, UNSET)
+            for name, kind in sorted(types.items(), key=lambda item: item[0] not in required)
+        ],
+    )
+    return msgspec.json.Decoder(body)
+
+
+def list_body_fields(decoder: msgspec.json.Decoder[Any]) -> frozenset[str]:
+    """The fields that the decoder knows."""
+    return frozenset(decoder.type.__struct_fields__)
+
+
+def _find_common_type(worker: Param, client: Param) -> Any:
+    """The type that both rows accept; None if only a translation can decide."""
+    match client.type:
+        case "bool":
+            return bool
+        case "str":
+            return Literal[client.choices] if client.choices else str
+        case "int" | "strict int" | "float" as name:
+            return _build_number_type(worker, client, float if name == "float" else int)
+        case "strings":
+            most = min((p.max_items for p in (worker, client) if p.max_items), default=None)
+            return NONEMPTY_STRING | Annotated[list[NONEMPTY_STRING], Meta(max_length=most)]
+        case _:
+            return None
+
+
+def _build_number_type(worker: Param, client: Param, kind: type) -> Any:
+    low = max((p.minimum for p in (worker, client) if p.minimum is not None), default=None)
+    high = min((p.maximum for p in (worker, client) if p.maximum is not None), default=None)
+    if kind is int and high is not None:
+        high = min(high, _INT64_MAX)
+    above = any(p.exclusive_minimum and p.minimum == low for p in (worker, client))
+    below = any(p.exclusive_maximum and p.maximum == high for p in (worker, client))
+    bounds: dict[str, Any] = {"gt" if above else "ge": low, "lt" if below else "le": high}
+    return Annotated[kind, Meta(**bounds)]
+
+
+EncoderFactory = Callable[[Any, ResponseMetadata], ResponseEncoder]
+"""Creates the encoder of the events that are decoded, from the request and the worker's metadata.
+
+The encoder keeps the worker's id and time, so that all events of a stream have the same.
+"""
+
+
+class _CompiledRule(Struct, frozen=True):
+    """A rule with its decoder."""
+
+    rule: PassthroughRule
+    kind: Literal["chat", "completion", "embedding"]
+    decode_body: Callable[[bytes], Any]
+    known_fields: frozenset[str]
+    """The fields that the decoder knows."""
+    decoded_fields: frozenset[str]
+    """The fields whose strings ``decode_body`` decodes completely."""
+
+    @classmethod
+    def compile(cls, rule: PassthroughRule) -> "_CompiledRule":
+        # The model's name is replaced by the worker's.
+        types = {"model": Any | UnsetType, **rule.field_types}
+        decoder = build_body_decoder(replace(rule, field_types=types))
+        known = list_body_fields(decoder)
+        kind: Literal["chat", "completion", "embedding"] = "completion"
+        if "prompt" not in types:
+            kind = "chat" if "messages" in types else "embedding"
+        return cls(rule, kind, decoder.decode, known, known - _PARTLY_DECODED_FIELDS)
+
+    def build_request(
+        self, body: Any, model: str, *, stream: bool, timeout: float | None
+    ) -> Request:
+        """The request, with the fields for load balancing, metrics and the response.
+
+        Other fields are not set. Raises InvalidParameter if tool calls and results do not match.
+        """
+        user, n = getattr(body, "user", UNSET), getattr(body, "n", UNSET)
+        labels = {} if user is UNSET else {"user": user}
+        if self.kind == "embedding":
+            inputs = _as_tuple(body.input)
+            return EmbeddingRequest(model=model, inputs=inputs, timeout=timeout, labels=labels)
+        usage: Literal["none", "final"] = self.rule.default_usage if stream else "final"
+        if options := getattr(body, "stream_options", None):
+            usage = "final" if options.include_usage else "none"
+        return GenerationRequest(
+            model=model,
+            kind=self.kind,
+            messages=read_messages(body.messages) if self.kind == "chat" else (),
+            prompts=_as_tuple(body.prompt) if self.kind == "completion" else (),
+            n=None if n is UNSET else n,
+            stream=stream,
+            timeout=timeout,
+            labels=labels,
+            response_options=ResponseOptions(usage=usage),
+        )
+
+    def build_upstream_request(self, model: str, fields: dict[str, Any]) -> UpstreamRequest:
+        """The request with these fields. A model name is added unless the path has it."""
+        path = self.rule.path
+        if "{model}" in path:
+            fields.pop("model", None)
+            path = path.replace("{model}", quote(model, safe=""))
+        else:
+            fields["model"] = model
+        return UpstreamRequest(path, _encode(fields), JSON_HEADERS)
+
+
+def _as_tuple(texts: str | list[str]) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
+_STREAM_HEADERS: Final[Headers] = (("Content-Type", ResponseStyle().content_type),)
+FINISH_REASONS: Final = frozenset(
+    {b"stop", b"length", b"tool_calls", b"content_filter", b"function_call"}
+)
+
+
+class PassthroughResponse(Struct, frozen=True):
+    """How a response is written to the client.
+
+    ``build_headers`` adds those of any response to the first ones. ``names`` are the values of keys
+    of a unary response.
+    """
+
+    build_headers: Callable[[Headers], Headers]
+    create_encoder: EncoderFactory
+    names: Mapping[str, str]
+
+
+class PassthroughRules:
+    """Prepares pass-through requests for workers of one protocol and profile.
+
+    ``rules`` are by kind of request; ``create_decoder`` makes the decoder of responses;
+    ``finish_reasons`` are the words of the protocol; ``unary_headers`` and ``stream_headers`` are
+    the first headers of responses.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[str, PassthroughRule],
+        *,
+        create_decoder: Callable[[Any], ResponseDecoder] | None = None,
+        finish_reasons: frozenset[bytes] = FINISH_REASONS,
+        unary_headers: Headers = JSON_HEADERS,
+        stream_headers: Headers = _STREAM_HEADERS,
+    ) -> None:
+        self._rules = {name: _CompiledRule.compile(rule) for name, rule in rules.items()}
+        self._create_decoder = create_decoder or create_passthrough_decoder
+        self._finish_reasons = finish_reasons
+        self._unary_headers = unary_headers
+        self._stream_headers = stream_headers
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rules
+
+    def prepare_passthrough(
+        self,
+        name: str,
+        call: ClientRequest,
+        about: ResponseContext,
+        response: PassthroughResponse,
+        *,
+        stream: bool | None = None,
+        timeout: float | None = None,
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``; ``name`` is that of the rule.
+
+        ``stream`` overrides the body's; ``timeout`` is not in the body.
+        """
+        compiled = self._rules[name]
+        try:
+            fields = pop_fields(call)
+            body = compiled.decode_body(call.body)
+            known: AbstractSet[str] = fields.keys()
+            if not known <= compiled.decoded_fields:
+                check_unicode(call.body)
+                if not _can_forward(compiled.rule, known - compiled.known_fields):
+                    return None
+                known &= compiled.known_fields
+            if "stream_options" in known and body.stream is not True:
+                return None
+            if not compiled.rule.is_valid_body(body, known):
+                return None
+            if stream is None:
+                stream = "stream" in known and body.stream
+            request = compiled.build_request(
+                body, about.backend_model, stream=stream, timeout=timeout
+            )
+        except (*JSON_ERRORS, ClientError):
+            return None
+        # Offsets of log probabilities, and choices that never end, need every event.
+        needs_events = ("n" in known and body.n > 1) or ("prompt" in known and "logprobs" in known)
+        return PassthroughRequest(
+            request,
+            compiled.build_upstream_request(about.backend_model, fields),
+            partial(
+                response.build_headers, self._stream_headers if stream else self._unary_headers
+            ),
+            partial(self._create_reader, request, response, forwards=not needs_events),
+        )
+
+    def _create_reader(
+        self, request: Request, response: PassthroughResponse, *, forwards: bool
+    ) -> PassthroughReader:
+        decoder = self._create_decoder(request)
+        if not request.stream:
+            reasons = None if isinstance(request, EmbeddingRequest) else self._finish_reasons
+            return UnaryPassthroughReader(decoder, NameReplacer(response.names), reasons)
+        return StreamPassthroughReader(
+            decoder, partial(response.create_encoder, request), forwards=forwards
+        )
+
+
+def _can_forward(rule: PassthroughRule, unknown_fields: AbstractSet[str]) -> bool:
+    """Whether workers may get these unknown fields."""
+    return rule.gateway_fields.isdisjoint(unknown_fields) and all(
+        map(rule.forwards_field, unknown_fields)
+    )
+
+
+def create_passthrough_decoder(
+    request: Request, complaint: Callable[[bytes], None] = raise_worker_error
+) -> ResponseDecoder:
+    """The decoder of a response in the manner of OpenAI; embeddings are only counted."""
+    if isinstance(request, EmbeddingRequest):
+        return EmbeddingCounter(len(request.inputs), complaint)
+    return GenerationDecoder(request, complaint=complaint)
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
+_EVENTS_PER_CHECK: Final = 32
+"""How many events are checked together."""
+_MAX_EVENT_BYTES: Final = 1 << 20
+_ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
+"""A letter that is written as an escape may belong to a key."""
+_FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*+:\s*+(?:"([^"]*+)")?')
+_TOOL_CALLS: Final = re.compile(rb'"tool_calls"\s*+:\s*+\[\s*+[^\]\s]')
+_FUNCTION_CALL: Final = re.compile(rb'"function_call"\s*+:\s*+\{')
+
+
+_PATTERNS: Final = {
+    key: re.compile(rb'"%b"\s*+:\s*+("(?:[^"\\]|\\.)*+")' % key.encode())
+    for key in ("id", "model", "model_name")
+}
+"""Finds the values of the keys that are replaced."""
+
+
+class NameReplacer:
+    """Replaces the values of some keys in JSON, in any spelling.
+
+    ``names`` are the new values by key; ``only`` replaces no other value than this.
+    """
+
+    def __init__(self, names: Mapping[str, str], only: str | None = None) -> None:
+        self._names = names
+        self._only = only
+
+    def replace(self, data: bytes) -> bytes:
+        """``data`` with the new values."""
+        for key, name in self._names.items():
+            quoted_key, pattern, value = b'"%b"' % key.encode(), _PATTERNS[key], _encode(name)
+            end = len(data)
+            while (start := data.rfind(quoted_key, 0, end)) >= 0:
+                found = pattern.match(data, start)
+                if found is not None and (self._only is None or self._is_only(found[1])):
+                    data = data[: found.start(1)] + value + data[found.end(1) :]
+                end = start
+        return data
+
+    def _is_only(self, value: bytes) -> bool:
+        try:
+            return bool(msgspec.json.decode(value) == self._only)
+        except JSON_ERRORS:
+            return False
+
+
+class UnaryPassthroughReader:
+    """Reads a unary response.
+
+    The client's encoder writes it instead if it deviates from the protocol, or is a stream.
+    Without ``finish_reasons`` it may hold anything.
+    """
+
+    def __init__(
+        self,
+        decoder: ResponseDecoder,
+        names: NameReplacer,
+        finish_reasons: frozenset[bytes] | None = None,
+    ) -> None:
+        self._decoder = decoder
+        self._names = names
+        self._finish_reasons = finish_reasons
+        self._chunks: list[bytes] = []
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        self._chunks += pieces
+        return b"", self._decoder.feed(b"".join(pieces))
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        body = b"".join(self._chunks).strip()
+        events = self._decoder.close()
+        return self._names.replace(body) if self._is_plain(body) else None, events
+
+    def _is_plain(self, body: bytes) -> bool:
+        if not body.startswith(b"{"):
+            return False
+        reasons = self._finish_reasons
+        return reasons is None or (
+            reasons.issuperset(_FINISH_REASON.findall(body))
+            and not _TOOL_CALLS.search(body)
+            and not _FUNCTION_CALL.search(body)
+            and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
+        )
+
+
+_chunk_decoder: Final = msgspec.json.Decoder(TextChunk)
+
+
+class _TextEvents:
+    """Forwards the events of a stream that hold only a piece of text.
+
+    ``block`` is the first of them, and ``written`` what the encoder wrote for it: all have the same
+    names. Raises msgspec.DecodeError and ValueError if such events must not be forwarded.
+    """
+
+    def __init__(self, block: bytes, written: bytes) -> None:
+        sample = _chunk_decoder.decode(block.removeprefix(b"data: "))
+        shown = _chunk_decoder.decode(written.rpartition(b"data: ")[2])
+        self._id, self._model = sample.id, sample.model
+        self._replacements: list[tuple[bytes, bytes]] = []
+        names = [("model", sample.model, shown.model)]
+        if shown.id:
+            names.append(("id", sample.id, shown.id))
+        for key, old, new in names:
+            spelling = _PATTERNS[key].search(block)
+            if spelling is None or msgspec.json.decode(spelling[1]) != old:
+                raise ValueError("a name is missing")
+            if old != new:
+                prefix = spelling[0][: spelling.start(1) - spelling.start()]
+                self._replacements.append((spelling[0], prefix + _encode(new)))
+
+    def forward(self, block: bytes, count: int) -> tuple[bytes, Sequence[Event]] | None:
+        """The events as the client may have them, and their text.
+
+        ``block`` has ``count`` events, without the last blank line. None if one of them must be
+        decoded.
+        """
+        chunks = self._parse(block, count)
+        if chunks is None:
+            return None
+        for old, new in self._replacements:
+            parts = block.split(old)
+            if len(parts) != count + 1:
+                return None
+            block = new.join(parts)
+        for chunk in chunks:
+            if chunk.model != self._model or chunk.id != self._id:
+                return None
+        events: list[Event] = []
+        read_text_chunks(chunks, events)
+        return block + b"\n\n", events
+
+    @staticmethod
+    def _parse(block: bytes, count: int) -> Sequence[TextChunk] | None:
+        """The chunks of these events, if each is one line with a piece of text."""
+        if not block.startswith(b"data: {") or b"\r" in block:
+            return None
+        try:
+            if count == 1:
+                return (_chunk_decoder.decode(block[6:]),)
+            if block.count(b"\n") != 2 * count - 2:
+                return None
+            chunks = _chunk_decoder.decode_lines(block[6:].replace(b"\n\ndata: ", b"\n"))
+        except JSON_ERRORS:
+            return None
+        return chunks if len(chunks) == count else None
+
+
+def _is_one_line(data: bytes) -> bool:
+    """Whether this is one complete event of one line, as most reads are."""
+    return data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
+
+
+class StreamPassthroughReader:
+    """Reads a stream by complete events. An error event is never forwarded.
+
+    ``create_encoder`` makes the encoder of events that are decoded, from the worker's metadata.
+    Without ``forwards`` these are all.
+    """
+
+    def __init__(
+        self,
+        decoder: ResponseDecoder,
+        create_encoder: Callable[[ResponseMetadata], ResponseEncoder] | None,
+        *,
+        forwards: bool = True,
+    ) -> None:
+        self._decoder = decoder
+        self._create_encoder = create_encoder
+        self._encoder: ResponseEncoder | None = None
+        self._may_forward = forwards
+        self._text_events: _TextEvents | None = None
+        self._pending = bytearray()
+        self._max_event_bytes = _MAX_EVENT_BYTES
+        self._has_started = False
+        self._is_unary = False
+        self._pending_error: GatewayError | None = None
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._text_events is not None and not self._pending and _is_one_line(data):
+            forwarded = self._text_events.forward(data[:-2], 1)
+            if forwarded is not None:
+                return forwarded
+        if not self._has_started and (self._is_unary or self._begins_object(data)):
+            pending, self._pending, self._is_unary = bytes(self._pending), bytearray(), True
+            return None, self._decoder.feed(pending + data)
+        complete = self._take_complete(data)
+        if not complete:
+            return b"", ()
+        self._has_started = True
+        out: list[bytes] = []
+        events: list[Event] = []
+        try:
+            self._read_events(complete, out, events)
+        except GatewayError as error:
+            if not out:
+                raise
+            self._pending_error = error  # raised after the preceding events are passed on
+        return b"".join(out), events
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        block = bytes(self._pending)
+        events = [*self._decoder.feed(block), *self._decoder.close()]
+        return (None if self._is_unary else self._write(block.strip(), events)), events
+
+    def _begins_object(self, data: bytes) -> bool:
+        """Whether the body is a JSON object instead of a stream."""
+        return (bytes(self._pending[:64]) + data[:64]).lstrip()[:1] == b"{"
+
+    def _take_complete(self, data: bytes) -> bytes:
+        """The complete events among the bytes so far; the rest is kept."""
+        pending = self._pending
+        if not pending and data.endswith(b"\n\n"):
+            return data
+        start = max(len(pending) - 3, 0)
+        pending += data
+        end = max(pending.rfind(b"\n\n", start) + 2, pending.rfind(b"\n\r\n", start) + 3)
+        if end <= 3:  # noqa: PLR2004 - nothing was found
+            end = 0
+        complete = bytes(pending[:end])
+        del pending[:end]
+        if len(pending) > self._max_event_bytes:
+            most = self._max_event_bytes
+            raise WorkerFailed(f"The worker sent an event of more than {most} bytes.")
+        return complete
+
+    def _read_events(self, complete: bytes, out: list[bytes], events: list[Event]) -> None:
+        """Forward or decode these events."""
+        blocks = _BLANK_LINE.split(complete) if b"\r" in complete else complete.split(b"\n\n")
+        blocks.pop()
+        start = 0
+        while start < len(blocks):
+            size = 1 if self._text_events is None else _EVENTS_PER_CHECK
+            self._read_blocks(blocks[start : start + size], out, events)
+            start += size
+
+    def _read_blocks(self, blocks: list[bytes], out: list[bytes], events: list[Event]) -> None:
+        """Forward these events together, or halve them until those to decode are found."""
+        if self._text_events is not None:
+            forwarded = self._text_events.forward(b"\n\n".join(blocks), len(blocks))
+            if forwarded is not None:
+                out.append(forwarded[0])
+                events += forwarded[1]
+                return
+        if len(blocks) == 1:
+            self._decode(blocks[0], out, events)
+            return
+        middle = len(blocks) // 2
+        self._read_blocks(blocks[:middle], out, events)
+        self._read_blocks(blocks[middle:], out, events)
+
+    def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
+        """Decode an event, and write it with the encoder."""
+        decoded = self._decoder.feed(block + b"\n\n")
+        self._decoder.feed(b"")  # raises an error that the decoder holds back
+        if written := self._write(block, decoded):
+            out.append(written)
+        if not decoded:
+            return
+        events += decoded
+        if any(type(event) is ChoiceEnd for event in decoded):
+            self._may_forward, self._text_events = False, None
+        elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
+            self._may_forward = False
+            with suppress(ValueError, *JSON_ERRORS):
+                self._text_events = _TextEvents(block, written)
+
+    def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
+        """The bytes for the client of an event that was decoded."""
+        del block
+        if not events:
+            return b""
+        if self._encoder is None:
+            assert self._create_encoder is not None  # noqa: S101 - the subclass writes without it
+            known = (event for event in events if type(event) is ResponseMetadata)
+            self._encoder = self._create_encoder(next(known, ResponseMetadata()))
+        return self._encoder.encode_events(events)
+
+
+class VerbatimStreamReader(StreamPassthroughReader):
+    """Reads a stream whose events hold more than an encoder could write: all data is forwarded."""
+
+    def __init__(
+        self,
+        decoder: ResponseDecoder,
+        names: NameReplacer,
+        max_event_bytes: int = _MAX_EVENT_BYTES,
+    ) -> None:
+        super().__init__(decoder, None, forwards=False)
+        self._names = names
+        self._max_event_bytes = max_event_bytes
+
+    def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
+        del events
+        lines = [line for line in block.splitlines() if line.startswith(b"data:")]
+        return self._names.replace(b"\n".join(lines)) + b"\n\n" if lines else b""

@@ -1,0 +1,77 @@
+"""What is left of a connection whose client has gone."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+
+from gateway.http_server.connection import ClientConnection
+from gateway.http_server.listener import NativeListener
+from gateway.http_server.overload import ConnectionLimits
+from gateway.pipeline.http import HttpRequest, ResponseWriter
+
+REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Held:
+    """A local variable of an abandoned request."""
+
+    def __init__(self, task: asyncio.Task[object] | None) -> None:
+        self.task = task
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Objects die by reference counting only."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_abandoned_stream_leaves_no_reference_cycle(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither through its task and the error that cancelled it, nor through its parser."""
+    alive = weakref.WeakSet[object]()
+    made_parser = ClientConnection.__init__
+
+    def note_parts(self: ClientConnection, *arguments: object) -> None:
+        made_parser(self, *arguments)  # type: ignore[arg-type]
+        alive.add(self)
+        alive.add(self._parser)
+
+    monkeypatch.setattr(ClientConnection, "__init__", note_parts)
+
+    async def stream(http: HttpRequest, writer: ResponseWriter) -> None:
+        task = asyncio.current_task()
+        held = Held(task)
+        alive.add(held)
+        alive.add(task)
+        await http.body(10)
+        writer.start(200, ())
+        writer.write(b"data")
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    async def abandon() -> None:
+        listener = NativeListener(stream, ConnectionLimits())
+        port = await listener.listen("127.0.0.1", 0)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUEST)
+            await reader.readuntil(b"data")
+            assert len(alive) == 4
+            writer.transport.abort()
+            async with asyncio.timeout(5):
+                while alive:  # noqa: ASYNC110 - it has no event
+                    await asyncio.sleep(0.01)
+        await listener.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(abandon())
