@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Serve
-from tests.serving import serving
+from tests.serving import run_server
 
 LIMIT = 1 << 20
 CHUNK = b"x" * (1 << 16)
@@ -49,7 +49,7 @@ async def endless_worker() -> AsyncIterator[tuple[str, list[int]]]:
             await writer.drain()
             sent[0] += len(CHUNK)
 
-    async with serving(respond) as url:
+    async with run_server(respond) as url:
         yield url, sent
 
 
