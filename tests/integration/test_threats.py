@@ -16,7 +16,7 @@ from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
 from protocols.core.units import has_dot_segment
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
-from tests.serving import run_server
+from tests.tcp_server import run_server
 
 REGISTERED = ProtocolRegistry(PROTOCOLS)
 CHAT = "/v1/chat/completions"
