@@ -192,4 +192,4 @@ def test_the_configuration_says_how_a_field_is_written() -> None:
     assert "| `drain_timeout` | [duration](#units) | `1m` |" in page
     assert "| `kind` | `pool` | implied by `workers` |" in page
     assert "| `top_p` | a number above 0 to 1 |  |" in page
-    assert "A lone value is its `url`." in page
+    assert "A single value in place of the mapping sets `url`." in page
