@@ -1,0 +1,81 @@
+"""The gateway under test: its configuration in each revision's words, and another revision."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.bench import ours
+from tests.bench.ours import Keywords
+from tests.bench.targets import Seat
+from tests.bench.traffic import KEYS, MODELS
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Seat:
+    return Seat(43210, 54321, tmp_path, 43211)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("gateway/core", ("dialects", "dialect", "front", "reference")),
+        ("protocols/core", ("protocols", "protocol", "http_server", "aiohttp")),
+    ],
+)
+def test_benchmark_configuration_uses_the_keys_of_its_revision(
+    tmp_path: Path, seat: Seat, folder: str, words: tuple[str, str, str, str]
+) -> None:
+    protocols, protocol, server, aiohttp = words
+    tree = tmp_path / "tree"
+    (tree / folder).mkdir(parents=True)
+    begun = ours.start(seat, tree, aiohttp=True)
+    assert begun.folder == tree
+    assert begun.environment == {"PYTHONPATH": str(tree)}
+    config = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))
+    [listener] = config["listeners"]
+    assert listener[protocols][0] == "openai"
+    assert listener[server] == aiohttp
+    assert [backend[protocol] for backend in config["backends"].values()] == ["openai", "triton"]
+    assert len(config["keys"]) == len(KEYS)
+    assert len(config["models"]) == 2 * (len(MODELS) + 1)
+    ours.start(seat, tree)
+    [listener] = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))["listeners"]
+    assert server not in listener
+
+
+def run_git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    command = ["git", "-C", str(folder), *identity, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_compared_revision_runs_from_its_own_worktree(
+    tmp_path: Path, seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (root / "protocols" / "core").mkdir(parents=True)
+    file = root / "protocols" / "core" / "file"
+    file.write_text("old")
+    run_git(tmp_path, "init", "--quiet", str(root))
+    run_git(root, "add", ".")
+    run_git(root, "commit", "--quiet", "-m", "first")
+    file.write_text("new")
+    monkeypatch.setattr(ours, "ROOT", root)
+
+    with ours.at_revision("HEAD") as gateway:
+        assert gateway.name == "revision HEAD"
+        assert gateway.start is not None
+        tree = gateway.start(seat).folder
+        assert tree is not None
+        assert (tree / "protocols" / "core" / "file").read_text() == "old"
+        assert ours.keywords(tree) == Keywords()
+    assert not tree.exists()
+    assert len(run_git(root, "worktree", "list").splitlines()) == 1
+
+    with pytest.raises(RuntimeError, match="--against nothing: "), ours.at_revision("nothing"):
+        pass
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="needs git"), ours.at_revision("HEAD"):
+        pass

@@ -1,0 +1,34 @@
+"""A client that leaves has left the worker too: its connection is closed at once."""
+
+import asyncio
+
+import pytest
+
+from tests.cross.clients import Client
+from tests.cross.conftest import CrossEnvironment
+from tests.cross.script import RequestOptions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CEILING = 1.0
+"""Seconds, on a machine that is shared; the aim is a tenth of that."""
+
+
+async def test_client_disconnect_closes_the_worker_connection(
+    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
+) -> None:
+    request = client.asks(f"{worker}-slow", RequestOptions(stream=stream))
+    _, writer = await asyncio.open_connection("127.0.0.1", floor.port)
+    lines = [f"POST {request.url.raw_path.decode()} HTTP/1.1", "Host: x"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(request.content)}", "", ""]
+    writer.write("\r\n".join(lines).encode() + request.content)
+    asked = await floor.stage.until_asked()
+
+    writer.close()
+    left = asyncio.get_running_loop().time()
+
+    assert await floor.stage.until_left(asked) - left < CEILING
+    async with asyncio.timeout(CEILING):
+        while not floor.records:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+    assert floor.record.outcome == "cancelled"

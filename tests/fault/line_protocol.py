@@ -1,0 +1,211 @@
+"""A small dialect for tests of the pool, and the pool around it.
+
+A worker writes lines: JSON objects ``{"text": "..."}``, and at last ``end``. A line that begins
+with ``start`` says nothing of the answer.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from random import Random
+from time import monotonic
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+
+from backends.http.interfaces import HttpClient, WorkerConfig
+from backends.interfaces import Deadline, PreparedRequest, RequestContext, Timeouts
+from backends.pool.pool import PoolBackend
+from backends.pool.settings import (
+    HealthCheckSettings,
+    PoolContext,
+    PoolSettings,
+    UpstreamAuthSettings,
+    WorkerSourceSettings,
+)
+from protocols.core.errors import (
+    GatewayError,
+    Overloaded,
+    RateLimitExceeded,
+    StreamBroken,
+    WorkerFailed,
+)
+from protocols.core.events import ChoiceEnd, Event, StreamEnd, StreamStart, TextDelta
+from protocols.core.interfaces import Clock, ResponseDecoder, UpstreamAdapter, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import GenerationRequest, Request
+from protocols.core.units import Secret
+
+LIMIT = 1 << 20
+STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
+UNARY = GenerationRequest(model="m", kind="completion", prompts=("hi",))
+
+
+def encode_line(text: str) -> bytes:
+    """A line that a worker writes."""
+    return msgspec.json.encode({"text": text}) + b"\n"
+
+
+class LineDecoder:
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._ended = False
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        self._buffer += data
+        *lines, rest = bytes(self._buffer).split(b"\n")
+        self._buffer = bytearray(rest)
+        if len(rest) > LIMIT:
+            raise WorkerFailed(f"a line of more than {LIMIT} bytes")
+        return [event for line in lines for event in self._read(line)]
+
+    def close(self) -> Sequence[Event]:
+        if not self._ended:
+            raise StreamBroken("the lines stopped before their end")
+        return [StreamEnd()]
+
+    def _read(self, line: bytes) -> Sequence[Event]:
+        if line == b"end":
+            self._ended = True
+            return [ChoiceEnd("eos")]
+        if line.startswith(b"start"):
+            return [StreamStart()]
+        try:
+            return [TextDelta(msgspec.json.decode(line)["text"])]
+        except msgspec.DecodeError:
+            raise WorkerFailed("a line is not JSON") from None
+
+
+class LineProtocol:
+    """A WorkerDialect."""
+
+    name = "lines"
+    health_request = UpstreamRequest("/health", b"", method="GET")
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        return (UnsupportedParameter("seed", "dropped"),)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        headers = (("Content-Type", "application/json"), ("X-Secret", "never sent"))
+        return UpstreamRequest("/say?to=me", msgspec.json.encode({"model": request.model}), headers)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        return LineDecoder()
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        if status == 429:
+            return RateLimitExceeded(
+                "the worker is busy", retry_after=float(headers["retry-after"])
+            )
+        if status == 503:
+            return Overloaded("the worker is overloaded")
+        return WorkerFailed(f"the worker failed: {len(body)} bytes", status=status)
+
+
+SOON = Timeouts(connect=1.0, first_token=5.0, idle=5.0, total=20.0)
+
+
+def pool_settings(*workers: WorkerConfig | str, **settings: Any) -> PoolSettings:
+    """The settings of a pool with these workers."""
+    configs = [WorkerConfig(one) if isinstance(one, str) else one for one in workers]
+    sources = tuple(
+        WorkerSourceSettings(
+            url=one.url,
+            weight=one.weight,
+            max_concurrency=one.max_concurrency,
+            auth=None if one.bearer is None else UpstreamAuthSettings(Secret(one.bearer)),
+        )
+        for one in configs
+    )
+    return PoolSettings(protocol="lines", workers=sources, **settings)
+
+
+@asynccontextmanager
+async def run_pool(
+    *workers: WorkerConfig | str,
+    timeouts: Timeouts = SOON,
+    upstream: HttpClient | None = None,
+    dialect: UpstreamAdapter | None = None,
+    clock: Clock = monotonic,
+    models: Sequence[str] = (),
+    health: HealthCheckSettings | None = None,
+    **settings: Any,
+) -> AsyncIterator[PoolBackend]:
+    """A started pool that speaks lines; without ``health`` it has no health checks."""
+    backend = PoolBackend(
+        pool_settings(
+            *workers, timeouts=timeouts, health=health or HealthCheckSettings(), **settings
+        ),
+        adapter=dialect or LineProtocol(),
+        clock=clock,
+        draw=Random(7).random,
+        context=PoolContext(models=models),
+        http_client=upstream,
+        has_health_checks=health is not None,
+    )
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def build_context(total: float = 20.0, **more: Any) -> RequestContext:
+    """An exchange that may take ``total`` seconds."""
+    return RequestContext("req-1", Deadline(monotonic, total), monotonic, **more)
+
+
+class CollectEvents(Protocol):
+    """``heard`` or ``poured``."""
+
+    async def __call__(
+        self, backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+    ) -> list[Event]: ...
+
+
+async def collect_events(
+    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+) -> list[Event]:
+    """Every event of the answer; ``into`` keeps those that came before an error."""
+    events: list[Event] = [] if into is None else into
+    async with aclosing(backend.send(PreparedRequest(request), build_context())) as batches:
+        async for _, batch in batches:
+            events += batch
+    return events
+
+
+async def collect_pushed_events(
+    backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
+) -> list[Event]:
+    """As ``heard``, by one who takes what comes at once."""
+    events: list[Event] = [] if into is None else into
+
+    def take(data: bytes | None, batch: Sequence[Event]) -> bool:
+        assert data is None
+        events.extend(batch)
+        return True
+
+    async with aclosing(backend.send(PreparedRequest(request), build_context(), take)) as batches:
+        async for _, batch in batches:
+            events += batch
+    return events
+
+
+every_way = pytest.mark.parametrize("hear", [collect_events, collect_pushed_events])
+
+
+def join_text(events: Sequence[Event]) -> str:
+    """What was said."""
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+async def wait_until(true: Callable[[], bool]) -> None:
+    """Waits until something is so, for 5 s at most. Raises TimeoutError."""
+    for _ in range(500):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError

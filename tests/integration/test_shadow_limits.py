@@ -1,0 +1,271 @@
+"""Copies of requests: what ends them, and what they leave to clients."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gateway.config.loader import load_bytes
+from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked
+from tests.integration.shadow_config import (
+    LISTEN,
+    NONE,
+    PROBED,
+    STREAM,
+    TRIED,
+    TROUBLE,
+    Begin,
+    build_echo_config,
+    build_worker_config,
+    run_gateways,
+)
+
+
+@pytest.fixture
+async def start_gateway() -> AsyncIterator[Begin]:
+    """Starts gateways."""
+    async with run_gateways() as start:
+        yield start
+
+
+SHARED = (
+    LISTEN
+    + """
+backends:
+  one: {kind: echo, script: [a, b, c]}
+  both: {protocol: openai, workers: [WORKERS], total_concurrency: MOST, health: {interval: 1h},
+         retries: {max: 1, budget: 100%}, breaker: {consecutive_failures: 2}, queue: {max: ROOM}}
+models:
+  chat: {versions: {"1": {backend: one}, "2": {backend: both, model: new}},
+         split: {weights: {"1": 1, "2": 0}}, SHADOW}
+  other: {backend: both, model: old}
+"""
+)
+
+
+def build_shared_pool_config(*workers: ScriptedWorker, most: int = 1, room: int = 0) -> str:
+    text = SHARED.replace("MOST", str(most)).replace("ROOM", str(room))
+    return build_worker_config(*workers, text=text)
+
+
+# --- its bounds -----------------------------------------------------------------------------------
+
+
+async def test_shadow_requests_above_max_concurrency_are_dropped(start_gateway: Begin) -> None:
+    shadow = 'shadow: {to: "2", share: 100%, max_concurrency: 2}'
+    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker, shadow=shadow))
+        for _ in range(5):
+            assert (await front.ask()).status_code == 200
+        await worker.until_asked(2)
+        assert [one.shadow.outcome for one in front.told] == ["dropped"] * 3
+        await front.shadows.aclose()
+        told = await front.until_told(5)
+        assert (told.shadow.outcome, told.primary.outcome) == ("cancelled", "ok")
+        await front.ask()
+        await worker.until_asked(3)
+
+    assert worker.most_active == 2
+
+
+async def test_shadow_request_has_its_own_timeout(start_gateway: Begin) -> None:
+    shadow = 'shadow: {to: "2", share: 100%, timeout: 100ms}'
+    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker, shadow=shadow))
+        answer = await front.ask({"x-interlingua-timeout": "20"})
+        told = await front.until_told()
+        await worker.until_left()
+
+    assert answer.status_code == 200
+    assert (told.shadow.outcome, told.shadow.error) == ("gateway_error", "DeadlineExceeded")
+    assert told.primary.outcome == "ok"
+
+
+async def test_client_disconnect_cancels_the_shadow_request(start_gateway: Begin) -> None:
+    text = TRIED.replace("delay: 5ms", "delay: 30s")
+    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker, text=text))
+        leaving = asyncio.create_task(front.ask(stream=True))
+        await worker.until_asked()
+        leaving.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaving
+        await worker.until_left()
+        told = await front.until_told()
+
+    assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
+
+
+@pytest.mark.parametrize("what", ["generate", "generate_stream"])
+async def test_stop_infer_cancels_the_shadow_request(start_gateway: Begin, what: str) -> None:
+    text = TRIED.replace("delay: 5ms", "delay: 50ms").replace("[openai, triton]", "[mindie]")
+    text = text.replace("[a, b, c]", f"[{', '.join('abc' * 100)}]")
+    body = {"id": "a1", "text_input": "hi"}
+    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker, text=text))
+        asked = asyncio.create_task(front.http.post(f"/v2/models/chat/{what}", json=body))
+        await worker.until_asked()
+        stopped = await front.http.post("/v2/models/chat/stopInfer", json=body)
+        await worker.until_left()
+        told = await front.until_told()
+        await asked
+
+    assert stopped.status_code == 200
+    assert b"a1" not in worker.requests[0].body
+    assert told.primary.error == "ClientDisconnected"
+    assert told.shadow.outcome == "cancelled"
+
+
+async def test_write_timeout_of_the_client_cancels_the_shadow_request(
+    start_gateway: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(exchange: Any, live: set[Any], *, stream: bool) -> None:
+        del live, stream
+        await worker.until_asked()
+        exchange._record.outcome = "cancelled"
+        exchange._writer.send_response(200, (), b"")
+
+    monkeypatch.setattr("gateway.pipeline.responder.Responder.run", deaf)
+    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker))
+        await front.ask()
+        await worker.until_left()
+        told = await front.until_told()
+
+    assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
+
+
+async def test_failed_primary_does_not_cancel_the_shadow_request(start_gateway: Begin) -> None:
+    text = TRIED.replace("delay: 5ms", "fail: {mode: disconnect, after_chunks: 1}")
+    go = asyncio.Event()
+    slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
+    async with ScriptedWorker(slow, probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker, text=text))
+        for stream in (False, True):
+            go.clear()
+            await front.ask(stream=stream)
+            go.set()
+            told = await front.until_told(1 + stream)
+            assert told.shadow.outcome == "ok"
+            assert told.primary.error == "StreamBroken"
+            assert told.primary.outcome == ("truncated" if stream else "worker_error")
+            assert told.equal is None
+
+
+async def test_gateway_stop_cancels_shadow_requests(start_gateway: Begin) -> None:
+    before = asyncio.all_tasks()
+    async with ScriptedWorker([HANG], probed=PROBED) as worker:
+        front = await start_gateway(build_worker_config(worker))
+        await front.ask()
+        await worker.until_asked()
+        await front.stop()
+        left = [one for one in asyncio.all_tasks() - before if "ScriptedWorker" not in repr(one)]
+        told = await front.until_told()
+
+    assert left == []
+    assert told.shadow.outcome == "cancelled"
+
+
+async def test_shadow_request_survives_a_reload(start_gateway: Begin) -> None:
+    go = asyncio.Event()
+    slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
+    async with ScriptedWorker(slow, probed=PROBED) as worker:
+        front = await start_gateway(
+            build_worker_config(worker).replace("drain_timeout: 0s", "drain_timeout: 9s")
+        )
+        await front.ask(stream=True)
+        await worker.until_asked()
+        await front.app.apply_config(
+            load_bytes(build_echo_config(shadow=NONE).encode(), "test.yaml", env={})
+        )
+        await front.ask(stream=True)
+        go.set()
+        told = await front.until_told()
+
+    assert [told.id, told.shadow.outcome] == ["id-0", "ok"]
+    assert told.equal is True
+
+
+# --- workers that both have -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 5])
+async def test_shadow_request_is_dropped_for_a_waiting_client_request(
+    start_gateway: Begin, room: int
+) -> None:
+    async with ScriptedWorker([HANG], [chunked(*STREAM)], probed=PROBED) as worker:
+        front = await start_gateway(build_shared_pool_config(worker, room=room))
+        await front.ask()
+        await worker.until_asked()
+        answer = await front.ask(model="other", stream=True)
+        told = await front.until_told()
+        await worker.until_left()
+
+    assert answer.status_code == 200
+    assert [json.loads(sent.body)["model"] for sent in worker.requests] == ["new", "old"]
+    assert (told.shadow.outcome, told.shadow.error) == ("dropped", "")
+
+
+async def test_shadow_request_is_queued_behind_all_client_requests(start_gateway: Begin) -> None:
+    go = asyncio.Event()
+    slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
+    async with ScriptedWorker(slow, [chunked(*STREAM)], probed=PROBED) as worker:
+        front = await start_gateway(build_shared_pool_config(worker, room=5))
+        asks = [asyncio.create_task(front.ask(model="other", stream=True))]
+        await worker.until_asked()
+        await front.ask(stream=True)
+        for _ in range(3):
+            asks.append(asyncio.create_task(front.ask(model="other", stream=True, priority=255)))
+            await asyncio.sleep(0.02)
+        go.set()
+        answers = [await one for one in asks]
+        told = await front.until_told()
+
+    assert [one.status_code for one in answers] == [200] * 4
+    models = [json.loads(sent.body)["model"] for sent in worker.requests]
+    assert models == ["old", "old", "old", "old", "new"]
+    assert told.shadow.outcome == "ok"
+
+
+async def test_shadow_failures_do_not_eject_workers(start_gateway: Begin) -> None:
+    reply = TROUBLE["fails"]
+    async with (
+        ScriptedWorker(reply, probed=PROBED) as one,
+        ScriptedWorker(reply, probed=PROBED) as two,
+    ):
+        front = await start_gateway(build_shared_pool_config(one, two, most=9, room=9))
+        for n in range(6):
+            await front.ask()
+            told = await front.until_told(n + 1)
+            assert (told.shadow.outcome, told.shadow.error) == ("worker_error", "WorkerFailed")
+
+        assert one.asked + two.asked == 6
+        pool = front.app.backends["both"]
+        assert [worker.state for worker in pool.report_workers()] == ["up", "up"]  # type: ignore[attr-defined]
+
+
+async def test_shadow_requests_do_not_count_in_worker_latency(start_gateway: Begin) -> None:
+    async with ScriptedWorker([chunked(*STREAM)], probed=PROBED) as worker:
+        front = await start_gateway(build_shared_pool_config(worker, most=9))
+        pool: Any = front.app.backends["both"]
+        for model in ("chat", "other"):
+            assert [one.latency for one in pool.report_workers()] == [None]
+            assert (await front.ask(model=model, stream=True)).status_code == 200
+            await front.until_told()
+        assert [one.latency for one in pool.report_workers()] != [None]
+
+
+async def test_shadow_requests_have_their_own_metrics(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config() + 'admin: {address: "127.0.0.1:0"}\n')
+    await front.ask()
+    await front.until_told()
+    page = await front.http.get(f"{front.urls[-1]}/metrics")
+
+    assert (
+        'interlingua_shadow_requests_total{model="chat",outcome="ok",version="2"} 1.0' in page.text
+    )
+    assert 'interlingua_shadow_equal_total{model="chat",version="2"} 1.0' in page.text
+    assert 'interlingua_requests_total{backend="two"' not in page.text

@@ -1,0 +1,13 @@
+"""What a request asks of a worker, beside its prompt."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from protocols.core.loss import find_unsupported_parameters
+from protocols.core.request import Request
+
+
+def list_requested_parameters(request: Request) -> Mapping[str, Any]:
+    """All that a worker that carries nothing would lose, by path."""
+    lost = find_unsupported_parameters(request, {}, {}, extra=True)
+    return {one.path: request.set_fields[one.path] for one in lost}
