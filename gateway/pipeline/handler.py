@@ -257,10 +257,11 @@ class RequestHandler:
             client_request = _make_client_request(match, http, record, body)
             recorder.record_request(adapter, client_request, principal, http.peer)
             if match.endpoint.task in _MODEL_TASKS:
-                if len(body) < _LARGE_BODY:
-                    info = adapter.read_routing_info(client_request)
-                else:
-                    info = await asyncio.to_thread(adapter.read_routing_info, client_request)
+                info = (
+                    adapter.read_routing_info(client_request)
+                    if len(body) < _LARGE_BODY
+                    else await asyncio.to_thread(adapter.read_routing_info, client_request)
+                )
                 routed = RoutedRequest(
                     adapter,
                     client_request,

@@ -17,6 +17,7 @@ from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
+from protocols.core.units import has_dot_segment
 
 AllowedModels = frozenset[str] | None
 """The public models that a principal may use; None is all."""
@@ -291,7 +292,7 @@ class Router:
 
     def _resolve_catch_all(self, name: str) -> Model:
         model = self._by_name.get(CATCH_ALL_MODEL)
-        if model is None or not name:
+        if model is None or not name or has_dot_segment(name):  # workers get it in paths
             raise ModelNotFound(_describe_unknown_model(name), model=name)
         targets = {
             key: replace(target, backend_model=name) for key, target in model.targets.items()
