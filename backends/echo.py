@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from backends.interfaces import (
+    Backend,
     BackendRequest,
     EventSink,
     PreparedRequest,
@@ -80,7 +81,7 @@ class ScriptedFailure(Struct, frozen=True):
                 return Overloaded("no worker is available", retry_after=self.retry_after)
 
 
-class EchoBackend:
+class EchoBackend(Backend):
     """Returns ``script``, or the prompt. ``delay`` seconds pass before each piece."""
 
     ready = True
