@@ -238,8 +238,8 @@ class ClientConnection(asyncio.Protocol):
             if request.is_complete:
                 self._state = "answer"
             else:
-                self._set_state("body")
-                self._body_since = owner.loop_time
+                self._state = "body"
+                self._state_since = self._body_since = owner.loop_time
             writer = self._writer = Http1ResponseWriter(
                 transport, owner, request, request.method == "HEAD"
             )
@@ -277,7 +277,8 @@ class ClientConnection(asyncio.Protocol):
             if self._queue:
                 self._on_request(self._queue.popleft())
             else:
-                self._set_state("head")
+                self._state = "head"
+                self._state_since = self._owner.loop_time
 
     def _send_bad_request(self, error: BadRequest) -> None:
         self._owner.malformed_by_status[error.status] += 1

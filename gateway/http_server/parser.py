@@ -44,7 +44,8 @@ class IncomingRequest(Struct, eq=False):
     is_broken: bool = False
     """Whether the body is malformed or incomplete."""
     _limit: int | None = None
-    _waiter: asyncio.Future[None] | None = None
+    waiter: asyncio.Future[None] | None = None
+    """Set while a reader waits for more of the body."""
 
     @property
     def is_full(self) -> bool:
@@ -105,16 +106,16 @@ class IncomingRequest(Struct, eq=False):
             if self.is_full:
                 raise _build_too_large(limit)
             self._resume_body()
-            self._waiter = self._loop.create_future()
+            self.waiter = self._loop.create_future()
             try:
-                await self._waiter
+                await self.waiter
             finally:
-                self._waiter = None
+                self.waiter = None
 
     def notify(self) -> None:
         """Wake the reader of the body."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 def _build_too_large(limit: int) -> RequestTooLarge:
@@ -312,7 +313,8 @@ class RequestParser:
         """A request is there as a whole, unless the parser awaits another protocol now."""
         if (body := self.body_request) is not None and self._upgrade_request is None:
             body.is_complete = True
-            body.notify()
+            if body.waiter is not None:
+                body.notify()
             self.body_request = None
 
     # --- pieces of the input --------------------------------------------------------------------
