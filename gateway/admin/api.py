@@ -17,9 +17,10 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
+from gateway.config.schema import ServerLimitsConfig
 from gateway.explain.report import ExplainRequest
 from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
-from gateway.http_server.overload import BodyBudget, ConnectionLimits
+from gateway.http_server.overload import BodyBudget
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.catalog import Catalog
 from protocols.core.errors import MalformedRequest
@@ -40,10 +41,10 @@ MAX_BODY_SIZE: Final = 64 << 10
 """Maximum bytes of a body."""
 _BODY_TIMEOUT: Final = 10.0
 """Seconds to receive a body."""
-CONNECTION_LIMITS: Final = ConnectionLimits(
-    max_header_size=8 << 10,
-    max_connections=64,
-    max_per_address=1 << 16,  # none: operators may share an address, and they have the key
+CONNECTION_LIMITS: Final = ServerLimitsConfig(
+    header=8 << 10,
+    connections=64,
+    connections_per_address=1 << 16,  # none: operators may share an address, and they have the key
     header_timeout=5.0,
     body_timeout=_BODY_TIMEOUT,
 )

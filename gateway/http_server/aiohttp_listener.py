@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from aiohttp import HttpVersion11, StreamReader, hdrs, web
 
-from gateway.http_server.connection import HandleRequest
+from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.connection import LINGER_TIMEOUT, HandleRequest
 from gateway.http_server.overload import (
     BodyBudget,
-    ConnectionLimits,
     ConnectionTracker,
     build_body_overload,
     get_peer_address,
+    is_body_overdue,
 )
 from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
@@ -58,7 +59,7 @@ class BodyReader:
 
     __slots__ = ("_budget", "_limits", "_size")
 
-    def __init__(self, limits: ConnectionLimits, budget: BodyBudget) -> None:
+    def __init__(self, limits: ServerLimitsConfig, budget: BodyBudget) -> None:
         self._limits = limits
         self._budget = budget
         self._size = 0
@@ -78,7 +79,7 @@ class BodyReader:
             while piece := await self._read_piece(raw.content):
                 buffer += piece
                 self._count(len(piece), limit)
-                if self._limits.is_body_overdue(loop.time() - started, len(buffer)):
+                if is_body_overdue(self._limits, loop.time() - started, len(buffer)):
                     raise TimeoutError
         except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
@@ -255,14 +256,14 @@ def _plain_response(status: int, message: str) -> web.Response:
 class LimitedServer(web.Server):
     """An aiohttp server with limits of connections."""
 
-    def __init__(self, handler: AiohttpHandler, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, handler: AiohttpHandler, limits: ServerLimitsConfig, **kwargs: Any) -> None:
         super().__init__(
             self._handle_counted,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
-            lingering_time=limits.linger_timeout,
+            lingering_time=LINGER_TIMEOUT,
             **kwargs,
         )
         self._handler = handler
@@ -275,10 +276,10 @@ class LimitedServer(web.Server):
         """Make the protocol of a connection."""
         return AiohttpConnection(self, loop=self._loop, **self._kwargs)
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ServerLimitsConfig) -> None:
         """Set the limits of new connections."""
         self.tracker.limits = limits
-        size = limits.max_header_size
+        size = limits.header
         self._kwargs.update(
             max_line_size=size, max_field_size=size, keepalive_timeout=limits.idle_timeout
         )
@@ -315,7 +316,7 @@ class AiohttpListener:
     def __init__(
         self,
         handle_request: HandleRequest,
-        limits: ConnectionLimits,
+        limits: ServerLimitsConfig,
         body_budget: BodyBudget | None = None,
     ) -> None:
         """``body_budget`` is shared by the listeners of a process."""
@@ -331,7 +332,7 @@ class AiohttpListener:
         self._idle_event = asyncio.Event()
         self._idle_event.set()
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ServerLimitsConfig) -> None:
         """Set the limits of new connections."""
         self._server.set_limits(limits)
 
@@ -407,7 +408,7 @@ class AiohttpListener:
 class ApplicationListener:
     """A listening address of an aiohttp application, with limits of its own."""
 
-    def __init__(self, application: web.Application, limits: ConnectionLimits) -> None:
+    def __init__(self, application: web.Application, limits: ServerLimitsConfig) -> None:
         self._runner = web.AppRunner(
             application,
             handle_signals=False,

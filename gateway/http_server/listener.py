@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from backends.aio import WriteBatcher
+from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
-from gateway.http_server.overload import BodyBudget, ConnectionLimits, ConnectionTracker
+from gateway.http_server.overload import BodyBudget, ConnectionTracker, compute_check_interval
 from gateway.http_server.sockets import ListenSockets
 
 # The listener interface, and its implementations by configured name.
@@ -32,7 +33,7 @@ class Listener(Protocol):
     is_draining: bool
     """Whether each response closes its connection."""
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ServerLimitsConfig) -> None:
         """Set the limits of new connections."""
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
@@ -85,7 +86,7 @@ class NativeListener:
     def __init__(
         self,
         handle_request: HandleRequest,
-        limits: ConnectionLimits,
+        limits: ServerLimitsConfig,
         body_budget: BodyBudget | None = None,
     ) -> None:
         """``body_budget`` is shared by the listeners of a process."""
@@ -107,12 +108,12 @@ class NativeListener:
         """Set when no request runs; created by the first waiter."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ServerLimitsConfig) -> None:
         """Set the limits of new connections."""
         self._tracker.limits = limits
 
     @property
-    def limits(self) -> ConnectionLimits:
+    def limits(self) -> ServerLimitsConfig:
         """The limits of new connections."""
         return self._tracker.limits
 
@@ -133,7 +134,9 @@ class NativeListener:
         loop = asyncio.get_running_loop()
         self.loop_time = loop.time()
         bound = await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
-        self._timer = loop.call_later(self.limits.check_interval, self._check_timeouts, loop)
+        self._timer = loop.call_later(
+            compute_check_interval(self.limits), self._check_timeouts, loop
+        )
         return bound
 
     @property
@@ -228,4 +231,6 @@ class NativeListener:
         self.loop_time = loop.time()
         for connection in list(self._connections):
             connection.check_timeouts()
-        self._timer = loop.call_later(self.limits.check_interval, self._check_timeouts, loop)
+        self._timer = loop.call_later(
+            compute_check_interval(self.limits), self._check_timeouts, loop
+        )

@@ -25,8 +25,8 @@ import uvloop
 from msgspec import Struct
 
 from gateway.config.loader import load_text
+from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server import aiohttp_listener, listener
-from gateway.http_server.overload import ConnectionLimits
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import set_up_metrics
@@ -281,7 +281,7 @@ async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
     outside, _, _ = set_up_metrics(build_services(), dict, "")
     now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
     [seat] = now.handlers
-    listening = FRONTS[front](now.get_handler(seat), ConnectionLimits(max_connections=100))
+    listening = FRONTS[front](now.get_handler(seat), ServerLimitsConfig(connections=100))
     for backend in now.backends.values():
         await backend.start()
     port = await listening.listen("127.0.0.1", 0)

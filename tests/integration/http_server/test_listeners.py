@@ -15,8 +15,8 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
+from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server import aiohttp_listener, listener
-from gateway.http_server.overload import ConnectionLimits
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import HttpResponse
@@ -29,7 +29,7 @@ FRONTS: dict[str, type[Front]] = {
 }
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
-LIMITS = ConnectionLimits(max_header_size=8190, max_connections=50)
+LIMITS = ServerLimitsConfig(header=8190, connections=50)
 DIFFERS = {
     "line GET / HTTP/2.0": "answers any version",
     "line GET / RTSP/1.0": "its parser knows these protocols, too",
@@ -272,7 +272,7 @@ async def refused(port: int) -> bool:
 @pytest.mark.parametrize("name", FRONTS)
 async def test_past_its_number_a_connection_is_closed(name: str) -> None:
     async with front(name) as (port, seen, made), opened(port) as (reader, writer):
-        made.set_limits(replace(LIMITS, max_connections=1))
+        made.set_limits(replace(LIMITS, connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         assert await refused(port)
@@ -284,7 +284,7 @@ async def test_past_its_number_a_connection_is_closed(name: str) -> None:
 async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> None:
     """Those that have ended don't count."""
     async with front(name) as (port, _, made):
-        made.set_limits(replace(LIMITS, max_per_address=2))
+        made.set_limits(replace(LIMITS, connections_per_address=2))
         async with opened(port) as first, opened(port) as second:
             assert b"200 OK" in await asked(first, "/a")
             assert b"200 OK" in await asked(second, "/a")
@@ -298,7 +298,7 @@ async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> Non
 async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> None:
     """In ours; a head that has begun to come does not count as work."""
     async with front("native") as (port, seen, made), AsyncExitStack() as stack:
-        made.set_limits(replace(LIMITS, max_connections=4))
+        made.set_limits(replace(LIMITS, connections=4))
         idle, begun, busy, used = [await stack.enter_async_context(opened(port)) for _ in range(4)]
         begun[1].write(b"GET / HT")
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")

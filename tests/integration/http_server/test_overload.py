@@ -52,9 +52,12 @@ async def drip(port: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_a_body_below_the_minimum_rate_is_refused(name: str) -> None:
+async def test_a_body_below_the_minimum_rate_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http_server.overload.BODY_RATE_GRACE", 0.5)
     async with front(name) as (port, seen, made):
-        made.set_limits(replace(QUICK, body_rate_grace=0.5, min_body_rate=1000))
+        made.set_limits(replace(QUICK, min_body_rate=1000))
         assert statuses(await drip(port)) == [400]
         assert seen.requests == []
 
@@ -101,7 +104,7 @@ async def test_the_slowest_body_makes_room_for_a_new_connection(
 ) -> None:
     monkeypatch.setattr("gateway.http_server.connection._MIN_EVICTION_AGE", 0.2)
     async with front("native") as (port, seen, made), opened(port) as busy, opened(port) as slow:
-        made.set_limits(replace(QUICK, max_connections=2))
+        made.set_limits(replace(QUICK, connections=2))
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         slow[1].write(CHUNKED + b"1\r\nx\r\n")
@@ -165,7 +168,7 @@ async def test_a_silent_tls_connection_counts_from_its_accept_and_is_closed(name
 
 @pytest.mark.parametrize("name", FRONTS)
 async def test_silent_tls_connections_are_in_the_limits_of_connections(name: str) -> None:
-    limits = replace(LIMITS, max_connections=2)
+    limits = replace(LIMITS, connections=2)
     made = FRONTS[name](Seen().serve, limits)
     port = await made.listen("127.0.0.1", 0, tls_server())
     async with opened(port) as oldest, opened(port):
@@ -174,7 +177,7 @@ async def test_silent_tls_connections_are_in_the_limits_of_connections(name: str
         with suppress(ConnectionError):
             assert await oldest[0].read() == b""
         assert made.refused_by_reason == {"idle_evicted": 1}
-        made.set_limits(replace(LIMITS, max_per_address=1))
+        made.set_limits(replace(LIMITS, connections_per_address=1))
         await until_count(made, 1)
         assert not await is_served(port)
     await made.drain(1)
@@ -224,7 +227,7 @@ async def test_a_silent_connection_to_aiohttp_is_closed_and_its_errors_are_ours(
 async def test_many_silent_connections_leave_room_for_others(name: str) -> None:
     """Far more than the limit of connections; each new one closes the one idle longest."""
     async with front(name) as (port, _, made):
-        made.set_limits(replace(LIMITS, max_connections=20))
+        made.set_limits(replace(LIMITS, connections=20))
         sockets = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
         try:
             async with asyncio.timeout(10), opened(port) as new:

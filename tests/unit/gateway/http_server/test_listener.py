@@ -3,9 +3,9 @@
 import asyncio
 import socket
 
+from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
 from gateway.http_server.listener import NativeListener
-from gateway.http_server.overload import ConnectionLimits
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 
@@ -16,7 +16,7 @@ async def serve(http: HttpRequest, sink: ResponseWriter) -> None:
 async def test_who_was_let_in_before_the_end_and_is_met_after_it_is_let_go() -> None:
     loop, front = (
         asyncio.get_running_loop(),
-        NativeListener(serve, ConnectionLimits(max_connections=10)),
+        NativeListener(serve, ServerLimitsConfig(connections=10)),
     )
     await front.listen("127.0.0.1", 0)
     await front.close()

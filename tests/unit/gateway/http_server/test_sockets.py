@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from gateway.http_server.overload import ConnectionLimits, ConnectionTracker
+from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.overload import ConnectionTracker
 from gateway.http_server.sockets import ListenSockets
 
 
@@ -27,7 +28,7 @@ def test_who_comes_as_the_door_shuts_is_not_left_waiting(
     """So many turns of the loop before: each finds the connection further in."""
 
     async def come_and_shut() -> bytes:
-        door = ListenSockets(Met, ConnectionTracker(ConnectionLimits()))
+        door = ListenSockets(Met, ConnectionTracker(ServerLimitsConfig()))
         port = await door.listen("127.0.0.1", 0)
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             for _ in range(turns):
@@ -45,7 +46,7 @@ def test_who_comes_as_the_door_shuts_is_not_left_waiting(
 
 
 async def test_a_door_may_be_shut_again_and_then_nobody_comes_in() -> None:
-    door = ListenSockets(Met, ConnectionTracker(ConnectionLimits()))
+    door = ListenSockets(Met, ConnectionTracker(ServerLimitsConfig()))
     port = await door.listen("127.0.0.1", 0)
     door.stop_accepting()
     door.stop_accepting()
@@ -57,4 +58,4 @@ async def test_a_door_may_be_shut_again_and_then_nobody_comes_in() -> None:
 
 
 async def test_a_door_that_was_never_open_can_be_shut() -> None:
-    await ListenSockets(Met, ConnectionTracker(ConnectionLimits())).wait_closed()
+    await ListenSockets(Met, ConnectionTracker(ServerLimitsConfig())).wait_closed()
