@@ -458,13 +458,13 @@ class AdminServer:
     loopback, the Host header must be loopback too: this prevents DNS rebinding.
     """
 
-    def __init__(self, address: str, behind: AdminServices, *, sha256: str | None = None) -> None:
+    def __init__(self, address: str, services: AdminServices, *, sha256: str | None = None) -> None:
         self._host, self._port = split_address(address)
         self._is_local = _is_local_host(self._host)
         if sha256 is None and not self._is_local:
             raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
         self._key_sha256 = sha256.lower() if sha256 is not None else None
-        self._services = behind
+        self._services = services
         self._public_handlers: frozenset[AiohttpHandler] = frozenset(
             {self._get_live, self._get_ready, redirect_to_ui, serve_ui_file}
         )
@@ -472,37 +472,40 @@ class AdminServer:
 
     def build_application(self) -> web.Application:
         """Build the paths and middlewares."""
-        made = web.Application(
+        application = web.Application(
             middlewares=[error_middleware, self._authorize], client_max_size=MAX_BODY_SIZE
         )
-        paths, behind = made.router, self._services
-        paths.add_get("/-/live", self._get_live)
-        paths.add_get("/-/ready", self._get_ready)
-        paths.add_get("/metrics", self._get_metrics)
-        WorkerApi(behind.worker_sets).add_routes(paths)
-        if behind.reload_config is not None:
-            paths.add_post("/-/reload", partial(_reload_config, behind.reload_config))
-        if behind.explain_service is not None:
-            paths.add_post("/-/explain", partial(_explain_request, behind.explain_service))
-            paths.add_get("/-/explain/{id:.+}", partial(_get_explanation, behind.explain_service))
-        if behind.status_service is not None:
-            _add_status_routes(paths, behind.status_service)
-        return made
+        router, services = application.router, self._services
+        router.add_get("/-/live", self._get_live)
+        router.add_get("/-/ready", self._get_ready)
+        router.add_get("/metrics", self._get_metrics)
+        WorkerApi(services.worker_sets).add_routes(router)
+        if services.reload_config is not None:
+            router.add_post("/-/reload", partial(_reload_config, services.reload_config))
+        if services.explain_service is not None:
+            router.add_post("/-/explain", partial(_explain_request, services.explain_service))
+            router.add_get(
+                "/-/explain/{id:.+}", partial(_get_explanation, services.explain_service)
+            )
+        if services.status_service is not None:
+            _add_status_routes(router, services.status_service)
+        return application
 
     def set_key(self, sha256: str | None) -> None:
         """Replace the key."""
         self._key_sha256 = sha256.lower() if sha256 is not None else None
 
-    async def listen(self, path: str = "", given: Sequence[socket.socket] = ()) -> str:
+    async def listen(self, path: str = "", sockets: Sequence[socket.socket] = ()) -> str:
         """Bind; returns the URL, with the port that the system chooses for 0.
 
-        With a ``path``, bind a Unix socket and return "". If sockets are ``given``, they are used
-        and nothing is bound.
+        With a ``path``, bind a Unix socket and return "". With ``sockets``, nothing is bound: these
+        are used.
         """
+        await self.listener.set_up()
         if path:
             await self.listener.listen_unix(path)
             return ""
-        bound = await self.listener.listen(self._host, self._port, given)
+        bound = await self.listener.listen(self._host, self._port, sockets=sockets)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{bound}"
 

@@ -236,6 +236,7 @@ class AdminProxy:
     async def listen(self) -> str:
         """Bind; returns the URL. Raises OSError."""
         host, port = split_address(self._address)
+        await self._listener.set_up()
         bound_port = await self._listener.listen(host, port)
         display_host = f"[{host}]" if ":" in host else host
         return f"http://{display_host}:{bound_port}"

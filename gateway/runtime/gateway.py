@@ -441,7 +441,7 @@ class Gateway:
         host, _, port = listener_config.address.rpartition(":")
         reuse_port = self._process_group is not None
         bound = await listener.listen(
-            host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=sockets
+            host.strip("[]"), int(port), tls, reuse_port=reuse_port, sockets=sockets
         )
         return f"{'https' if tls else 'http'}://{host}:{bound}"
 

@@ -352,7 +352,7 @@ async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name
         shared = socket.socket(fileno=os.dup(descriptor))
         seen = Seen()
         heir = FRONTS[name](seen.serve, LIMITS)
-        assert await heir.listen("ignored", 0, given=[shared]) == port
+        assert await heir.listen("ignored", 0, sockets=[shared]) == port
         made.stop_accepting()
         for _ in range(5):
             async with opened(port) as new:

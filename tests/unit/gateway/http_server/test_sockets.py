@@ -34,7 +34,7 @@ def test_who_comes_as_the_door_shuts_is_not_left_waiting(
             for _ in range(turns):
                 await asyncio.sleep(0)
             door.stop_accepting()
-            await door.wait_closed()
+            await door.close_sockets()
             try:
                 return await asyncio.to_thread(client.recv, 1)
             except ConnectionResetError:
@@ -50,12 +50,12 @@ async def test_a_door_may_be_shut_again_and_then_nobody_comes_in() -> None:
     port = await door.listen("127.0.0.1", 0)
     door.stop_accepting()
     door.stop_accepting()
-    await door.wait_closed()
-    await door.wait_closed()
+    await door.close_sockets()
+    await door.close_sockets()
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 async def test_a_door_that_was_never_open_can_be_shut() -> None:
-    await ListenSockets(Met, ConnectionTracker(ServerLimitsConfig())).wait_closed()
+    await ListenSockets(Met, ConnectionTracker(ServerLimitsConfig())).close_sockets()
