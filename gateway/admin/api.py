@@ -20,8 +20,8 @@ from backends.http.interfaces import WorkerConfig
 from gateway.config.schema import ServerLimitsConfig
 from gateway.explain.report import ExplainRequest
 from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
+from gateway.http_server.connection import HandleRequest
 from gateway.http_server.overload import BodyBudget
-from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.catalog import Catalog
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import Headers
@@ -135,9 +135,6 @@ def _error_response(
 
 
 # The services behind the admin listener.
-
-HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
-"""Handles the requests of a listener."""
 
 
 @runtime_checkable
@@ -255,11 +252,11 @@ class WorkerApi:
     def __init__(self, worker_sets: Mapping[str, WorkerSet]) -> None:
         self._worker_sets = worker_sets
 
-    def add_routes(self, paths: web.UrlDispatcher) -> None:
+    def add_routes(self, router: web.UrlDispatcher) -> None:
         """Add the paths."""
-        paths.add_get("/-/workers", self._list_workers)
-        paths.add_post("/-/workers", self._add_worker)
-        paths.add_delete("/-/workers", self._remove_worker)
+        router.add_get("/-/workers", self._list_workers)
+        router.add_post("/-/workers", self._add_worker)
+        router.add_delete("/-/workers", self._remove_worker)
 
     async def _list_workers(self, request: web.Request) -> web.Response:
         del request
@@ -337,12 +334,12 @@ async def redirect_to_ui(request: web.Request) -> web.Response:
 async def serve_ui_file(request: web.Request) -> web.Response:
     """Serve a file of the web UI."""
     name = request.match_info["file"] or "index.html"
-    file = {one.name: one for one in _UI_FILES.iterdir()}.get(name)
-    kind = _CONTENT_TYPES.get(name.rpartition(".")[2])
-    if file is None or kind is None:
+    file = {entry.name: entry for entry in _UI_FILES.iterdir()}.get(name)
+    content_type = _CONTENT_TYPES.get(name.rpartition(".")[2])
+    if file is None or content_type is None:
         raise AdminError(HTTPStatus.NOT_FOUND, "there is no such path")
     headers = {
-        hdrs.CONTENT_TYPE: kind,
+        hdrs.CONTENT_TYPE: content_type,
         hdrs.CONTENT_SECURITY_POLICY: _CONTENT_SECURITY_POLICY,
         "Referrer-Policy": "no-referrer",
     }
@@ -369,8 +366,8 @@ class _PlaygroundRequest:
         self.path = "/" + path.split("/", 4)[4]
         self.query = query
         self.headers = {
-            name.lower(): text
-            for name, text in raw.headers.items()
+            name.lower(): value
+            for name, value in raw.headers.items()
             if name.lower() not in _ADMIN_HEADERS
         }
         self.peer = raw.remote or ""
@@ -404,9 +401,9 @@ class _PlaygroundResponseWriter:
     def start(self, status: int, headers: Headers) -> None:
         self.started = True
         self._response.set_status(status)
-        for name, text in headers:
+        for name, value in headers:
             if name.lower() not in _HOP_BY_HOP_HEADERS:
-                self._response.headers[name] = text
+                self._response.headers[name] = value
         self._response.headers.update(RESPONSE_HEADERS)
         self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
 
@@ -567,18 +564,18 @@ class AdminServer:
         )
 
 
-def _add_status_routes(paths: web.UrlDispatcher, status_service: StatusService) -> None:
+def _add_status_routes(router: web.UrlDispatcher, status_service: StatusService) -> None:
     """Add the paths of the status service and the web UI."""
-    paths.add_get("/", redirect_to_ui)
-    paths.add_get("/-/ui", redirect_to_ui)
-    paths.add_get("/-/ui/{file:.*}", serve_ui_file)
-    paths.add_get("/-/config", partial(_get_config, status_service))
-    paths.add_get("/-/status", partial(_get_status, status_service))
-    paths.add_get("/-/requests", partial(_get_requests, status_service))
-    paths.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, status_service))
-    paths.add_post("/-/drain", partial(_set_draining, status_service, on=True))
-    paths.add_delete("/-/drain", partial(_set_draining, status_service, on=False))
-    paths.add_route(
+    router.add_get("/", redirect_to_ui)
+    router.add_get("/-/ui", redirect_to_ui)
+    router.add_get("/-/ui/{file:.*}", serve_ui_file)
+    router.add_get("/-/config", partial(_get_config, status_service))
+    router.add_get("/-/status", partial(_get_status, status_service))
+    router.add_get("/-/requests", partial(_get_requests, status_service))
+    router.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, status_service))
+    router.add_post("/-/drain", partial(_set_draining, status_service, on=True))
+    router.add_delete("/-/drain", partial(_set_draining, status_service, on=False))
+    router.add_route(
         "*",
         r"/-/playground/{listener:\d{1,4}}/{path:.*}",
         partial(serve_playground, status_service),

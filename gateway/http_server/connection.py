@@ -18,7 +18,7 @@ from gateway.http_server.response import Http1ResponseWriter, render_head
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
-
+"""Handles the requests of a listener."""
 
 _MAX_PIPELINED: Final = 8
 """Pipelined requests before reading pauses."""
@@ -32,7 +32,7 @@ LINGER_TIMEOUT: Final = 2.0
 """Seconds that input is discarded after an error, so that the client can read the response."""
 
 
-ConnectionState = Literal["head", "body", "answer", "ending", "lingering"]
+ConnectionState = Literal["head", "body", "response", "ending", "lingering"]
 """What a connection waits for: a request, its body, its response, the client to read the end of the
 response (ending), or the client to read an error (lingering)."""
 
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
     def check_timeouts(self) -> None:
         """Close the connection if its timeout has passed."""
         now = self._owner.loop_time
-        if self._transport is None or self._state == "answer":
+        if self._transport is None or self._state == "response":
             return
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:  # the client still reads
@@ -173,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
         if state == "body":
             self._state_since = self._owner.loop_time
             if parser.body_request is None:
-                self._state = "answer"
+                self._state = "response"
                 if self._is_receiving:
                     self._is_receiving = False
                     self._owner.on_body_end(self)
@@ -247,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
             request.peer = self.peer
             owner.on_request_start(self)
             if request.is_complete:
-                self._state = "answer"
+                self._state = "response"
             else:
                 self._state = "body"
                 self._state_since = self._body_since = owner.loop_time

@@ -176,8 +176,8 @@ class ConnectionTracker:
 
 def _find_slowest(connections: Iterable[ReceivingConnection]) -> ReceivingConnection | None:
     rates = ((connection.get_body_rate(), connection) for connection in connections)
-    known = [(rate, connection) for rate, connection in rates if rate is not None]
-    return min(known, key=lambda pair: pair[0])[1] if known else None
+    measured = [(rate, connection) for rate, connection in rates if rate is not None]
+    return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
 def get_peer_address(transport: asyncio.BaseTransport) -> str:

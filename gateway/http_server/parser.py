@@ -231,14 +231,14 @@ class RequestParser:
         del self._parser, self._on_request, self._resume_body
 
     def reject(self, status: int, text: str) -> None:
-        """Refuse the request whose head is not there."""
+        """Refuse the request whose head is incomplete."""
         if not self.is_stopped:
             self.is_stopped = True
             self.in_head = False
             self._on_request(self._error or BadRequest(status, text))
 
     def abort_body(self) -> None:
-        """Nothing more of the body is worth waiting for."""
+        """Give the body up: it is malformed or too slow."""
         self.is_stopped = True
         if self.body_request is not None:
             self.body_request.is_broken = True
@@ -264,9 +264,9 @@ class RequestParser:
             self._set_error(414, "the request's target is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Of several of one name the first counts."""
+        """A header. Of several with one name, the first counts."""
         if not self.in_head:
-            return  # what follows a body in chunks tells nothing here
+            return  # trailers are ignored
         self._header_count += 1
         large = (
             self._max_part_size > self._max_line_size
@@ -277,7 +277,7 @@ class RequestParser:
             return
         key, headers = name.decode("latin-1").lower(), self._headers
         if key not in headers:
-            try:  # nearly all are, and without a choice of errors that is half the work
+            try:  # an error handler would double the time
                 headers[key] = value.decode()
             except UnicodeDecodeError:
                 headers[key] = value.decode("utf-8", "surrogateescape")
@@ -285,7 +285,7 @@ class RequestParser:
             self._duplicate_header = key
 
     def on_headers_complete(self) -> None:
-        """A request can be served; its body may still come."""
+        """The head is complete; the body may still come."""
         if self._is_replay:
             return
         self.in_head = False
@@ -310,7 +310,7 @@ class RequestParser:
             body.add_data(data)
 
     def on_message_complete(self) -> None:
-        """A request is there as a whole, unless the parser awaits another protocol now."""
+        """The request is complete, unless the parser expects another protocol now."""
         if (body := self.body_request) is not None and self._upgrade_request is None:
             body.is_complete = True
             if body.waiter is not None:

@@ -64,7 +64,7 @@ class ListenSockets:
     @property
     def socket_fds(self) -> Sequence[int]:
         """The file descriptors of the sockets."""
-        return [one.fileno() for server in self._servers for one in server.sockets]
+        return [item.fileno() for server in self._servers for item in server.sockets]
 
     @property
     def connections(self) -> int:
