@@ -1,13 +1,13 @@
-"""Attention of a packed pass: each row over its own past, independent of the rest of the batch.
+"""Attention of a packed batch: each sequence attends to its own KV cache only.
 
 A floating point sum depends on its order, and kernels choose the order by the shape of their
-inputs. So that a token's result does not depend on chunking, prefix cache hits or recomputation,
-the shapes depend only on a token's position in its row: prompts are attended in whole blocks,
-generated tokens one by one.
+inputs. A token's result must not depend on the other sequences in the batch, on prefill chunks,
+prefix cache hits or recomputation. The shapes therefore depend only on the token's position in its
+sequence: prompt tokens are attended block by block, generated tokens one by one.
 
-Generated tokens whose pasts have equally many blocks, up to a limit, go through the kernel as one
-batch, in which each entry is computed by itself. They attend to whole blocks with later positions
-masked, even if there is only one of them.
+Generated tokens of sequences with the same number of KV cache blocks, up to a limit, are one batch
+for the kernel, which computes each entry separately. They attend to full blocks with later
+positions masked, even if there is only one such token.
 """
 
 from collections.abc import Sequence
@@ -18,27 +18,27 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from backends.torch.kv_cache import BLOCK_SIZE, SequenceCache
 
-# Attention written out, for families whose scores are capped or whose heads have sinks.
+# Eager attention, for model families with capped scores (softcap) or attention sinks.
 #
-# No kernel does that for rows of our kind. The products keep the shapes that a token's place in its
-# row gives them, so that here, too, a result does not depend on what is beside it.
+# scaled_dot_product_attention supports neither. As above, the shapes of the matrix products depend
+# only on a token's position in its sequence, so results do not depend on the rest of the batch.
 # (Source: the eager attention of transformers 5's Gemma 2 and gpt-oss.)
 
 
 class AttentionParams(NamedTuple):
-    """How a layer attends, as its family has it."""
+    """The attention parameters of a layer."""
 
     scale: float | None
     window: int | None = None
-    """So many of the last tokens are seen, a token itself among them."""
+    """The sliding window: tokens that a token attends to, itself included."""
     logit_cap: float | None = None
-    """Scores stay within this, by a hyperbolic tangent."""
+    """Scores are limited to this magnitude by tanh."""
     sinks: torch.Tensor | None = None
-    """A score of each head to which no value belongs."""
+    """One score per head that takes part in the softmax but has no value."""
 
     @property
     def is_standard(self) -> bool:
-        """Whether kernels do it."""
+        """Whether scaled_dot_product_attention supports it."""
         return self.logit_cap is None and self.sinks is None
 
 
@@ -46,25 +46,26 @@ def attend_capped(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    manner: AttentionParams,
+    params: AttentionParams,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of the last tokens (heads, tokens, size) of these keys and values.
+    """Eager attention with capped scores and sinks, for the last tokens of the keys and values.
 
-    ``mask`` says which each of them sees; None is all up to itself.
+    ``query`` and the result have shape (heads, tokens, size). ``mask`` is True where a token
+    attends; None is causal attention.
     """
     heads, tokens, size = query.shape
-    # All queries of a key's group see the same keys: they become one head's queries.
+    # Grouped-query attention: query heads that share a key head become queries of one head.
     grouped = query.reshape(keys.shape[0], -1, size)
-    scale = manner.scale or size**-0.5
+    scale = params.scale or size**-0.5
     scores = (grouped @ keys.transpose(1, 2) * scale).view(heads, tokens, -1)
-    if manner.logit_cap is not None:
-        scores = torch.tanh(scores / manner.logit_cap) * manner.logit_cap
+    if params.logit_cap is not None:
+        scores = torch.tanh(scores / params.logit_cap) * params.logit_cap
     if mask is None:
         mask = scores.new_ones(scores.shape[1:], dtype=torch.bool).tril(scores.shape[2] - tokens)
     scores = scores.masked_fill(~mask, float("-inf"))
-    if manner.sinks is not None:
-        sinks = manner.sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, tokens, 1)
+    if params.sinks is not None:
+        sinks = params.sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, tokens, 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., : keys.shape[1]]
     out = weights.reshape(keys.shape[0], -1, keys.shape[1]) @ values
@@ -72,32 +73,38 @@ def attend_capped(
 
 
 class RotaryFactors:
-    """A pass's places as they turn queries and keys: a rotation of halves."""
+    """The rotary embedding of a forward pass, which rotates halves of queries and keys."""
 
     def __init__(self) -> None:
         self._position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
         self._factors: tuple[torch.Tensor, torch.Tensor]
 
     def get_factors(
-        self, given: tuple[torch.Tensor, torch.Tensor]
+        self, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors (tokens, 1, size) of values, and of values rolled by half, from cos and sin."""
-        if self._position_embeddings is not given:
-            cos, sin = given[0][0, :, None], given[1][0, :, None]
+        """Two factors (tokens, 1, size): of the values, and of the values rolled by half a head.
+
+        They are computed from cos and sin once per forward pass.
+        """
+        if self._position_embeddings is not position_embeddings:
+            cos, sin = position_embeddings[0][0, :, None], position_embeddings[1][0, :, None]
             half = sin.shape[-1] // 2
             self._position_embeddings, self._factors = (
-                given,
+                position_embeddings,
                 (cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)),
             )
         return self._factors
 
 
 MAX_GROUPED_TOKENS = 8 * BLOCK_SIZE
-"""Tokens. To copy a longer past costs more than a call of the kernel."""
+"""Context length up to which decoding sequences are batched.
+
+Copying more keys and values together costs more than a kernel call for each sequence.
+"""
 
 
 class BatchSegment(NamedTuple):
-    """What a row brings to a pass, and of how many of its last tokens the logits are wanted."""
+    """New tokens of a sequence in a forward pass; the last ``logit_count`` of them get logits."""
 
     cache: SequenceCache
     tokens: Sequence[int]
@@ -105,40 +112,40 @@ class BatchSegment(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """Tokens of a row that are attended together; in the pass they are from ``start`` on."""
+    """Tokens of a sequence that are attended together, from index ``start`` of the batch on."""
 
     start: int
     first_position: int
-    """The place of the first one in its row."""
+    """The position of the first token in its sequence."""
     end_position: int
-    """The place behind the last one."""
+    """The position after the last token."""
 
     @property
     def stop(self) -> int:
-        """Behind the last one, in the pass."""
+        """The index after the last token in the batch."""
         return self.start + self.end_position - self.first_position
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one token."""
+        """Whether it has a single token."""
         return self.end_position - self.first_position == 1
 
 
 class DecodeGroup(NamedTuple):
-    """Single tokens of rows whose pasts have equally many blocks."""
+    """Decode tokens of sequences with the same number of KV cache blocks."""
 
     token_indices: torch.Tensor | None
-    """Where they are in the pass; None where they are all of it."""
+    """Their indices in the batch; None if they are the whole batch."""
     lengths: torch.Tensor
-    """The places behind them in their rows."""
+    """The context length of each, itself included."""
     blocks: range | torch.Tensor
-    """Of all their pasts, one behind another."""
+    """The blocks of all their sequences, concatenated."""
     block_count: int
-    """So many for each."""
+    """Blocks per sequence."""
 
 
 class PackedBatch(RotaryFactors):
-    """The segments of a pass, laid one behind another; made once and used by each layer."""
+    """The concatenated segments of a forward pass; built once and used by every layer."""
 
     def __init__(self, segments: Sequence[BatchSegment], device: torch.device) -> None:
         super().__init__()
@@ -150,46 +157,51 @@ class PackedBatch(RotaryFactors):
         self._masks: dict[tuple[QueryTile | int, int | None], torch.Tensor | None] = {}
         self._device = device
         slots: list[int] = []
-        alike: dict[int, list[tuple[QueryTile, list[int]]]] = {}
+        groups: dict[int, list[tuple[QueryTile, list[int]]]] = {}
         for segment in segments:
-            kv, count = segment.cache, len(segment.tokens)
-            kv.reserve(count)
-            tiles = _split_tiles(kv, len(self.tokens), count)
-            short = [
+            cache, count = segment.cache, len(segment.tokens)
+            cache.reserve(count)
+            tiles = _split_tiles(cache, len(self.tokens), count)
+            grouped_tiles = [
                 tile for tile in tiles if tile.is_single and tile.end_position <= MAX_GROUPED_TOKENS
             ]
-            long = [
+            separate_tiles = [
                 tile
                 for tile in tiles
                 if not tile.is_single or tile.end_position > MAX_GROUPED_TOKENS
             ]
-            self._tiles_by_sequence.append((kv.slot_ranges(kv.length + count), long, short))
-            for tile in short:
-                blocks = kv.first_blocks(tile.end_position)
-                alike.setdefault(len(blocks), []).append((tile, blocks))
-            slots.extend(kv.next_slots(count))
+            self._tiles_by_sequence.append(
+                (cache.slot_ranges(cache.length + count), separate_tiles, grouped_tiles)
+            )
+            for tile in grouped_tiles:
+                blocks = cache.first_blocks(tile.end_position)
+                groups.setdefault(len(blocks), []).append((tile, blocks))
+            slots.extend(cache.next_slots(count))
             self.tokens.extend(segment.tokens)
-            self.positions.extend(range(kv.length, kv.length + count))
+            self.positions.extend(range(cache.length, cache.length + count))
             self.logit_indices.extend(
                 range(len(self.tokens) - segment.logit_count, len(self.tokens))
             )
         self._slots = torch.tensor(slots, device=device)
         self._decode_groups = [
-            self._build_decode_group(each, found) for each, found in alike.items()
+            self._build_decode_group(block_count, entries)
+            for block_count, entries in groups.items()
         ]
 
     def _build_decode_group(
-        self, each: int, found: Sequence[tuple[QueryTile, list[int]]]
+        self, block_count: int, entries: Sequence[tuple[QueryTile, list[int]]]
     ) -> DecodeGroup:
-        blocks = [block for _, own in found for block in own]
-        near = range(blocks[0], blocks[0] + len(blocks))
-        whole = len(found) == len(self.tokens)
-        ends = [tile.end_position for tile, _ in found]
+        blocks = [block for _, tile_blocks in entries for block in tile_blocks]
+        contiguous = range(blocks[0], blocks[0] + len(blocks))
+        is_whole_batch = len(entries) == len(self.tokens)
+        ends = [tile.end_position for tile, _ in entries]
         return DecodeGroup(
-            None if whole else torch.tensor([t.start for t, _ in found], device=self._device),
+            None
+            if is_whole_batch
+            else torch.tensor([t.start for t, _ in entries], device=self._device),
             torch.tensor(ends, device=self._device)[:, None, None, None],
-            near if blocks == list(near) else torch.tensor(blocks, device=self._device),
-            each,
+            contiguous if blocks == list(contiguous) else torch.tensor(blocks, device=self._device),
+            block_count,
         )
 
     def attend(
@@ -198,55 +210,57 @@ class PackedBatch(RotaryFactors):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        manner: AttentionParams,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        """Attention of all tokens, (heads, tokens, size) in and (tokens, heads, size) out."""
+        """Attention of all tokens: from (heads, tokens, size) to (tokens, heads, size)."""
         pool = self.segments[0].cache.pool
         pool.write(layer, self._slots, key, value)
-        alike = self._decode_groups if manner.is_standard else ()
-        if len(alike) == 1 and alike[0].token_indices is None:
-            return self._attend_group(layer, alike[0], query, manner)
+        groups = self._decode_groups if params.is_standard else ()
+        if len(groups) == 1 and groups[0].token_indices is None:
+            return self._attend_group(layer, groups[0], query, params)
         out = query.new_empty((query.shape[1], query.shape[0], value.shape[2]))
-        for one in alike:
-            out[one.token_indices] = self._attend_group(
-                layer, one, query[:, one.token_indices], manner
+        for group in groups:
+            out[group.token_indices] = self._attend_group(
+                layer, group, query[:, group.token_indices], params
             )
-        for runs, long, short in self._tiles_by_sequence:
-            tiles = long if manner.is_standard else (*long, *short)
+        for ranges, separate_tiles, grouped_tiles in self._tiles_by_sequence:
+            tiles = separate_tiles if params.is_standard else (*separate_tiles, *grouped_tiles)
             if not tiles:
                 continue
-            keys, values = pool.read(layer, runs)
+            keys, values = pool.read(layer, ranges)
             for tile in tiles:
-                own = query[:, tile.start : tile.stop]
-                out[tile.start : tile.stop] = self._attend_tile(tile, own, keys, values, manner)
+                tile_query = query[:, tile.start : tile.stop]
+                out[tile.start : tile.stop] = self._attend_tile(
+                    tile, tile_query, keys, values, params
+                )
         return out
 
     def _attend_group(
-        self, layer: int, alike: DecodeGroup, query: torch.Tensor, manner: AttentionParams
+        self, layer: int, group: DecodeGroup, query: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:
         keys, values = self.segments[0].cache.pool.read_blocks(
-            layer, alike.blocks, alike.block_count
+            layer, group.blocks, group.block_count
         )
         heads, tokens, size = query.shape
-        # All queries of a key's group see the same keys: they become one head's queries.
+        # Grouped-query attention: query heads that share a key head become queries of one head.
         grouped = query.transpose(0, 1).reshape(tokens, keys.shape[1], -1, size)
-        mask = self._mask_group(alike, manner.window, query.dtype)
-        out = scaled_dot_product_attention(grouped, keys, values, mask, scale=manner.scale)
+        mask = self._mask_group(group, params.window, query.dtype)
+        out = scaled_dot_product_attention(grouped, keys, values, mask, scale=params.scale)
         return out.reshape(tokens, heads, -1)
 
     def _mask_group(
-        self, alike: DecodeGroup, window: int | None, dtype: torch.dtype
+        self, group: DecodeGroup, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """What is added to the scores of a row's tokens for each of these: nothing, or -inf."""
-        found = self._masks.get((alike.block_count, window))
-        if found is None:
-            place = torch.arange(alike.block_count * BLOCK_SIZE, device=self._device)
-            hidden = place >= alike.lengths
+        """The additive attention mask of a decode group: 0, or -inf where nothing is attended."""
+        mask = self._masks.get((group.block_count, window))
+        if mask is None:
+            positions = torch.arange(group.block_count * BLOCK_SIZE, device=self._device)
+            is_masked = positions >= group.lengths
             if window is not None:
-                hidden |= place < alike.lengths - window
-            found = torch.zeros(hidden.shape, dtype=dtype, device=self._device)
-            self._masks[alike.block_count, window] = found.masked_fill_(hidden, float("-inf"))
-        return found
+                is_masked |= positions < group.lengths - window
+            mask = torch.zeros(is_masked.shape, dtype=dtype, device=self._device)
+            self._masks[group.block_count, window] = mask.masked_fill_(is_masked, float("-inf"))
+        return mask
 
     def _attend_tile(
         self,
@@ -254,46 +268,46 @@ class PackedBatch(RotaryFactors):
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        manner: AttentionParams,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        window = manner.window
+        window = params.window
         if tile.is_single:
-            begin = max(0, tile.end_position - window) if window is not None else 0
-            past, mask = slice(begin, tile.end_position), None
+            start = max(0, tile.end_position - window) if window is not None else 0
+            span, mask = slice(start, tile.end_position), None
         else:
-            past, mask = slice(0, tile.end_position), self._get_tile_mask(tile, window)
-        keys, values = keys[:, past], values[:, past]
-        if not manner.is_standard:
-            return attend_capped(query, keys, values, manner, mask).transpose(0, 1)
+            span, mask = slice(0, tile.end_position), self._get_tile_mask(tile, window)
+        keys, values = keys[:, span], values[:, span]
+        if not params.is_standard:
+            return attend_capped(query, keys, values, params, mask).transpose(0, 1)
         if tile.is_single:
-            return attend_single(query, keys, values, manner.scale)
-        return attend_many(query, keys, values, manner.scale, mask).transpose(0, 1)
+            return attend_single(query, keys, values, params.scale)
+        return attend_many(query, keys, values, params.scale, mask).transpose(0, 1)
 
     def _get_tile_mask(self, tile: QueryTile, window: int | None) -> torch.Tensor | None:
-        """Which of its row's tokens each of a tile sees; None where that is all before it."""
+        """The boolean mask of a tile; None if plain causal attention is the same."""
         key = (tile, window)
         if key not in self._masks:
             self._masks[key] = _build_tile_mask(tile, window, self._device)
         return self._masks[key]
 
     def finish_pass(self) -> None:
-        """The pass went through all layers."""
+        """Add the new tokens to the caches; called after the last layer."""
         for segment in self.segments:
             segment.cache.advance(len(segment.tokens))
 
 
-def _split_tiles(kv: SequenceCache, start: int, count: int) -> list[QueryTile]:
-    found = []
-    at, end = kv.length, kv.length + count
-    while at < end:
-        until = (
-            min(end, kv.prompt_length, at - at % BLOCK_SIZE + BLOCK_SIZE)
-            if at < kv.prompt_length
-            else at + 1
+def _split_tiles(cache: SequenceCache, start: int, count: int) -> list[QueryTile]:
+    tiles = []
+    position, end = cache.length, cache.length + count
+    while position < end:
+        tile_end = (
+            min(end, cache.prompt_length, position - position % BLOCK_SIZE + BLOCK_SIZE)
+            if position < cache.prompt_length
+            else position + 1
         )
-        found.append(QueryTile(start + at - kv.length, at, until))
-        at = until
-    return found
+        tiles.append(QueryTile(start + position - cache.length, position, tile_end))
+        position = tile_end
+    return tiles
 
 
 def _build_tile_mask(
@@ -301,17 +315,17 @@ def _build_tile_mask(
 ) -> torch.Tensor | None:
     if tile.first_position == 0 and (window is None or tile.end_position <= window):
         return None
-    at = torch.arange(tile.first_position, tile.end_position, device=device)[:, None]
-    seen = torch.arange(tile.end_position, device=device)[None]
-    mask = seen <= at
-    return mask if window is None else mask & (seen > at - window)
+    positions = torch.arange(tile.first_position, tile.end_position, device=device)[:, None]
+    key_positions = torch.arange(tile.end_position, device=device)[None]
+    mask = key_positions <= positions
+    return mask if window is None else mask & (key_positions > positions - window)
 
 
 def attend_single(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    """Attention of one token (heads, 1, size) over these keys and values; (1, heads, size)."""
-    # All queries of a key's group see the same keys: they become one head's queries.
+    """Attention of one token: from (heads, 1, size) to (1, heads, size)."""
+    # Grouped-query attention: query heads that share a key head become queries of one head.
     grouped = query.reshape(keys.shape[0], -1, query.shape[-1])
     out = scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
     return out.reshape(1, query.shape[0], values.shape[-1])
@@ -324,7 +338,10 @@ def attend_many(
     scale: float | None,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of the last tokens (heads, tokens, size) of these keys and values."""
+    """Attention of the last tokens of the keys and values; (heads, tokens, size) in and out.
+
+    Without a mask it is causal.
+    """
     return scaled_dot_product_attention(
         query[None],
         keys[None],

@@ -1,16 +1,16 @@
-"""A loaded model: forward pass, tokenizer and input processor."""
+"""A loaded model: model runner, tokenizer and input processor."""
 
 from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer
 
 from backends.torch.loader import ModelLocation, load_pretrained, load_template
-from backends.torch.model import ModelRunner, load_forward
+from backends.torch.model import ModelRunner, load_model_runner
 from backends.torch.tokenization import InputProcessor
 
 
 class LoadedModel(NamedTuple):
-    """A model with its tokenizer. ``end_tokens``: the tokens that end a text."""
+    """A model with its tokenizer. ``end_tokens``: the tokens that end generation."""
 
     runner: ModelRunner
     tokenizer: Any
@@ -20,38 +20,48 @@ class LoadedModel(NamedTuple):
 
 def collect_end_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
     """The end tokens of the tokenizer and the configurations."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for value in (tokenizer.eos_token_id, *(getattr(c, "eos_token_id", None) for c in configs)):
         if isinstance(value, int):
-            found.add(value)
+            tokens.add(value)
         elif value is not None:
-            found.update(value)
-    return frozenset(found)
+            tokens.update(value)
+    return frozenset(tokens)
 
 
 def load_model(
-    found: ModelLocation, device: str, dtype: str, context: int | None, template: str | None = None
+    location: ModelLocation,
+    device: str,
+    dtype: str,
+    context: int | None,
+    template: str | None = None,
 ) -> LoadedModel:
     """Load a model with its tokenizer and default sampling parameters."""
-    forward = load_forward(found, device, dtype, context)
-    tokenizer = load_pretrained(AutoTokenizer, found)
+    runner = load_model_runner(location, device, dtype, context)
+    tokenizer = load_pretrained(AutoTokenizer, location)
     if template is not None:
         tokenizer.chat_template = load_template(template)
-    return assemble_model(forward, tokenizer)
+    return assemble_model(runner, tokenizer)
 
 
-def assemble_model(forward: ModelRunner, tokenizer: Any) -> LoadedModel:
-    """Combine a forward pass and a tokenizer."""
-    own = forward.generation_config
+def assemble_model(runner: ModelRunner, tokenizer: Any) -> LoadedModel:
+    """Combine a model runner and a tokenizer."""
+    generation_config = runner.generation_config
     defaults = {}
-    if getattr(own, "do_sample", False):
-        defaults = {name: getattr(own, name, None) for name in ("temperature", "top_p", "top_k")}
-    reader = InputProcessor(
+    if getattr(generation_config, "do_sample", False):
+        defaults = {
+            name: getattr(generation_config, name, None)
+            for name in ("temperature", "top_p", "top_k")
+        }
+    input_processor = InputProcessor(
         tokenizer,
-        context=forward.context_length,
-        vocabulary=forward.vocabulary_size,
+        context=runner.context_length,
+        vocabulary=runner.vocabulary_size,
         defaults=defaults,
     )
     return LoadedModel(
-        forward, tokenizer, reader, collect_end_tokens(tokenizer, forward.config, own)
+        runner,
+        tokenizer,
+        input_processor,
+        collect_end_tokens(tokenizer, runner.config, generation_config),
     )

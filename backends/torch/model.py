@@ -1,9 +1,9 @@
-"""A packed forward pass of a transformers model over many rows, with fused and 8-bit layers.
+"""A packed forward pass of a transformers model over many sequences, with fused and int8 layers.
 
-The tokens of all rows are concatenated in a batch of one, so that each linear layer processes them
-together, whether a row has one new token or a chunk of its prompt. Only attention is computed per
-row, over its own keys and values. Works for every model family whose attention uses transformers'
-attention interface.
+The tokens of all sequences are concatenated in a batch of one, so that each linear layer processes
+them together, whether a sequence has one new token or a chunk of its prompt. Only attention is
+computed per sequence, over its own keys and values. This works for every model family that uses
+transformers' attention interface.
 """
 
 import functools
@@ -28,65 +28,65 @@ from backends.torch.loader import (
     pick_dtype,
 )
 
-# Fused layers: parts of transformers' models as fewer, larger operations.
+# Fused layers: modules of transformers' models as fewer, larger operations.
 #
-# With one row an engine spends most of its time between operations. Layers with the same input are
-# therefore fused: the query, key and value projections of an attention, both halves of a gated MLP.
-# transformers' own code stays the reference: a fused layer replaces the original only if both give
-# the same output, which is checked at load.
+# With one sequence an engine spends most of its time between operations. Layers with the same input
+# are therefore fused: the query, key and value projections of an attention layer, the gate and up
+# projections of a gated MLP. transformers' own code stays the reference: a fused module replaces
+# the original only if both give the same output, which is checked when the model is loaded.
 
 _CHECK_TOKENS = 3
-"""So many are tried."""
+"""Tokens in the check."""
 _CHECK_POSITION = 1000
-"""The place of the first: what depends on places otherwise than by turns must show."""
+"""Position of the first token, so that position-dependent scaling shows up in the check."""
 _CHECK_TOLERANCE = 0.01
-"""What is the same: off by at most so much of the largest magnitude."""
+"""Allowed difference, as a fraction of the largest magnitude."""
 _ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _GATED_LAYERS = ("gate_proj", "up_proj", "down_proj")
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """All attentions and gated layers that are of the usual kind made anew, one after another."""
-    makers: dict[tuple[str, ...], Callable[[Any], nn.Module | None]]
-    makers = {_ATTENTION_LAYERS: _fuse_attention, _GATED_LAYERS: _fuse_gated_mlp}
+    """Replace attention layers and gated MLPs by fused ones where the output stays the same."""
+    fusers: dict[tuple[str, ...], Callable[[Any], nn.Module | None]]
+    fusers = {_ATTENTION_LAYERS: _fuse_attention, _GATED_LAYERS: _fuse_gated_mlp}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            layers = {n: part for n, part in child.named_children() if type(part) is nn.Linear}
-            made = makers.get(tuple(layers))
-            biases = {layer.bias is None for layer in list(layers.values())[:-1]}
-            part = made(child) if made is not None and len(biases) == 1 else None
-            if part is not None:
-                setattr(parent, name, part)
+            linears = {n: layer for n, layer in child.named_children() if type(layer) is nn.Linear}
+            fuse = fusers.get(tuple(linears))
+            biases = {layer.bias is None for layer in list(linears.values())[:-1]}
+            fused = fuse(child) if fuse is not None and len(biases) == 1 else None
+            if fused is not None:
+                setattr(parent, name, fused)
 
 
 class FusedGatedMlp(nn.Module):
-    """What opens by the activation of one half, and closes."""
+    """A gated MLP whose gate and up projections are one linear layer."""
 
-    def __init__(self, theirs: Any) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__()
-        self._up = _concatenate_linears([theirs.gate_proj, theirs.up_proj])
-        self._down = theirs.down_proj
-        self._activation = theirs.act_fn
+        self._up = _concatenate_linears([original.gate_proj, original.up_proj])
+        self._down = original.down_proj
+        self._activation = original.act_fn
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """(…, size) to (…, size)."""
-        gate, up = self._up(rows).chunk(2, -1)
-        out: torch.Tensor = self._down(self._activation(gate) * up)
-        return out
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Map (…, size) to (…, size)."""
+        gate, up = self._up(hidden_states).chunk(2, -1)
+        output: torch.Tensor = self._down(self._activation(gate) * up)
+        return output
 
 
 class FusedAttention(nn.Module):
-    """Queries, keys and values at once, turned by their places, and attended as the pass does."""
+    """An attention layer whose query, key and value projections are one linear layer."""
 
-    def __init__(self, theirs: Any, manner: AttentionParams) -> None:
+    def __init__(self, original: Any, params: AttentionParams) -> None:
         super().__init__()
-        self._qkv = _concatenate_linears([theirs.q_proj, theirs.k_proj, theirs.v_proj])
-        self._output = theirs.o_proj
-        self._layer: int = theirs.layer_idx
-        self._params = manner
-        self._head_size: int = theirs.head_dim
-        self._query_size = theirs.q_proj.out_features // self._head_size
-        self._rotary_size = self._query_size + theirs.k_proj.out_features // self._head_size
+        self._qkv = _concatenate_linears([original.q_proj, original.k_proj, original.v_proj])
+        self._output = original.o_proj
+        self._layer: int = original.layer_idx
+        self._params = params
+        self._head_size: int = original.head_dim
+        self._query_size = original.q_proj.out_features // self._head_size
+        self._rotary_size = self._query_size + original.k_proj.out_features // self._head_size
 
     def forward(
         self,
@@ -96,23 +96,23 @@ class FusedAttention(nn.Module):
         packed: Any,
         **_options: Any,
     ) -> tuple[torch.Tensor, None]:
-        """(1, tokens, size) to (1, tokens, size), as transformers' attentions."""
+        """Map (1, tokens, size) to (1, tokens, size), as transformers' attention layers do."""
         heads = self._qkv(hidden_states)[0].view(hidden_states.shape[1], -1, self._head_size)
         cos, sin = packed.get_factors(position_embeddings)
-        turned = heads[:, : self._rotary_size]
-        turned = turned * cos + turned.roll(self._head_size // 2, -1) * sin
-        out = packed.attend(
+        rotated = heads[:, : self._rotary_size]
+        rotated = rotated * cos + rotated.roll(self._head_size // 2, -1) * sin
+        output = packed.attend(
             self._layer,
-            turned[:, : self._query_size].transpose(0, 1),
-            turned[:, self._query_size :].transpose(0, 1),
+            rotated[:, : self._query_size].transpose(0, 1),
+            rotated[:, self._query_size :].transpose(0, 1),
             heads[:, self._rotary_size :].transpose(0, 1),
             self._params,
         )
-        return self._output(out.reshape(*hidden_states.shape[:-1], -1)), None
+        return self._output(output.reshape(*hidden_states.shape[:-1], -1)), None
 
 
 class _AttentionRecorder(RotaryFactors):
-    """Stands for a pass: it sees what would be attended, and in what manner."""
+    """Takes the place of a PackedBatch and records what would be attended, and how."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,142 +125,146 @@ class _AttentionRecorder(RotaryFactors):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        manner: AttentionParams,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        self.tensors, self.params = [query, key, value], manner
+        self.tensors, self.params = [query, key, value], params
         return query.transpose(0, 1)
 
 
-def _fuse_gated_mlp(theirs: Any) -> nn.Module | None:
-    rows = _make_test_input(theirs.gate_proj.weight, theirs.gate_proj.in_features)
+def _fuse_gated_mlp(original: Any) -> nn.Module | None:
+    inputs = _make_test_input(original.gate_proj.weight, original.gate_proj.in_features)
     with torch.inference_mode():
-        ours = FusedGatedMlp(theirs)
-        return ours if _is_close([theirs(rows)], [ours(rows)]) else None
+        fused = FusedGatedMlp(original)
+        return fused if _is_close([original(inputs)], [fused(inputs)]) else None
 
 
-def _fuse_attention(theirs: Any) -> nn.Module | None:
-    weight = theirs.q_proj.weight
-    before, after = _AttentionRecorder(), _AttentionRecorder()
+def _fuse_attention(original: Any) -> nn.Module | None:
+    weight = original.q_proj.weight
+    expected_recorder, fused_recorder = _AttentionRecorder(), _AttentionRecorder()
     with torch.inference_mode():
         try:
-            told = {
-                "hidden_states": _make_test_input(weight, theirs.q_proj.in_features),
+            arguments = {
+                "hidden_states": _make_test_input(weight, original.q_proj.in_features),
                 "position_embeddings": tuple(
-                    _make_test_input(weight, theirs.head_dim, n) for n in (2, 3)
+                    _make_test_input(weight, original.head_dim, n) for n in (2, 3)
                 ),
                 "attention_mask": None,
                 "position_ids": torch.arange(
                     _CHECK_POSITION, _CHECK_POSITION + _CHECK_TOKENS, device=weight.device
                 )[None],
             }
-            expected, _ = theirs(**told, packed=before)
+            expected, _ = original(**arguments, packed=expected_recorder)
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
-            return None  # of another kind altogether
-        if before.params is None:
+            return None  # the layer has another interface
+        if expected_recorder.params is None:
             return None
-        ours = FusedAttention(theirs, before.params)
-        found, _ = ours(**told, packed=after)
-    return ours if _is_close([expected, *before.tensors], [found, *after.tensors]) else None
+        fused = FusedAttention(original, expected_recorder.params)
+        output, _ = fused(**arguments, packed=fused_recorder)
+    return (
+        fused
+        if _is_close([expected, *expected_recorder.tensors], [output, *fused_recorder.tensors])
+        else None
+    )
 
 
-def _make_test_input(weight: torch.Tensor, size: int, pace: int = 1) -> torch.Tensor:
-    """Some numbers (1, tokens, size) of no pattern, as such a layer takes them."""
-    found = torch.arange(_CHECK_TOKENS * size, device=weight.device).mul(pace).sin()
-    return found.view(1, _CHECK_TOKENS, size).to(weight.dtype)
+def _make_test_input(weight: torch.Tensor, size: int, step: int = 1) -> torch.Tensor:
+    """Irregular values of shape (1, tokens, size) in the layer's dtype."""
+    values = torch.arange(_CHECK_TOKENS * size, device=weight.device).mul(step).sin()
+    return values.view(1, _CHECK_TOKENS, size).to(weight.dtype)
 
 
-def _is_close(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+def _is_close(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> bool:
     return all(
-        one.shape == other.shape
-        and bool((one - other).abs().max() <= _CHECK_TOLERANCE * one.abs().max())
-        for one, other in zip(expected, found, strict=True)
+        a.shape == b.shape and bool((a - b).abs().max() <= _CHECK_TOLERANCE * a.abs().max())
+        for a, b in zip(expected, actual, strict=True)
     )
 
 
 def _concatenate_linears(layers: Sequence[Any]) -> nn.Linear:
-    """One layer of the outputs of all."""
+    """One linear layer whose output is the concatenation of all outputs."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias for layer in layers]
-    joint = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None, device="meta")
-    joint.weight = nn.Parameter(weight, requires_grad=False)
+    fused = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None, device="meta")
+    fused.weight = nn.Parameter(weight, requires_grad=False)
     if biases[0] is not None:
-        joint.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]))
-    return joint
+        fused.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]))
+    return fused
 
 
-# Linear layers whose rows do not depend on how many there are.
+# Batch-invariant linear layers: the result of a row (one token) does not depend on other rows.
 #
-# A plain matrix product is cut up by its shape: the same row comes out a little different beside
-# others. oneDNN's product over weights that it has laid out beforehand does not do that, and is two
-# to three times as fast for four rows and more. The weights as they were loaded are let go: they
-# would only double the memory.
+# A plain matrix product is divided by its shape, so that the same row gives slightly different
+# results in different batches. oneDNN's product over prepacked weights does not do that, and is two
+# to three times as fast from four rows on. The original weights are freed: they would double the
+# memory.
 
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
-"""Makes a layer of weights (outputs, inputs) and perhaps a bias."""
-_LAYOUT_ROWS = 16
-"""The number of rows that the layout is made for."""
+"""Makes a linear layer from weights (outputs, inputs) and an optional bias."""
+_PREPACK_ROWS = 16
+"""The number of rows that the prepacked layout is optimized for."""
 _ROW_STEPS = ((16, 1), (128, 8), (float("inf"), 32))
-"""Up to so many rows, numbers of them are rounded up to a multiple of this."""
+"""(limit, step): up to ``limit`` rows, their number is rounded up to a multiple of ``step``."""
 
 
 class PrepackedLinear(nn.Module):
-    """A linear layer over weights in oneDNN's layout."""
+    """A linear layer with weights in oneDNN's prepacked layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` is (outputs, inputs)."""
+        """``weight`` has shape (outputs, inputs)."""
         super().__init__()
         operations: Any = torch.ops.mkldnn
-        # What torch.compile itself uses for a linear layer with frozen weights.
-        self._weight = operations._reorder_linear_weight(weight.contiguous(), _LAYOUT_ROWS)  # noqa: SLF001
+        # torch.compile uses the same operators for linear layers with frozen weights.
+        self._weight = operations._reorder_linear_weight(weight.contiguous(), _PREPACK_ROWS)  # noqa: SLF001
         self.weight = weight.new_empty(0)
-        """Nothing: some families look at a layer's dtype."""
+        """Empty; it exists because some model families read a layer's dtype."""
         self._bias = bias
         self._operator = operations._linear_pointwise  # noqa: SLF001
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """(…, inputs) to (…, outputs)."""
+        """Map (…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
         count = flat.shape[0]
-        if more := _round_rows(count) - count:
-            flat = pad(flat, (0, 0, 0, more))
+        if padding := _pad_row_count(count) - count:
+            flat = pad(flat, (0, 0, 0, padding))
         flat = flat.contiguous()
-        out: torch.Tensor = self._operator(flat, self._weight, self._bias, "none", [], "")
-        return out[:count].view(*rows.shape[:-1], -1)
+        output: torch.Tensor = self._operator(flat, self._weight, self._bias, "none", [], "")
+        return output[:count].view(*rows.shape[:-1], -1)
 
 
-def _round_rows(rows: int) -> int:
-    """How many rows are computed for so many.
+def _pad_row_count(rows: int) -> int:
+    """The number of rows to compute for this many, padding included.
 
-    For each number of rows oneDNN makes a kernel, and keeps it: half a megabyte for every layer's
-    shape. One row alone takes another way than several.
+    oneDNN generates and caches a kernel for each number of rows, which takes half a megabyte for
+    every layer shape. One row alone is computed differently from several, so two is the minimum.
     """
-    step = next(step for most, step in _ROW_STEPS if rows <= most)
+    step = next(step for limit, step in _ROW_STEPS if rows <= limit)
     return max(-(-rows // step) * step, 2)
 
 
-def prepack_linears(model: nn.Module, made: LinearFactory | None = None) -> None:
-    """All linear layers in float32 on a processor made anew, one after another.
+def prepack_linears(model: nn.Module, linear_factory: LinearFactory | None = None) -> None:
+    """Replace all float32 linear layers on the CPU, one after another.
 
-    ``made`` is what they become; left out, what oneDNN lays out, where it is there.
-    Nothing of the model remains where it was loaded to: that may be one file, mapped as a whole.
+    ``linear_factory`` makes the new layers; None: PrepackedLinear, if oneDNN is available. The
+    other parameters are copied, since all may be views of one memory-mapped file, which keeps the
+    original weights in memory until nothing refers to it.
     """
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if made is None and not there:
+    has_mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if linear_factory is None and not has_mkldnn:
         return
-    kind, changed = made or PrepackedLinear, False
+    factory, changed = linear_factory or PrepackedLinear, False
     for parent in list(model.modules()):
         children: list[tuple[str, Any]] = list(parent.named_children())
         for name, child in children:
             weight = _get_linear_weight(child)
             if weight is not None and _can_prepack(weight):
-                setattr(parent, name, _make_linear(kind, weight, child.bias))
+                setattr(parent, name, _make_linear(factory, weight, child.bias))
                 changed = True
-    for part in (*model.parameters(), *model.buffers()) if changed else ():
-        part.data = part.data.clone()
+    for tensor in (*model.parameters(), *model.buffers()) if changed else ():
+        tensor.data = tensor.data.clone()
 
 
 def _get_linear_weight(child: Any) -> torch.Tensor | None:
-    """Of a linear layer: (outputs, inputs)."""
+    """The weights (outputs, inputs) of a linear layer; None for other modules."""
     if type(child) is nn.Linear:
         return child.weight
     return child.weight.t() if type(child) is Conv1D else None
@@ -270,32 +274,34 @@ def _can_prepack(weight: torch.Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-def _make_linear(made: LinearFactory, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+def _make_linear(
+    linear_factory: LinearFactory, weight: torch.Tensor, bias: torch.Tensor | None
+) -> nn.Module:
     with torch.inference_mode():
-        return made(weight.detach(), None if bias is None else bias.detach().clone())
+        return linear_factory(weight.detach(), None if bias is None else bias.detach().clone())
 
 
-# 8-bit linear layers: one scale for each output of the weights and one for each row.
+# int8 linear layers: per-channel scales for weights, per-row (per-token) scales for activations.
 #
-# A quarter of the memory and of its traffic, at the cost of a rounding that changes outputs (see
-# docs/performance-engine.md). Each row is rounded by its own largest magnitude, never by that of
-# its neighbours, and sums of integers are exact: a row's result does not depend on the batch.
-# (torch's own dynamic quantisation has one scale for the batch: there, it does.)
+# They need a quarter of the memory and of its traffic; the rounding changes outputs (see
+# docs/performance-engine.md). Each row is scaled by its own largest magnitude, and integer sums are
+# exact, so a row's result does not depend on the batch. (torch's own dynamic quantization has one
+# scale for the whole batch, so there it does.)
 
 _MAX_INT8 = 127
-"""The largest magnitude of 8 bits."""
+"""The largest quantized magnitude."""
 _MAX_EXACT_WEIGHT = 64
-"""The largest of which two, each times the largest of a row, are within 16 bits."""
+"""The largest weight for which the sum of two products with ``_MAX_INT8`` fits in 16 bits."""
 _ZERO_POINT = 128
-"""What the fused operator takes for zero in a row: its rows are unsigned."""
+"""The zero point of activations: the fused operator takes unsigned ones."""
 _MIN_SCALE = 1e-12
-"""A row or an output of zeros has a scale all the same."""
+"""Lower limit of scales, for rows and weights that are all zero."""
 
 
 def get_fused_operator() -> Any:
-    """The operator of torch that rounds rows by a given scale, multiplies and scales back, if any.
+    """The operator that quantizes activations, multiplies and dequantizes; None if torch has none.
 
-    Only x86's engine has it, and torch means to remove what its packing is built on.
+    Only the x86 quantization engine has it, and torch plans to remove what its packing is built on.
     """
     operations: Any = torch.ops.quantized
     name = "linear_with_input_q_dq_qweight_dq_output_fp32"
@@ -305,23 +311,23 @@ def get_fused_operator() -> Any:
 
 @functools.cache
 def get_max_exact_weight() -> int:
-    """The largest magnitude of a weight whose products ``fused`` adds exactly on this processor.
+    """The largest weight magnitude for which the fused operator's sums are exact on this CPU.
 
-    One without VNNI adds two of them in 16 bits, which cuts off what is larger.
+    A CPU without VNNI adds two products in 16 bits, with saturation.
     """
     return _MAX_INT8 if is_exact(get_fused_operator(), _MAX_INT8) else _MAX_EXACT_WEIGHT
 
 
-def is_exact(operator: Any, most: int) -> bool:
-    """Whether the largest products of such weights are added without being cut off."""
+def is_exact(operator: Any, max_weight: int) -> bool:
+    """Whether the operator adds products with weights up to ``max_weight`` without saturation."""
     operations: Any = torch.ops.quantized
-    weight = operations.linear_prepack(_pack_weight(torch.ones(16, 64), most), None)
+    weight = operations.linear_prepack(_pack_weight(torch.ones(16, 64), max_weight), None)
     sums = operator(torch.ones(1, 64), 1 / _MAX_INT8, _ZERO_POINT, weight)
     return torch.allclose(sums, torch.full_like(sums, 64.0), rtol=1e-3)
 
 
 def quantize_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-    """A linear layer over these weights (outputs, inputs), in 8 bits as this machine does it."""
+    """An int8 linear layer for weights (outputs, inputs), of the kind that this CPU supports."""
     return (
         IntMatmulLinear(weight, bias)
         if get_fused_operator() is None
@@ -329,8 +335,8 @@ def quantize_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Modul
     )
 
 
-class _RowQuantizedLinear(nn.Module):
-    """A linear layer of which each row is scaled by itself."""
+class _Int8Linear(nn.Module):
+    """A linear layer whose activations are quantized with one scale per row."""
 
     def __init__(self, outputs: int, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -338,71 +344,73 @@ class _RowQuantizedLinear(nn.Module):
         self._bias = bias
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """(…, inputs) to (…, outputs)."""
+        """Map (…, inputs) to (…, outputs)."""
         flat = rows.reshape(-1, rows.shape[-1])
-        size = flat.abs().amax(-1, keepdim=True).clamp_min_(_MIN_SCALE)
-        out = self._multiply(flat, size).mul_(size)
+        magnitudes = flat.abs().amax(-1, keepdim=True).clamp_min_(_MIN_SCALE)
+        out = self._multiply(flat, magnitudes).mul_(magnitudes)
         if self._bias is not None:
             out += self._bias
         return out.view(*rows.shape[:-1], self._outputs)
 
-    def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        """With the weights, of rows divided by their size."""
+    def _multiply(self, rows: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
+        """Multiply rows, divided by their magnitudes, with the weights."""
         raise NotImplementedError
 
 
-class FusedInt8Linear(_RowQuantizedLinear):
-    """With the operator that torch has for x86."""
+class FusedInt8Linear(_Int8Linear):
+    """An int8 layer that uses torch's fused operator for x86."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` is (outputs, inputs)."""
+        """``weight`` has shape (outputs, inputs)."""
         super().__init__(weight.shape[0], bias)
         operations: Any = torch.ops.quantized
         self._weight = operations.linear_prepack(_pack_weight(weight, get_max_exact_weight()), None)
         self._operator = get_fused_operator()
 
-    def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._operator(rows / size, 1 / _MAX_INT8, _ZERO_POINT, self._weight)
+    def _multiply(self, rows: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._operator(
+            rows / magnitudes, 1 / _MAX_INT8, _ZERO_POINT, self._weight
+        )
         return out
 
 
-class IntMatmulLinear(_RowQuantizedLinear):
-    """With torch's product of integers, which every processor has."""
+class IntMatmulLinear(_Int8Linear):
+    """An int8 layer that uses torch's integer matrix product, which every CPU supports."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` is (outputs, inputs)."""
+        """``weight`` has shape (outputs, inputs)."""
         super().__init__(weight.shape[0], bias)
         scales = _compute_scales(weight, _MAX_INT8)
         self._weight = _quantize_weight(weight, scales).t()
         self._scales = scales / _MAX_INT8
 
-    def _multiply(self, rows: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        whole = (rows * (_MAX_INT8 / size)).round_().to(torch.int8)
-        return torch._int_mm(whole, self._weight).float().mul_(self._scales)  # noqa: SLF001
+    def _multiply(self, rows: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
+        quantized = (rows * (_MAX_INT8 / magnitudes)).round_().to(torch.int8)
+        return torch._int_mm(quantized, self._weight).float().mul_(self._scales)  # noqa: SLF001
 
 
-def _compute_scales(weight: torch.Tensor, most: int) -> torch.Tensor:
-    """What one step of each output's weights is worth, of which the largest has ``most``."""
-    return weight.float().abs().amax(1).clamp_min_(_MIN_SCALE) / most
+def _compute_scales(weight: torch.Tensor, max_weight: int) -> torch.Tensor:
+    """The scale of each output channel: its largest weight becomes ``max_weight``."""
+    return weight.float().abs().amax(1).clamp_min_(_MIN_SCALE) / max_weight
 
 
 def _quantize_weight(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (weight / scales[:, None]).round_().to(torch.int8).contiguous()
 
 
-def _pack_weight(weight: torch.Tensor, most: int) -> torch.Tensor:
-    """The weights as the fused operator's packing wants them, with their scales."""
-    scales = _compute_scales(weight, most)
+def _pack_weight(weight: torch.Tensor, max_weight: int) -> torch.Tensor:
+    """The quantized weights and their scales as a tensor for the fused operator's packing."""
+    scales = _compute_scales(weight, max_weight)
     zeros = torch.zeros(weight.shape[0], dtype=torch.long)
     with warnings.catch_warnings():
-        # torch says that this kind of tensor will be removed; ``fused`` knows what to do then.
+        # torch plans to remove such tensors; then get_fused_operator returns None.
         warnings.simplefilter("ignore", UserWarning)
         return torch._make_per_channel_quantized_tensor(  # noqa: SLF001
             _quantize_weight(weight, scales), scales.double(), zeros, 0
         )
 
 
-ATTENTION_NAME = "interlingua_rows"
+ATTENTION_NAME = "interlingua_packed"
 
 
 def _attend_packed(
@@ -413,33 +421,33 @@ def _attend_packed(
     *_mask: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer; the pass's segments come through its keywords."""
+    """The attention function that transformers calls; the PackedBatch is a keyword argument."""
     packed: PackedBatch | None = options.get("packed")
     if packed is None:
         raise ModelError("this model family does not pass keyword arguments to its attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    manner = AttentionParams(
+    params = AttentionParams(
         options.get("scaling"),
         options.get("sliding_window"),
         options.get("softcap"),
         options.get("s_aux"),
     )
-    return packed.attend(layer, query[0], key[0], value[0], manner)[None], None
+    return packed.attend(layer, query[0], key[0], value[0], params)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attend_packed)
 
 
 class ModelRunner:
-    """A model that takes segments and gives logits."""
+    """Runs a model on batch segments and returns logits."""
 
     def __init__(
-        self, model: Any, context: int | None = None, made: LinearFactory | None = None
+        self, model: Any, context: int | None = None, linear_factory: LinearFactory | None = None
     ) -> None:
-        """``made`` is what becomes of linear layers, once ``join`` is done; see ``lay_out``."""
+        """Fuse layers, then replace linear layers; ``linear_factory``: see prepack_linears."""
         self._model = model.eval()
         fuse_layers(model)
-        prepack_linears(model, made)
+        prepack_linears(model, linear_factory)
         self.device: torch.device = model.device
         self.config = config = model.config.get_text_config()
         self.generation_config: Any = model.generation_config
@@ -447,10 +455,13 @@ class ModelRunner:
         self.context_length = min(limit, context or limit)
         self.vocabulary_size: int = config.vocab_size
         self.cache_bytes_per_token = self._check_first_pass(config.num_hidden_layers)
-        """What the past of one token takes."""
+        """KV cache bytes per token."""
 
     def _check_first_pass(self, layers: int) -> int:
-        """A first pass: it warms up, and shows whether the model keeps all its past in our rows."""
+        """Run a first pass, which warms up and checks that every layer uses our KV cache.
+
+        Returns the KV cache bytes per token.
+        """
         pool = BlockPool(1)
         try:
             self([BatchSegment(SequenceCache(pool, 2), (0, 0))])
@@ -458,19 +469,19 @@ class ModelRunner:
             raise ModelError(f"this model family is not supported: {error}") from error
         if pool.layer_count != layers:
             raise ModelError(
-                "this model family has a cache that is not keys and values; it is not supported"
+                "this model family is not supported: some of its layers do not use a KV cache"
             )
         return pool.size_bytes // pool.tokens
 
     def __call__(self, segments: Sequence[BatchSegment]) -> torch.Tensor:
-        """The wanted logits in float32, one row a token, in the order of the segments."""
+        """The requested logits in float32, one row per token, in the order of the segments."""
         with torch.inference_mode():
             packed = PackedBatch(segments, self.device)
             out = self._model(
                 input_ids=torch.tensor([packed.tokens], device=self.device),
                 position_ids=torch.tensor([packed.positions], device=self.device),
                 use_cache=False,
-                # Of a pass that wants none, the least.
+                # If no logits are requested, compute those of a single token.
                 logits_to_keep=torch.tensor(packed.logit_indices or [0], device=self.device),
                 packed=packed,
             )
@@ -479,19 +490,25 @@ class ModelRunner:
         return logits if packed.logit_indices else logits[:0]
 
 
-def load_forward(found: ModelLocation, device: str, dtype: str, context: int | None) -> ModelRunner:
-    """The model of a folder, ready for segments. Raises ModelError."""
-    if not find_model_class(AutoModelForCausalLM, found)._supports_attention_backend:  # noqa: SLF001
+def load_model_runner(
+    location: ModelLocation, device: str, dtype: str, context: int | None
+) -> ModelRunner:
+    """Load a model for generation. Raises ModelError."""
+    if not find_model_class(AutoModelForCausalLM, location)._supports_attention_backend:  # noqa: SLF001
         raise ModelError(
-            f"{found.source} is of a family whose attention or past can't be kept in our rows; "
-            "it is not served here"
+            f"{location.source}: this model family is not supported: it does not use transformers' "
+            "attention interface"
         )
-    place = pick_device(device)
-    made = quantize_linear if dtype == "int8" else None
-    if made is not None and place.type != "cpu":
-        raise ModelError(f"dtype int8 needs a CPU; for {place} choose auto or bfloat16")
-    wanted = pick_dtype("float32" if made else dtype, place)
+    torch_device = pick_device(device)
+    linear_factory = quantize_linear if dtype == "int8" else None
+    if linear_factory is not None and torch_device.type != "cpu":
+        raise ModelError(f"dtype int8 needs a CPU; for {torch_device} choose auto or bfloat16")
+    torch_dtype = pick_dtype("float32" if linear_factory else dtype, torch_device)
     model = load_weights(
-        AutoModelForCausalLM, found, place, wanted, attn_implementation=ATTENTION_NAME
+        AutoModelForCausalLM,
+        location,
+        torch_device,
+        torch_dtype,
+        attn_implementation=ATTENTION_NAME,
     )
-    return ModelRunner(model, context, made)
+    return ModelRunner(model, context, linear_factory)

@@ -108,7 +108,7 @@ class SequenceGroup:
 
     @property
     def group(self) -> "SequenceGroup":
-        """Itself, as for a TokenSequence."""
+        """Itself, so that it has the interface of a TokenSequence."""
         return self
 
     @property
@@ -138,7 +138,7 @@ class SequenceGroup:
 
     def select_best(self) -> list["TokenSequence"]:
         """The likeliest samples, by the sum of their tokens' log probabilities."""
-        ranked = sorted(self.finished, key=lambda row: -row.cumulative_logprob)
+        ranked = sorted(self.finished, key=lambda sequence: -sequence.cumulative_logprob)
         return ranked[: self.request.command.n]
 
 
@@ -192,8 +192,8 @@ class TokenSequence:
             withheld_text=list(self.withheld_text),
         )
 
-    def take_over(self, other: "TokenSequence") -> None:
-        """Continue from another sequence's text."""
+    def continue_from(self, other: "TokenSequence") -> None:
+        """Take another sequence's tokens, text and grammar state."""
         self.output, self.output_text, self.grammar_state = (
             other.output,
             other.output_text,
@@ -207,46 +207,46 @@ class TokenSequence:
 
     def make_sampling_input(self) -> SamplingInput:
         """The input of the next sampling step."""
-        spec = self.group.request.command
-        is_below_minimum = len(self.output) < spec.stopping.min_tokens
+        command = self.group.request.command
+        is_below_minimum = len(self.output) < command.stopping.min_tokens
         forbidden = (
             (*self.discouraged_tokens, *self.min_length_forbidden)
             if is_below_minimum
             else self.discouraged_tokens
         )
-        past = TokenHistory(self.group.prompt, self.output, forbidden)
-        return SamplingInput(self.group.request.sampling_rules, self.seed, past)
+        history = TokenHistory(self.group.prompt, self.output, forbidden)
+        return SamplingInput(self.group.request.sampling_rules, self.seed, history)
 
-    def map_text(self, release: ReadyText, choice: int) -> Iterator[ChoiceEvent]:
+    def map_text(self, ready: ReadyText, choice: int) -> Iterator[ChoiceEvent]:
         """The events of released text, with tool calls parsed."""
-        outputs = [release] if self.output_parser is None else self.output_parser.feed(release)
-        return (self._map_output(one, choice) for one in outputs)
+        outputs = [ready] if self.output_parser is None else self.output_parser.feed(ready)
+        return (self._map_output(output, choice) for output in outputs)
 
     def map_end(self, choice: int) -> Iterator[ChoiceEvent]:
         """The final events: held back output and the end of the choice."""
         reason: StopReason = self.reason
         if self.output_parser is not None:
-            yield from (self._map_output(one, choice) for one in self.output_parser.close())
+            yield from (self._map_output(output, choice) for output in self.output_parser.close())
             reason = "tool_calls" if reason == "eos" and self.output_parser.calls else reason
         yield ChoiceEndEvent(self.group.request.command.request_id, choice, reason, self.stop)
 
     def _map_output(
-        self, outputs: ParsedOutput, choice: int
+        self, output: ParsedOutput, choice: int
     ) -> TextEvent | ToolCallEvent | ToolArgumentsEvent | ReasoningEvent:
-        spec = self.group.request.command
-        match outputs:
+        command = self.group.request.command
+        match output:
             case ParsedCallStart(call, number, name, tokens):
-                return ToolCallEvent(spec.request_id, choice, call, number, name, tokens)
+                return ToolCallEvent(command.request_id, choice, call, number, name, tokens)
             case ParsedCallArguments(call, text, tokens):
-                return ToolArgumentsEvent(spec.request_id, choice, call, text, tokens)
+                return ToolArgumentsEvent(command.request_id, choice, call, text, tokens)
             case ParsedReasoning(text, tokens):
-                return ReasoningEvent(spec.request_id, choice, text, tokens)
+                return ReasoningEvent(command.request_id, choice, text, tokens)
             case ReadyText(text, tokens):
                 return TextEvent(
-                    spec.request_id,
+                    command.request_id,
                     choice,
                     text,
                     len(tokens),
-                    tuple(token.id for token in tokens) if spec.token_ids else (),
+                    tuple(token.id for token in tokens) if command.token_ids else (),
                     tuple(token.logprob for token in tokens if token.logprob is not None),
                 )

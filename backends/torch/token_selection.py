@@ -62,22 +62,24 @@ from backends.torch.tool_calls import (
     get_response_template,
 )
 
-# Answers that have a form, and those that may call functions: from the request to the rows.
+# Structured output and tool calls: grammars from the request to the logits.
 
 _log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT: Final = 10.0
-"""Seconds that a request waits for its grammar."""
+"""Seconds that a request waits for its grammar to compile."""
 MAX_PENDING_REQUESTS: Final = 256
-"""Requests that wait for one."""
+"""Maximum number of requests that wait for a grammar."""
 
 
 class GrammarManager:
-    """Readies jobs whose answers have a form; they wait here for their grammars."""
+    """Holds requests with structured output or tool calls until their grammars are compiled."""
 
-    def __init__(self, tokenizer: Any, reader: InputProcessor, grammars: GrammarCompiler) -> None:
-        self._input_processor = reader
-        self._compiler = grammars
+    def __init__(
+        self, tokenizer: Any, input_processor: InputProcessor, compiler: GrammarCompiler
+    ) -> None:
+        self._input_processor = input_processor
+        self._compiler = compiler
         added = tokenizer.added_tokens_decoder.items()
         self._special_tokens = {str(token): int(number) for number, token in added if token.special}
         self._tokenizer = tokenizer
@@ -87,437 +89,470 @@ class GrammarManager:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def start_compilation(self, job: EngineRequest) -> bool:
-        """Whether the job has to wait until it is ``settled``. Raises RequestRejectedError."""
-        spec = job.command
-        if spec.output_format is None and spec.function_choice is None:
+    def start_compilation(self, request: EngineRequest) -> bool:
+        """Whether the request must wait for its grammar. Raises RequestRejectedError."""
+        command = request.command
+        if command.output_format is None and command.function_choice is None:
             return False
-        if self._response_template is not None and _is_unconstrained(spec):
-            job.parser_rules = self._make_template_rules(job, self._response_template)
+        if self._response_template is not None and _is_unconstrained(command):
+            request.parser_rules = self._make_template_rules(request, self._response_template)
             return False
         if len(self._waiting) >= MAX_PENDING_REQUESTS:
             raise RequestRejectedError(
                 "overloaded", "too many requests with structured output are being prepared"
             )
-        self._waiting[job] = self._compiler.compile_grammar(self._build_grammar(job))
+        self._waiting[request] = self._compiler.compile_grammar(self._build_grammar(request))
         return True
 
-    def _build_grammar(self, job: EngineRequest) -> GrammarSource:
-        spec, calling = job.command, job.command.function_choice
-        if calling is None:
-            return () if spec.output_format is None else build_format_grammar(spec.output_format)
-        family = detect_tool_call_format(self._input_processor.get_chat_template(spec.input))
-        job.parser_rules = self._make_tool_call_rules(family, calling, spec)
-        functions = [one for one in spec.input.functions if one.name in calling.names]
+    def _build_grammar(self, request: EngineRequest) -> GrammarSource:
+        command, function_choice = request.command, request.command.function_choice
+        if function_choice is None:
+            output_format = command.output_format
+            return () if output_format is None else build_format_grammar(output_format)
+        call_format = detect_tool_call_format(
+            self._input_processor.get_chat_template(command.input)
+        )
+        request.parser_rules = self._make_tool_call_rules(call_format, function_choice, command)
+        functions = [f for f in command.input.functions if f.name in function_choice.names]
         return build_calls_grammar(
-            calling, functions, family, self._special_tokens, spec.output_format
+            function_choice, functions, call_format, self._special_tokens, command.output_format
         )
 
     def pop_finished(self, now: float) -> list[tuple[EngineRequest, RequestRejectedError | None]]:
-        """The jobs that wait no longer, with what is wrong where something is."""
-        found = []
-        for job, asked in list(self._waiting.items()):
-            if asked.done():
-                found.append((job, _get_compile_result(job, asked)))
-            elif now - job.arrived_at >= COMPILE_TIMEOUT:
-                text = f"the form of the answer could not be prepared within {COMPILE_TIMEOUT:g} s"
-                found.append(
-                    (
-                        job,
-                        RequestRejectedError(
-                            "unsupported", text, param=_get_grammar_param(job.command)
-                        ),
-                    )
+        """The requests that no longer wait, each with its error, if any."""
+        finished = []
+        for request, future in list(self._waiting.items()):
+            if future.done():
+                finished.append((request, _get_compile_result(request, future)))
+            elif now - request.arrived_at >= COMPILE_TIMEOUT:
+                message = f"the output format could not be compiled within {COMPILE_TIMEOUT:g} s"
+                param = _get_grammar_param(request.command)
+                finished.append(
+                    (request, RequestRejectedError("unsupported", message, param=param))
                 )
-        for job, _ in found:
-            del self._waiting[job]
-        return found
+        for request, _ in finished:
+            del self._waiting[request]
+        return finished
 
-    def remove(self, job: EngineRequest) -> None:
-        """Nobody waits for it any more."""
-        self._waiting.pop(job, None)
+    def remove(self, request: EngineRequest) -> None:
+        """Remove a request that has been cancelled."""
+        self._waiting.pop(request, None)
 
     def _make_tool_call_rules(
-        self, family: ToolCallFormat, calling: FunctionChoice, spec: GenerateCommand
+        self, call_format: ToolCallFormat, function_choice: FunctionChoice, command: GenerateCommand
     ) -> ToolCallRules:
         texts = (
-            family.format_calls([])
-            + family.call_prefix
-            + family.name_separator
-            + family.call_suffix
+            call_format.format_calls([])
+            + call_format.call_prefix
+            + call_format.name_separator
+            + call_format.call_suffix
         )
-        marks = frozenset(number for text, number in self._special_tokens.items() if text in texts)
-        free = bool(family.trigger) and not calling.required and spec.output_format is None
-        return ToolCallRules(family, calling.names, free, marks)
+        marker_tokens = frozenset(
+            number for text, number in self._special_tokens.items() if text in texts
+        )
+        allows_text = (
+            bool(call_format.trigger)
+            and not function_choice.required
+            and command.output_format is None
+        )
+        return ToolCallRules(call_format, function_choice.names, allows_text, marker_tokens)
 
-    def _make_template_rules(self, job: EngineRequest, template: Any) -> ResponseTemplateRules:
-        prompt = self._tokenizer.decode(job.groups[0].prompt, skip_special_tokens=False)
+    def _make_template_rules(self, request: EngineRequest, template: Any) -> ResponseTemplateRules:
+        prompt = self._tokenizer.decode(request.groups[0].prompt, skip_special_tokens=False)
         tools = [
-            {"type": "function", "function": build_function_schema(one)}
-            for one in job.command.input.functions
+            {"type": "function", "function": build_function_schema(function)}
+            for function in request.command.input.functions
         ]
         return ResponseTemplateRules(
             template, prompt, tools, frozenset(self._special_tokens.values())
         )
 
 
-def _is_unconstrained(spec: GenerateCommand) -> bool:
-    """Whether a request leaves it all to the model: to call or not, what, and how often."""
-    calling, functions = spec.function_choice, spec.input.functions
+def _is_unconstrained(command: GenerateCommand) -> bool:
+    """Whether the model may freely choose whether, which and how many functions it calls."""
+    function_choice, functions = command.function_choice, command.input.functions
     return (
-        calling is not None
-        and spec.output_format is None
-        and not calling.required
-        and calling.parallel
-        and len(calling.names) == len(functions)
-        and not any(one.strict for one in functions)
+        function_choice is not None
+        and command.output_format is None
+        and not function_choice.required
+        and function_choice.parallel
+        and len(function_choice.names) == len(functions)
+        and not any(function.strict for function in functions)
     )
 
 
 def _get_compile_result(
-    job: EngineRequest, asked: Future[GrammarState]
+    request: EngineRequest, future: Future[GrammarState]
 ) -> RequestRejectedError | None:
-    error = asked.exception()
+    error = future.exception()
     if error is None:
-        job.grammar_state = asked.result()
+        request.grammar_state = future.result()
         return None
     if isinstance(error, RequestRejectedError):
-        return _add_param(error, job)
+        return _add_param(error, request)
     _log.error("a grammar could not be compiled", exc_info=error)
     return RequestRejectedError("failed", f"the local model failed: {type(error).__name__}")
 
 
-def _add_param(refused: RequestRejectedError, job: EngineRequest) -> RequestRejectedError:
+def _add_param(error: RequestRejectedError, request: EngineRequest) -> RequestRejectedError:
     return RequestRejectedError(
-        refused.failure_kind, str(refused), param=_get_grammar_param(job.command)
+        error.failure_kind, str(error), param=_get_grammar_param(request.command)
     )
 
 
-def _get_grammar_param(spec: GenerateCommand) -> str:
-    """The field to blame for a grammar."""
-    return "tools" if spec.output_format is None else spec.output_format.param
+def _get_grammar_param(command: GenerateCommand) -> str:
+    """The request field that the grammar comes from."""
+    return "tools" if command.output_format is None else command.output_format.param
 
 
-# --- in the step --------------------------------------------------------------------------------
+# --- sampling step ------------------------------------------------------------------------------
 
 
-def mask_logits(logits: torch.Tensor, rows: Sequence[TokenSequence]) -> None:
-    """Leaves each row of ``logits`` (rows, vocabulary) only what its grammar allows, in place."""
-    for line, row in zip(logits, rows, strict=True):
-        if row.grammar_state is None:
+def mask_logits(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> None:
+    """Mask the tokens that the grammars forbid, in place on ``logits`` (sequences, vocabulary)."""
+    for row_logits, sequence in zip(logits, sequences, strict=True):
+        if sequence.grammar_state is None:
             continue
         try:
-            barred = torch.from_numpy(row.grammar_state.get_forbidden_tokens())
-        except RequestRejectedError as refused:
-            row.rejection = _add_param(refused, row.group.request)
+            forbidden = torch.from_numpy(sequence.grammar_state.get_forbidden_tokens())
+        except RequestRejectedError as error:
+            sequence.rejection = _add_param(error, sequence.group.request)
         else:
-            line.masked_fill_(barred.to(line.device), float("-inf"))
+            row_logits.masked_fill_(forbidden.to(row_logits.device), float("-inf"))
 
 
-def accept_token(row: TokenSequence, token: int) -> bool:
-    """Whether this token may come next, by the row's grammar."""
-    if row.grammar_state is not None and row.rejection is None:
+def accept_token(sequence: TokenSequence, token: int) -> bool:
+    """Advance the sequence's grammar by a token; False if it is not allowed."""
+    if sequence.grammar_state is not None and sequence.rejection is None:
         try:
-            row.grammar_state.accept_token(token)
-        except RequestRejectedError as refused:
-            row.rejection = _add_param(refused, row.group.request)
-    return row.rejection is None
+            sequence.grammar_state.accept_token(token)
+        except RequestRejectedError as error:
+            sequence.rejection = _add_param(error, sequence.group.request)
+    return sequence.rejection is None
 
 
-def fail_without_tokens(row: TokenSequence) -> None:
-    """No token may come in any of a search's rows."""
+def fail_without_tokens(sequence: TokenSequence) -> None:
+    """Reject the request: no token is allowed for any beam of a search."""
     error = RequestRejectedError("invalid", NO_CANDIDATES_ERROR)
-    row.rejection = _add_param(error, row.group.request)
+    sequence.rejection = _add_param(error, sequence.group.request)
 
 
-# Beam search over rows: the beams of a prompt go on together, each in a row of its own.
+# Beam search: the beams of a prompt advance together, each as a sequence of its own.
 
 _PENALTY_RANGES = (("length_penalty", 40.0), ("diversity_penalty", 1e6))
-"""Beyond them scores would be no numbers any more."""
+"""Larger values would make scores infinite or NaN."""
 AppendToken = Callable[[TokenSequence, int, SampledLogprob | None], bool]
-"""Gives a row a token. Whether it was the row's last."""
+"""Appends a token to a sequence; returns whether the sequence has ended."""
 
 
-def make_beam_searches(beams: BeamSearchParams, ends: int) -> list[BeamSearch[TokenSequence]]:
-    """One for each group. ``ends`` is how many tokens end a text. Raises RequestRejectedError."""
-    for name, most in _PENALTY_RANGES:
+def make_beam_searches(
+    beams: BeamSearchParams, end_token_count: int
+) -> list[BeamSearch[TokenSequence]]:
+    """One search for each group of beams; ``end_token_count``: tokens that end a hypothesis.
+
+    Raises RequestRejectedError.
+    """
+    for name, limit in _PENALTY_RANGES:
         value = getattr(beams, name)
-        if not abs(value) <= most:
+        if not abs(value) <= limit:
             raise RequestRejectedError(
-                "invalid", f"{name} is {value}; {-most:g} to {most:g}", param=name
+                "invalid",
+                f"{name} is {value}; it must be between {-limit:g} and {limit:g}",
+                param=name,
             )
-    rules = (beams.width // beams.groups, ends, beams.length_penalty, beams.diversity_penalty)
-    return [BeamSearch(*rules) for _ in range(beams.groups)]
+    size = beams.width // beams.groups
+    return [
+        BeamSearch(size, end_token_count, beams.length_penalty, beams.diversity_penalty)
+        for _ in range(beams.groups)
+    ]
 
 
-def compute_max_length(context: int, blocks: int, job: EngineRequest) -> int:
-    """How many tokens a row may have; all beams together need their share of the memory."""
-    if job.command.beams is None:
+def compute_max_length(context: int, blocks: int, request: EngineRequest) -> int:
+    """The maximum length of a sequence; beams share the KV cache equally."""
+    if request.command.beams is None:
         return context
-    return min(context, blocks // job.command.beams.width * BLOCK_SIZE)
+    return min(context, blocks // request.command.beams.width * BLOCK_SIZE)
 
 
 def select_best_beams(group: SequenceGroup) -> list[TokenSequence]:
-    """What was found, best first. Where there are fewer texts than choices they come again."""
+    """The best finished beams, best first; repeated if there are fewer than choices."""
     pairs = (pair for search in group.beam_searches for pair in search.finished)
-    found = [row for _, row in sorted(pairs, key=lambda pair: -pair[0])]
-    return [found[rank % len(found)].fork() for rank in range(group.request.command.n)]
+    best = [sequence for _, sequence in sorted(pairs, key=lambda pair: -pair[0])]
+    return [best[rank % len(best)].fork() for rank in range(group.request.command.n)]
 
 
 def step_beams(
-    logits: torch.Tensor, rows: Sequence[TokenSequence], extend: AppendToken
+    logits: torch.Tensor, sequences: Sequence[TokenSequence], append_token: AppendToken
 ) -> list[TokenSequence]:
-    """One token for each beam of a prompt, by its line of ``logits``. Returns the rows that ended.
+    """Advance each beam of a prompt by one token. Returns the sequences that have ended.
 
-    The search goes by what biases, penalties, forms and the watermark make of the model's log
-    probabilities; temperature and truncations are of no concern to it.
+    ``logits`` has a row for each beam. The search scores are the model's log probabilities after
+    biases, penalties, grammars and the watermark; temperature and truncation have no effect.
     """
-    own = logits.log_softmax(-1)
-    steered = own.clone()
-    mask_logits(steered, rows)
-    for line, row in zip(steered, rows, strict=True):
-        drawn = row.make_sampling_input()
-        apply_penalties(line, drawn)
-        if drawn.rules.watermark is not None:
-            apply_watermark(
-                line, drawn.rules.watermark, drawn.history.tail(drawn.rules.watermark.width)
-            )
-    taken: list[int] = []
-    ended: list[TokenSequence] = []
-    for search, slots in _group_by_search(rows):
-        beams = _BeamStep([rows[at] for at in slots], own[slots], extend)
-        length = len(beams.rows[0].output) + 1
-        placed = search.advance(steered[slots], length, beams.grow_beam, taken)
-        beams.apply_beams(placed)
-        taken += [beam.text.output[-1] for beam in placed]
+    log_probs = logits.log_softmax(-1)
+    scores = log_probs.clone()
+    mask_logits(scores, sequences)
+    for row_logits, sequence in zip(scores, sequences, strict=True):
+        sampling_input = sequence.make_sampling_input()
+        apply_penalties(row_logits, sampling_input)
+        if (watermark := sampling_input.rules.watermark) is not None:
+            apply_watermark(row_logits, watermark, sampling_input.history.tail(watermark.width))
+    previous_tokens: list[int] = []
+    finished: list[TokenSequence] = []
+    for search, slots in _group_by_search(sequences):
+        step = _BeamStep([sequences[i] for i in slots], log_probs[slots], append_token)
+        length = len(step.sequences[0].output) + 1
+        assigned = search.advance(scores[slots], length, step.extend_beam, previous_tokens)
+        step.apply_beams(assigned)
+        previous_tokens += [beam.hypothesis.output[-1] for beam in assigned]
         if search.is_done:
-            ended += beams.rows
+            finished += step.sequences
         if search.is_done and not search.finished:
-            fail_without_tokens(beams.rows[0])
-    return ended
+            fail_without_tokens(step.sequences[0])
+    return finished
 
 
 def _group_by_search(
-    rows: Sequence[TokenSequence],
+    sequences: Sequence[TokenSequence],
 ) -> Iterator[tuple[BeamSearch[TokenSequence], list[int]]]:
-    """The searches that go on, and where their rows stand."""
-    for number, search in enumerate(rows[0].group.beam_searches):
+    """The unfinished searches, each with the indices of its sequences."""
+    for number, search in enumerate(sequences[0].group.beam_searches):
         if not search.is_done:
-            yield search, [at for at, row in enumerate(rows) if row.sample // search.size == number]
+            samples = enumerate(sequence.sample for sequence in sequences)
+            yield search, [i for i, sample in samples if sample // search.size == number]
 
 
 class _BeamStep:
-    """The rows of one search in one step, and the model's own ``log_probs`` for each."""
+    """The sequences of one search in one step, and the model's own log probabilities for each."""
 
     def __init__(
-        self, rows: list[TokenSequence], log_probs: torch.Tensor, extend: AppendToken
+        self, sequences: list[TokenSequence], log_probs: torch.Tensor, append_token: AppendToken
     ) -> None:
-        self.rows = rows
+        self.sequences = sequences
         self._log_probs = log_probs
-        self._append_token = extend
-        self._top_logprobs = rows[0].group.request.command.logprobs
+        self._append_token = append_token
+        self._top_logprobs = sequences[0].group.request.command.logprobs
 
-    def grow_beam(self, slot: int, token: int) -> tuple[TokenSequence, bool]:
-        """See ``Search.step``."""
-        row, likely = self.rows[slot].fork(), None
+    def extend_beam(self, slot: int, token: int) -> tuple[TokenSequence, bool]:
+        """See ``BeamSearch.advance``."""
+        sequence, logprob = self.sequences[slot].fork(), None
         if self._top_logprobs is not None:
-            (likely,) = get_logprobs(
+            (logprob,) = get_logprobs(
                 self._log_probs[slot : slot + 1], [token], [self._top_logprobs]
             )
-        return row, self._append_token(row, token, likely)
+        return sequence, self._append_token(sequence, token, logprob)
 
-    def apply_beams(self, placed: Sequence[Beam[TokenSequence]]) -> None:
-        """Give each row its beam. Whose beam comes from elsewhere takes over its past, too."""
-        for slot, (row, beam) in enumerate(zip(self.rows, placed, strict=False)):
+    def apply_beams(self, assigned: Sequence[Beam[TokenSequence]]) -> None:
+        """Assign beams to sequences; a beam from another slot forks that slot's KV cache."""
+        for slot, (sequence, beam) in enumerate(zip(self.sequences, assigned, strict=False)):
             if beam.parent != slot:
-                row.cache.free()
-                row.cache = self.rows[beam.parent].cache.fork()
-            row.take_over(beam.text)
+                sequence.cache.free()
+                sequence.cache = self.sequences[beam.parent].cache.fork()
+            sequence.continue_from(beam.hypothesis)
 
 
 class TokenSelector:
-    """Gives rows their tokens, and tells what comes of them."""
+    """Selects the next tokens of sequences and emits the resulting events."""
 
-    def __init__(self, model: LoadedModel, tell: Callable[[EngineEvent], None]) -> None:
+    def __init__(self, model: LoadedModel, emit: Callable[[EngineEvent], None]) -> None:
         self._tokenizer = model.tokenizer
         self._context_length = model.runner.context_length
         self._end_tokens = model.end_tokens
-        self._emit = tell
+        self._emit = emit
         self.token_bytes = TokenBytes(model.tokenizer)
 
-    # --- a choice's life ------------------------------------------------------------------------
+    # --- generation -----------------------------------------------------------------------------
 
-    def make_beam_searches(self, spec: GenerateCommand) -> Sequence[BeamSearch[TokenSequence]]:
-        """Those of a prompt of this request, if it asks for beams."""
-        if spec.beams is None:
+    def make_beam_searches(self, command: GenerateCommand) -> Sequence[BeamSearch[TokenSequence]]:
+        """The beam searches for a prompt; none if the request uses sampling."""
+        if command.beams is None:
             return ()
-        ends = 0 if spec.stopping.ignore_eos else len(self._end_tokens)
-        return make_beam_searches(spec.beams, ends + len(spec.stopping.stop_token_ids))
+        end_token_count = 0 if command.stopping.ignore_eos else len(self._end_tokens)
+        return make_beam_searches(
+            command.beams, end_token_count + len(command.stopping.stop_token_ids)
+        )
 
     def start_sample(self, group: SequenceGroup) -> TokenSequence:
-        """The next sample of a prompt that is read."""
-        job, number = group.request, group.samples_started
-        ending = job.command.stopping
+        """Start the next sample of a prefilled prompt."""
+        request, sample = group.request, group.samples_started
+        stopping = request.command.stopping
         group.samples_started += 1
-        last = group.samples_started == job.sample_count
-        room = compute_max_length(self._context_length, group.cache.pool.blocks, job) - len(
-            group.prompt
-        )
-        decode = self._make_decoder(job)
-        ends = () if ending.ignore_eos else tuple(self._end_tokens)
-        row = TokenSequence(
+        is_last = group.samples_started == request.sample_count
+        remaining = compute_max_length(
+            self._context_length, group.cache.pool.blocks, request
+        ) - len(group.prompt)
+        decode = self._make_decoder(request)
+        end_tokens = () if stopping.ignore_eos else tuple(self._end_tokens)
+        sequence = TokenSequence(
             group,
-            number,
-            derive_seed(job.seed, group.number * job.sample_count + number),
-            group.cache if last else group.cache.fork(),
-            OutputText(Detokenizer(decode, group.prompt), ending.stop, include=ending.include_stop),
-            room if ending.max_tokens is None else min(room, ending.max_tokens),
-            (*ends, *ending.stop_token_ids),
+            sample,
+            derive_seed(request.seed, group.number * request.sample_count + sample),
+            group.cache if is_last else group.cache.fork(),
+            OutputText(
+                Detokenizer(decode, group.prompt), stopping.stop, include=stopping.include_stop
+            ),
+            remaining if stopping.max_tokens is None else min(remaining, stopping.max_tokens),
+            (*end_tokens, *stopping.stop_token_ids),
         )
-        if job.grammar_state is not None:
-            row.grammar_state = job.grammar_state.copy()
-            row.discouraged_tokens = tuple(self._end_tokens) if ending.ignore_eos else ()
-        row.output_parser = None if job.parser_rules is None else job.parser_rules.make_parser()
-        if job.command.echo and not job.returns_best_only:
-            self._emit(self._make_prompt_echo(group, row.choice_index))
-        return row
+        if request.grammar_state is not None:
+            sequence.grammar_state = request.grammar_state.copy()
+            sequence.discouraged_tokens = tuple(self._end_tokens) if stopping.ignore_eos else ()
+        sequence.output_parser = (
+            None if request.parser_rules is None else request.parser_rules.make_parser()
+        )
+        if request.command.echo and not request.returns_best_only:
+            self._emit(self._make_prompt_echo(group, sequence.choice_index))
+        return sequence
 
     def select_tokens(
-        self, logits: torch.Tensor, rows: Sequence[TokenSequence]
+        self, logits: torch.Tensor, sequences: Sequence[TokenSequence]
     ) -> list[TokenSequence]:
-        """One token for each row, and what follows from it. Returns the rows that ended."""
-        for row in rows:
-            row.group.request.max_batch = max(row.group.request.max_batch, len(rows))
-        together: dict[SequenceGroup, list[int]] = {}
-        for i, row in enumerate(rows):
-            if row.group.beam_searches:
-                together.setdefault(row.group, []).append(i)
-        ended = []
-        for at in together.values():
-            ended += step_beams(logits[at], [rows[i] for i in at], self._append_token)
-        if together:
-            alone = [i for i, row in enumerate(rows) if not row.group.beam_searches]
-            logits, rows = logits[alone], [rows[i] for i in alone]
-        return ended + self._sample_tokens(logits, rows)
+        """Append one token to each sequence. Returns the sequences that have ended."""
+        for sequence in sequences:
+            sequence.group.request.max_batch = max(sequence.group.request.max_batch, len(sequences))
+        beam_indices: dict[SequenceGroup, list[int]] = {}
+        for i, sequence in enumerate(sequences):
+            if sequence.group.beam_searches:
+                beam_indices.setdefault(sequence.group, []).append(i)
+        finished = []
+        for indices in beam_indices.values():
+            finished += step_beams(
+                logits[indices], [sequences[i] for i in indices], self._append_token
+            )
+        if beam_indices:
+            other_indices = [
+                i for i, sequence in enumerate(sequences) if not sequence.group.beam_searches
+            ]
+            logits, sequences = logits[other_indices], [sequences[i] for i in other_indices]
+        return finished + self._sample_tokens(logits, sequences)
 
     def _sample_tokens(
-        self, logits: torch.Tensor, rows: Sequence[TokenSequence]
+        self, logits: torch.Tensor, sequences: Sequence[TokenSequence]
     ) -> list[TokenSequence]:
-        judged = [i for i, row in enumerate(rows) if _wants_logprobs(row.group.request)]
-        log_probs = logits[judged].log_softmax(-1) if judged else logits[:0]
-        mask_logits(logits, rows)
-        chosen = sample_tokens(logits, [row.make_sampling_input() for row in rows])
-        tops = [rows[i].group.request.command.logprobs or 0 for i in judged]
-        found = get_logprobs(log_probs, [chosen[i] for i in judged], tops) if judged else []
-        likely = dict(zip(judged, found, strict=True))
-        ended = []
-        for i, (row, token) in enumerate(zip(rows, chosen, strict=True)):
-            if self._accept_token(row, token, likely.get(i)):
-                ended.append(row)
-        return ended
+        logprob_indices = [
+            i for i, sequence in enumerate(sequences) if _wants_logprobs(sequence.group.request)
+        ]
+        log_probs = logits[logprob_indices].log_softmax(-1) if logprob_indices else logits[:0]
+        mask_logits(logits, sequences)
+        chosen = sample_tokens(logits, [sequence.make_sampling_input() for sequence in sequences])
+        tops = [sequences[i].group.request.command.logprobs or 0 for i in logprob_indices]
+        logprobs: dict[int, SampledLogprob] = {}
+        if logprob_indices:
+            results = get_logprobs(log_probs, [chosen[i] for i in logprob_indices], tops)
+            logprobs = dict(zip(logprob_indices, results, strict=True))
+        finished = []
+        for i, (sequence, token) in enumerate(zip(sequences, chosen, strict=True)):
+            if self._accept_token(sequence, token, logprobs.get(i)):
+                finished.append(sequence)
+        return finished
 
-    def _accept_token(self, row: TokenSequence, token: int, likely: SampledLogprob | None) -> bool:
-        """Whether it was the row's last; tells what is sure of the text."""
-        row.group.request.completion_tokens += 1
-        ended = self._append_token(row, token, likely)
-        if not ended and (release := row.output_text.pop_ready()):
-            self._emit_text(row, release)
-        return ended
+    def _accept_token(
+        self, sequence: TokenSequence, token: int, logprob: SampledLogprob | None
+    ) -> bool:
+        """Append a token and emit text that is ready; returns whether the sequence has ended."""
+        sequence.group.request.completion_tokens += 1
+        is_finished = self._append_token(sequence, token, logprob)
+        if not is_finished and (ready := sequence.output_text.pop_ready()):
+            self._emit_text(sequence, ready)
+        return is_finished
 
-    def _append_token(self, row: TokenSequence, token: int, likely: SampledLogprob | None) -> bool:
-        """Whether it was the row's last."""
-        job, ending = row.group.request, row.group.request.command.stopping
-        if not accept_token(row, token):
+    def _append_token(
+        self, sequence: TokenSequence, token: int, logprob: SampledLogprob | None
+    ) -> bool:
+        """Append a token; returns whether the sequence has ended."""
+        request, stopping = sequence.group.request, sequence.group.request.command.stopping
+        if not accept_token(sequence, token):
             return True
-        row.output.append(token)
-        if likely is not None:
-            row.cumulative_logprob += likely.logprob
-        reason = self._get_end_reason(token, job)
-        if reason is None or ending.include_stop:
-            wanted = likely is not None and job.command.logprobs is not None
-            detail = self._make_token(token, likely) if wanted and likely is not None else None
-            scan = reason is None and len(row.output) > ending.min_tokens
-            row.output_text.add_token(OutputToken(token, detail), scan=scan)
+        sequence.output.append(token)
+        if logprob is not None:
+            sequence.cumulative_logprob += logprob.logprob
+        reason = self._get_end_reason(token, request)
+        if reason is None or stopping.include_stop:
+            engine_token = None
+            if logprob is not None and request.command.logprobs is not None:
+                engine_token = self._make_token(token, logprob)
+            scan = reason is None and len(sequence.output) > stopping.min_tokens
+            sequence.output_text.add_token(OutputToken(token, engine_token), scan=scan)
         if reason is not None:
-            row.reason, row.stop = reason, token if reason == "stop" else None
-        elif row.output_text.stopped is not None:
-            row.reason, row.stop = "stop", row.output_text.stopped
-        elif row.grammar_state is not None and row.grammar_state.is_finished:
-            row.reason = "eos"
+            sequence.reason, sequence.stop = reason, token if reason == "stop" else None
+        elif sequence.output_text.stopped is not None:
+            sequence.reason, sequence.stop = "stop", sequence.output_text.stopped
+        elif sequence.grammar_state is not None and sequence.grammar_state.is_finished:
+            sequence.reason = "eos"
         else:
-            return len(row.output) >= row.max_tokens
+            return len(sequence.output) >= sequence.max_tokens
         return True
 
-    def _get_end_reason(self, token: int, job: EngineRequest) -> StopReason | None:
-        ending = job.command.stopping
-        if token in ending.stop_token_ids:
+    def _get_end_reason(self, token: int, request: EngineRequest) -> StopReason | None:
+        stopping = request.command.stopping
+        if token in stopping.stop_token_ids:
             return "stop"
-        return "eos" if token in self._end_tokens and not ending.ignore_eos else None
+        return "eos" if token in self._end_tokens and not stopping.ignore_eos else None
 
-    def _emit_text(self, row: TokenSequence, release: ReadyText) -> None:
-        job = row.group.request
-        if job.returns_best_only:
-            row.withheld_text.append(release)
+    def _emit_text(self, sequence: TokenSequence, ready: ReadyText) -> None:
+        request = sequence.group.request
+        if request.returns_best_only:
+            sequence.withheld_text.append(ready)
         else:
-            self._emit_all(job, row.map_text(release, row.choice_index))
+            self._emit_all(request, sequence.map_text(ready, sequence.choice_index))
 
-    def finish_sequence(self, row: TokenSequence) -> None:
-        """A sample is complete: its last text, and its end. Of beams the search knows the texts."""
-        group, job = row.group, row.group.request
-        group.finished.append(row)
+    def finish_sequence(self, sequence: TokenSequence) -> None:
+        """Emit the last text and the end of a sample, or the best samples once all have ended."""
+        group, request = sequence.group, sequence.group.request
+        group.finished.append(sequence)
         if not group.beam_searches:
-            self._close_output(row)
-        if not job.returns_best_only:
-            self._emit_all(job, row.map_end(row.choice_index))
+            self._close_output(sequence)
+        if not request.returns_best_only:
+            self._emit_all(request, sequence.map_end(sequence.choice_index))
         elif group.is_done:
             self._emit_best(group)
 
-    def _close_output(self, row: TokenSequence) -> None:
-        if release := row.output_text.close():
-            self._emit_text(row, release)
-        if row.output_text.stopped is not None and row.reason != "eos":
-            row.reason, row.stop = "stop", row.output_text.stopped
+    def _close_output(self, sequence: TokenSequence) -> None:
+        if ready := sequence.output_text.close():
+            self._emit_text(sequence, ready)
+        if sequence.output_text.stopped is not None and sequence.reason != "eos":
+            sequence.reason, sequence.stop = "stop", sequence.output_text.stopped
 
     def _emit_best(self, group: SequenceGroup) -> None:
-        job = group.request
-        found = select_best_beams(group) if group.beam_searches else group.select_best()
-        for row in found if group.beam_searches else ():
-            self._close_output(row)
-            job.completion_tokens += len(row.output)
-        for rank, row in enumerate(found):
-            choice = group.number * job.command.n + rank
-            if job.command.echo:
+        request = group.request
+        best = select_best_beams(group) if group.beam_searches else group.select_best()
+        for sequence in best if group.beam_searches else ():
+            self._close_output(sequence)
+            request.completion_tokens += len(sequence.output)
+        for rank, sequence in enumerate(best):
+            choice = group.number * request.command.n + rank
+            if request.command.echo:
                 self._emit(self._make_prompt_echo(group, choice))
-            for release in row.withheld_text:
-                self._emit_all(job, row.map_text(release, choice))
-            self._emit_all(job, row.map_end(choice))
+            for ready in sequence.withheld_text:
+                self._emit_all(request, sequence.map_text(ready, choice))
+            self._emit_all(request, sequence.map_end(choice))
 
-    def _emit_all(self, job: EngineRequest, news: Iterable[ChoiceEvent]) -> None:
-        """What the client gets, and has to take: credit is for what is on its way to him."""
-        for one in news:
-            if not job.returns_best_only and not isinstance(one, ChoiceEndEvent):
-                job.credit -= one.token_count
-            self._emit(one)
+    def _emit_all(self, request: EngineRequest, events: Iterable[ChoiceEvent]) -> None:
+        """Emit events and deduct their tokens from the credit, which limits unread tokens."""
+        for event in events:
+            if not request.returns_best_only and not isinstance(event, ChoiceEndEvent):
+                request.credit -= event.token_count
+            self._emit(event)
 
-    # --- tokens as they are told ----------------------------------------------------------------
+    # --- token details --------------------------------------------------------------------------
 
     def score_prompt(
         self, group: SequenceGroup, targets: Sequence[int], logits: torch.Tensor
     ) -> None:
-        """Log probabilities of prompt tokens, each by the line of ``logits`` before it."""
+        """Record log probabilities of prompt tokens, each from the logits before it."""
         log_probs = logits[: len(targets)].log_softmax(-1)
         tops = [group.request.command.prompt_logprobs or 0] * len(targets)
         group.prompt_logprobs.extend(
             map(self._make_token, targets, get_logprobs(log_probs, targets, tops))
         )
 
-    def _make_decoder(self, job: EngineRequest) -> TokenDecoder:
-        """How a job's tokens are made text: the marks around calls are kept, to be read."""
-        skip = job.command.stopping.skip_special_tokens
-        if job.parser_rules is None or not skip:
+    def _make_decoder(self, request: EngineRequest) -> TokenDecoder:
+        """The decoder of a request's tokens; it keeps markers of tool calls for the parser."""
+        skip = request.command.stopping.skip_special_tokens
+        if request.parser_rules is None or not skip:
             return functools.partial(self._decode, skip=skip)
-        left_out = frozenset(self._tokenizer.all_special_ids) - job.parser_rules.marker_tokens
-        return lambda ids: self._decode([i for i in ids if i not in left_out], skip=False)
+        skipped = frozenset(self._tokenizer.all_special_ids) - request.parser_rules.marker_tokens
+        return lambda ids: self._decode([i for i in ids if i not in skipped], skip=False)
 
     def _decode(self, ids: Sequence[int], *, skip: bool) -> str:
         text: str = self._tokenizer.decode(
@@ -525,21 +560,26 @@ class TokenSelector:
         )
         return text
 
-    def _make_token(self, token: int, likely: SampledLogprob) -> EngineToken:
-        top = tuple(TokenAlternative(i, self.token_bytes(i), value) for i, value in likely.top)
-        return EngineToken(token, self.token_bytes(token), likely.logprob, top)
+    def _make_token(self, token: int, logprob: SampledLogprob) -> EngineToken:
+        top = tuple(TokenAlternative(i, self.token_bytes(i), value) for i, value in logprob.top)
+        return EngineToken(token, self.token_bytes(token), logprob.logprob, top)
 
     def _make_prompt_echo(self, group: SequenceGroup, choice: int) -> PromptEchoEvent:
-        """The prompt, as its tokens spell it, or as it was sent."""
-        spec, first = group.request.command, group.prompt[0]
-        # What a template puts around a prompt is none of the client's text.
-        said = spec.input.prompts[group.number] if spec.input.as_user_message else group.prompt
-        text = said if isinstance(said, str) else self._decode(said, skip=True)
-        if spec.prompt_logprobs is None:
-            return PromptEchoEvent(spec.request_id, choice, text)
-        tokens = (EngineToken(first, self.token_bytes(first), None), *group.prompt_logprobs)
-        return PromptEchoEvent(spec.request_id, choice, text, tokens)
+        """The prompt as the client sent it, or decoded from its tokens."""
+        command, first_token = group.request.command, group.prompt[0]
+        # A chat template adds text that is not part of the client's prompt.
+        prompt = (
+            command.input.prompts[group.number] if command.input.as_user_message else group.prompt
+        )
+        text = prompt if isinstance(prompt, str) else self._decode(prompt, skip=True)
+        if command.prompt_logprobs is None:
+            return PromptEchoEvent(command.request_id, choice, text)
+        tokens = (
+            EngineToken(first_token, self.token_bytes(first_token), None),
+            *group.prompt_logprobs,
+        )
+        return PromptEchoEvent(command.request_id, choice, text, tokens)
 
 
-def _wants_logprobs(job: EngineRequest) -> bool:
-    return job.command.logprobs is not None or job.returns_best_only
+def _wants_logprobs(request: EngineRequest) -> bool:
+    return request.command.logprobs is not None or request.returns_best_only

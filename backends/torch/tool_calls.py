@@ -17,15 +17,15 @@ from backends.torch.ipc import ChatTurn, FunctionCall, FunctionDefinition
 
 
 class ToolCallFormat(Struct, frozen=True):
-    """One way to write calls: ``opens`` NAME ``middle`` ARGUMENTS ``closes``.
+    """How a model family writes a tool call: ``call_prefix NAME name_separator ARGS call_suffix``.
 
-    ``before`` stands before the first, ``between`` two of them, and ``after`` the last. A text
-    goes over to calls where it comes upon ``mark``, with which a call or ``before`` begins; without
-    a mark only the whole text may be calls.
+    ``section_prefix`` precedes the first call, ``call_separator`` is between two calls, and
+    ``section_suffix`` follows the last. Calls start at ``trigger``, with which ``section_prefix``
+    or a call begins; without a trigger an output consists either of text or of calls.
     """
 
     template_sign: str
-    """What its chat templates hold, and no earlier family's."""
+    """Text in the chat templates of this family, but not of those before it in the list."""
     call_prefix: str
     name_separator: str
     call_suffix: str
@@ -34,15 +34,15 @@ class ToolCallFormat(Struct, frozen=True):
     section_prefix: str = ""
     section_suffix: str = ""
     id_length: int | None = None
-    """Letters and digits that its templates insist on in the id of a call."""
+    """The number of letters and digits that its chat templates require in a call id."""
 
     def format_calls(self, calls: Sequence[FunctionCall]) -> str:
-        """These calls as text."""
-        each = (
-            f"{self.call_prefix}{c.name}{self.name_separator}{c.arguments}{self.call_suffix}"
-            for c in calls
+        """The calls as the model writes them."""
+        parts = (
+            f"{self.call_prefix}{call.name}{self.name_separator}{call.arguments}{self.call_suffix}"
+            for call in calls
         )
-        return f"{self.section_prefix}{self.call_separator.join(each)}{self.section_suffix}"
+        return f"{self.section_prefix}{self.call_separator.join(parts)}{self.section_suffix}"
 
 
 HERMES_FORMAT: Final = ToolCallFormat(
@@ -94,16 +94,19 @@ TOOL_CALL_FORMATS: Final = (
     ),
     HERMES_FORMAT,
 )
-"""Mistral (three ages), Llama 3, Hermes and Qwen; the templates on their model cards."""
+"""Mistral (three generations), Llama 3, Hermes and Qwen, from the templates on model cards."""
 
 
 def detect_tool_call_format(template: str) -> ToolCallFormat:
-    """The family of a chat template; Hermes where it has no sign of any."""
-    return next((one for one in TOOL_CALL_FORMATS if one.template_sign in template), HERMES_FORMAT)
+    """The tool call format of a chat template; Hermes if it is none of the others."""
+    return next(
+        (candidate for candidate in TOOL_CALL_FORMATS if candidate.template_sign in template),
+        HERMES_FORMAT,
+    )
 
 
 def supports_functions(template: str) -> bool:
-    """Whether a chat template has a place for functions."""
+    """Whether a chat template supports tools."""
     return "tools" in template
 
 
@@ -111,58 +114,66 @@ def supports_functions(template: str) -> bool:
 
 
 def build_function_schema(function: FunctionDefinition) -> dict[str, Any]:
-    """A function as chat templates want it."""
-    found: dict[str, Any] = {"name": function.name}
+    """A function definition for chat templates."""
+    schema: dict[str, Any] = {"name": function.name}
     if function.description is not None:
-        found["description"] = function.description
-    return {**found, "parameters": msgspec.json.decode(function.parameters)}
+        schema["description"] = function.description
+    return {**schema, "parameters": msgspec.json.decode(function.parameters)}
 
 
-def build_messages(turns: Sequence[ChatTurn], family: ToolCallFormat) -> Iterator[dict[str, Any]]:
-    """A conversation for a template that knows functions."""
+def build_messages(
+    turns: Sequence[ChatTurn], call_format: ToolCallFormat
+) -> Iterator[dict[str, Any]]:
+    """The messages for a chat template that supports tools."""
     for turn in turns:
         message = _build_message(turn)
         if turn.calls:
             message["tool_calls"] = [
                 {
-                    "id": _make_call_id(call.id, family),
+                    "id": _make_call_id(call.id, call_format),
                     "type": "function",
                     "function": {"name": call.name, "arguments": _parse_arguments(call.arguments)},
                 }
                 for call in turn.calls
             ]
         if turn.call_id is not None:
-            message["tool_call_id"] = _make_call_id(turn.call_id, family)
+            message["tool_call_id"] = _make_call_id(turn.call_id, call_format)
         yield message
 
 
 def build_plain_messages(
-    turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], family: ToolCallFormat
+    turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], call_format: ToolCallFormat
 ) -> Iterator[dict[str, Any]]:
-    """A conversation for a template that knows no functions."""
-    rest = list(turns)
+    """The messages for a chat template without tool support: calls and results become text."""
+    messages = list(turns)
     if functions:
-        offer = _describe_functions(functions, family)
-        first = rest.pop(0).content + "\n\n" if rest and rest[0].role == "system" else ""
-        yield {"role": "system", "content": first + offer}
-    for turn in rest:
+        description = _describe_functions(functions, call_format)
+        first = (
+            messages.pop(0).content + "\n\n" if messages and messages[0].role == "system" else ""
+        )
+        yield {"role": "system", "content": first + description}
+    for turn in messages:
         if turn.role == "tool":
-            said = f"<tool_response>\n{turn.content}\n</tool_response>"
-            yield {"role": "user", "content": said}
+            content = f"<tool_response>\n{turn.content}\n</tool_response>"
+            yield {"role": "user", "content": content}
         elif turn.calls:
-            written = family.format_calls(turn.calls)
+            calls_text = call_format.format_calls(turn.calls)
             yield {
                 **_build_message(turn),
-                "content": "\n".join(filter(None, (turn.content, written))),
+                "content": "\n".join(filter(None, (turn.content, calls_text))),
             }
         else:
             yield _build_message(turn)
 
 
-def _describe_functions(functions: Sequence[FunctionDefinition], family: ToolCallFormat) -> str:
-    each = "\n".join(msgspec.json.encode(build_function_schema(one)).decode() for one in functions)
-    form = family.format_calls([FunctionCall("", "NAME", "{ARGUMENTS}")])
-    return f"You can call these functions:\n{each}\nTo call one, write:\n{form}"
+def _describe_functions(
+    functions: Sequence[FunctionDefinition], call_format: ToolCallFormat
+) -> str:
+    definitions = "\n".join(
+        msgspec.json.encode(build_function_schema(function)).decode() for function in functions
+    )
+    example = call_format.format_calls([FunctionCall("", "NAME", "{ARGUMENTS}")])
+    return f"You can call these functions:\n{definitions}\nTo call one, write:\n{example}"
 
 
 def _build_message(turn: ChatTurn) -> dict[str, Any]:
@@ -171,29 +182,29 @@ def _build_message(turn: ChatTurn) -> dict[str, Any]:
 
 
 def _parse_arguments(text: str) -> Any:
-    """As an object, which templates write out themselves; as it is where it is no JSON."""
+    """The arguments as an object, which chat templates format; unchanged if not valid JSON."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
 
 
-def _make_call_id(given: str, family: ToolCallFormat) -> str:
-    """An id that the family's templates take, the same for a call and its result."""
-    if family.id_length is None:
-        return given
-    plain_id = "".join(letter for letter in given if letter.isascii() and letter.isalnum())
-    return plain_id[-family.id_length :].rjust(family.id_length, "0")
+def _make_call_id(call_id: str, call_format: ToolCallFormat) -> str:
+    """A call id that the chat template accepts, the same for a call and its result."""
+    if call_format.id_length is None:
+        return call_id
+    plain_id = "".join(c for c in call_id if c.isascii() and c.isalnum())
+    return plain_id[-call_format.id_length :].rjust(call_format.id_length, "0")
 
 
 # Parsing of a choice's output into text, reasoning and tool calls, as tokens arrive.
 #
-# The markers around calls are never sent: text that may become a marker is held back, and so is the
-# white space before it.
+# The markers around calls are not part of the output: text that may become a marker is held back,
+# and so is the white space before it.
 
 
 class ParsedCallStart(NamedTuple):
-    """A call begins, and the tokens that it took."""
+    """The start of a tool call; ``tokens``: tokens since the previous output."""
 
     call: int
     id: str
@@ -202,7 +213,7 @@ class ParsedCallStart(NamedTuple):
 
 
 class ParsedCallArguments(NamedTuple):
-    """A piece of the arguments of the call that began last, and the tokens that it took."""
+    """A fragment of the current call's arguments; ``tokens``: tokens since the previous output."""
 
     call: int
     text: str
@@ -210,7 +221,7 @@ class ParsedCallArguments(NamedTuple):
 
 
 class ParsedReasoning(NamedTuple):
-    """A piece of what the model thinks, and the tokens that it took."""
+    """A fragment of reasoning; ``tokens``: tokens since the previous output."""
 
     text: str
     tokens: int
@@ -220,34 +231,41 @@ ParsedOutput = ReadyText | ParsedCallStart | ParsedCallArguments | ParsedReasoni
 
 
 class ToolCallParser:
-    """One choice, whose text may go over to calls.
+    """Parses the output of one choice into text and tool calls.
 
-    ``anywhere``: behind some text, too, and not only where it begins.
+    ``anywhere``: calls may follow text; otherwise they must start the output.
     """
 
-    def __init__(self, family: ToolCallFormat, names: Sequence[str], *, anywhere: bool) -> None:
-        rest = {f"{family.call_prefix}{name}{family.name_separator}": name for name in names}
-        self._first_call_heads = {family.section_prefix + head: name for head, name in rest.items()}
-        self._next_call_heads = {
-            family.call_suffix + family.call_separator + head: name for head, name in rest.items()
+    def __init__(
+        self, call_format: ToolCallFormat, names: Sequence[str], *, anywhere: bool
+    ) -> None:
+        heads = {
+            f"{call_format.call_prefix}{name}{call_format.name_separator}": name for name in names
         }
-        self._trigger = family.trigger
+        self._first_call_heads = {
+            call_format.section_prefix + head: name for head, name in heads.items()
+        }
+        self._next_call_heads = {
+            call_format.call_suffix + call_format.call_separator + head: name
+            for head, name in heads.items()
+        }
+        self._trigger = call_format.trigger
         self._anywhere = anywhere
         self._text = ""
         self._pending_tokens: list[OutputToken] = []
         self._json_scanner = _JsonScanner()
         self._has_emitted = False
-        """Some text was sent."""
+        """Whether text was returned."""
         self.calls = 0
-        """How many have begun."""
+        """The number of calls that have started."""
 
-    def feed(self, release: ReadyText) -> Iterator[ParsedOutput]:
-        """What may be told of it."""
-        self._text += release.text
-        self._pending_tokens += release.tokens
-        before = ""
-        while self._text not in ("", before):
-            before = self._text
+    def feed(self, ready: ReadyText) -> Iterator[ParsedOutput]:
+        """Add text; return what can be parsed so far."""
+        self._text += ready.text
+        self._pending_tokens += ready.tokens
+        previous = ""
+        while self._text not in ("", previous):
+            previous = self._text
             yield from (
                 self._find_next_call()
                 if not self.calls or self._json_scanner.complete
@@ -255,52 +273,52 @@ class ToolCallParser:
             )
 
     def close(self) -> Iterator[ParsedOutput]:
-        """What is left when nothing follows: of text, the part that did not become a call."""
+        """The rest at the end of the output; an incomplete call is dropped."""
         if self.calls:
             return
         text = self._text
         if (
             self._trigger
-            and (at := text.find(self._trigger)) >= 0
-            and self._may_begin_head(text[at:])
+            and (position := text.find(self._trigger)) >= 0
+            and self._may_begin_head(text[position:])
         ):
-            text = text[:at].rstrip()
+            text = text[:position].rstrip()
         if text or self._pending_tokens:
             yield self._make_ready_text(text)
 
     def _find_next_call(self) -> Iterator[ParsedOutput]:
-        """For the next call."""
+        """Look for the next call; return the text before it and its start."""
         heads = self._next_call_heads if self.calls else self._first_call_heads
-        found = self._find_head(heads)
-        if found is not None:
-            at, head = found
-            text = self._text[:at].rstrip()
-            self._text = self._text[at + len(head) :]
+        match = self._find_head(heads)
+        if match is not None:
+            position, head = match
+            text = self._text[:position].rstrip()
+            self._text = self._text[position + len(head) :]
             if text and not self.calls:
                 yield self._make_ready_text(text)
             yield ParsedCallStart(self.calls, make_call_id(), heads[head], self._pop_token_count())
             self.calls += 1
             self._json_scanner = _JsonScanner()
-        elif not self.calls and (free := len(self._text) - self._count_uncertain()) > 0:
-            text, self._text = self._text[:free], self._text[free:]
+        elif not self.calls and (count := len(self._text) - self._count_uncertain()) > 0:
+            text, self._text = self._text[:count], self._text[count:]
             yield self._make_ready_text(text)
 
     def _find_head(self, heads: dict[str, str]) -> tuple[int, str] | None:
-        """Where a call's head stands, and which."""
+        """The position of the first call head and the head itself."""
         if self._anywhere and not self.calls:
-            places = [(self._text.find(head), head) for head in heads]
-            return min((place for place in places if place[0] >= 0), default=None)
+            matches = [(self._text.find(head), head) for head in heads]
+            return min((match for match in matches if match[0] >= 0), default=None)
         return next(((0, head) for head in heads if self._text.startswith(head)), None)
 
     def _count_uncertain(self) -> int:
-        """How many letters at the end may yet belong to a head, or stand in front of one."""
+        """Characters at the end that may be part of a call head, or white space before one."""
         if not self._anywhere:
             return (
                 len(self._text) if not self._has_emitted and self._may_begin_head(self._text) else 0
             )
         size = max(count_overlap(self._text, head) for head in self._first_call_heads)
-        before = self._text[: len(self._text) - size]
-        return len(self._text) - len(before.rstrip())
+        text = self._text[: len(self._text) - size]
+        return len(self._text) - len(text.rstrip())
 
     def _may_begin_head(self, text: str) -> bool:
         return any(head.startswith(text) for head in self._first_call_heads)
@@ -316,22 +334,22 @@ class ToolCallParser:
         return ReadyText(text, tokens)
 
     def _pop_token_count(self) -> int:
-        """The tokens since anything was told; nothing else is told of them."""
+        """The number of tokens since the previous output; it resets the count."""
         tokens, self._pending_tokens = self._pending_tokens, []
         return len(tokens)
 
 
 class ToolCallRules(Struct, frozen=True):
-    """What the choices of a request may call, and how."""
+    """The functions that a request's choices may call, and their format."""
 
     call_format: ToolCallFormat
     names: tuple[str, ...]
     anywhere: bool
     marker_tokens: frozenset[int]
-    """Special tokens that are a part of calls: as text they are there to be read."""
+    """Special tokens in tool calls; they must be decoded, so that the parser sees them."""
 
     def make_parser(self) -> ToolCallParser:
-        """For one choice."""
+        """A parser for one choice."""
         return ToolCallParser(self.call_format, self.names, anywhere=self.anywhere)
 
 
@@ -345,67 +363,67 @@ class _JsonScanner:
         self.complete = False
 
     def scan(self, text: str) -> int:
-        """How many of these letters belong to it."""
-        for at, letter in enumerate(text):
+        """How many of these characters belong to the object."""
+        for index, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
             elif self._quoted:
-                self._escaped = letter == "\\"
-                self._quoted = letter != '"'
-            elif letter == '"':
+                self._escaped = character == "\\"
+                self._quoted = character != '"'
+            elif character == '"':
                 self._quoted = True
-            elif letter in "{[":
+            elif character in "{[":
                 self._depth += 1
-            elif letter in "}]":
+            elif character in "}]":
                 self._depth -= 1
                 if not self._depth:
                     self.complete = True
-                    return at + 1
+                    return index + 1
         return len(text)
 
 
 def make_call_id() -> str:
-    """For a call."""
+    """A random id for a call."""
     return f"call_{secrets.token_hex(12)}"
 
 
-# Calls read by the response template that comes with some tokenizers, in the model's own form.
+# Output parsing with the response template of a tokenizer, which describes the model's own format.
 #
-# Such a template says how the model writes what it thinks, says and calls. It is for reading only:
-# nothing keeps the model to it, and what can't be read is told as it was written.
+# The template describes how the model writes reasoning, content and tool calls. It only parses:
+# nothing constrains the model to it, and output that can't be parsed is returned as text.
 
 _log = logging.getLogger(__name__)
 _PARSE_ERRORS = (LookupError, TypeError, ValueError)
 
 
 def get_response_template(tokenizer: Any) -> Any:
-    """The tokenizer's own response template, if it has one that is one."""
-    found = getattr(tokenizer, "response_template", None)
-    if found is None:
+    """The tokenizer's response template; None if it has none or an invalid one."""
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
         return None
     try:
-        from transformers.utils.chat_parsing.response_templates import (  # noqa: PLC0415 - some have none
+        from transformers.utils.chat_parsing.response_templates import (  # noqa: PLC0415 - not in every release
             load_response_template,
         )
 
-        return load_response_template(found)
+        return load_response_template(template)
     except (ImportError, *_PARSE_ERRORS) as error:
         _log.warning("the tokenizer's response template can't be used: %s", error)
         return None
 
 
 class ResponseTemplateRules(Struct, frozen=True):
-    """What the choices of a request are read by, after ``prompt``."""
+    """The response template, prompt and tools for parsing a request's choices."""
 
     template: Any
     prompt: str
     tools: Sequence[dict[str, Any]]
     marker_tokens: frozenset[int]
-    """See ``speech.Voice``."""
+    """Special tokens in the output; they must be decoded, so that the parser sees them."""
 
     def make_parser(self) -> "ResponseTemplateParser":
-        """For one choice."""
-        from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415 - as above
+        """A parser for one choice."""
+        from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415 - not in every release
 
         return ResponseTemplateParser(
             ResponseParser(self.template, self.prompt, tools=list(self.tools))
@@ -413,35 +431,35 @@ class ResponseTemplateRules(Struct, frozen=True):
 
 
 class ResponseTemplateParser:
-    """One choice, as its template reads it."""
+    """Parses the output of one choice with a response template."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
         self._pending_raw = ""
-        """Of the region that is open."""
-        self._pending_blanks = ""
-        """Held back: they may be the region's last."""
+        """Unparsed text of the open region."""
+        self._pending_whitespace = ""
+        """White space held back, since it may end the region."""
         self._has_emitted = False
-        """Something of the region that is open was sent."""
+        """Whether text of the open region was returned."""
         self._pending_tokens: list[OutputToken] = []
         self.calls = 0
-        """How many have begun."""
+        """The number of calls that have started."""
 
-    def feed(self, release: ReadyText) -> Iterator[ParsedOutput]:
-        """What may be told of it."""
-        self._pending_tokens += release.tokens
+    def feed(self, ready: ReadyText) -> Iterator[ParsedOutput]:
+        """Add text; return what can be parsed so far."""
+        self._pending_tokens += ready.tokens
         if self._parser is None:
-            yield self._make_ready_text(release.text)
+            yield self._make_ready_text(ready.text)
             return
         try:
-            for event in self._parser.feed(release.text):
+            for event in self._parser.feed(ready.text):
                 yield from self._read_event(event)
         except _PARSE_ERRORS:
             self._parser = None
-            yield self._make_ready_text(self._pending_raw + release.text)
+            yield self._make_ready_text(self._pending_raw + ready.text)
 
     def close(self) -> Iterator[ParsedOutput]:
-        """What is left when nothing follows."""
+        """The rest at the end of the output."""
         if self._parser is None:
             return
         try:
@@ -458,21 +476,21 @@ class ResponseTemplateParser:
                 yield from self._emit_text(field, event["text"])
             return
         if event["type"] == "region_close" and field == "tool_calls":
-            found = event["value"]
-            for call in found if isinstance(found, list) else [found]:
+            calls = event["value"]
+            for call in calls if isinstance(calls, list) else [calls]:
                 yield from self._emit_call(call["function"])
-        self._pending_raw = self._pending_blanks = ""
+        self._pending_raw = self._pending_whitespace = ""
         self._has_emitted = False
 
     def _emit_text(self, field: str, text: str) -> Iterator[ParsedOutput]:
-        """Without the blanks at a region's beginning and end."""
-        text = self._pending_blanks + text if self._has_emitted else text.lstrip()
+        """Return a region's text without white space at its start and end."""
+        text = self._pending_whitespace + text if self._has_emitted else text.lstrip()
         body = text.rstrip()
-        self._pending_blanks = text[len(body) :]
+        self._pending_whitespace = text[len(body) :]
         if body:
             self._has_emitted = True
-            release = self._make_ready_text(body)
-            yield release if field == "content" else ParsedReasoning(body, len(release.tokens))
+            ready = self._make_ready_text(body)
+            yield ready if field == "content" else ParsedReasoning(body, len(ready.tokens))
 
     def _emit_call(self, function: Mapping[str, Any]) -> Iterator[ParsedOutput]:
         arguments = function["arguments"]

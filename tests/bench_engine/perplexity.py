@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from backends.torch.attention import BatchSegment
 from backends.torch.kv_cache import BlockPool, SequenceCache
 from backends.torch.loader import find_model
-from backends.torch.model import load_forward
+from backends.torch.model import load_model_runner
 
 PROSE = Path(__file__).with_name("prose.txt")
 _CHUNK = 256
@@ -19,7 +19,7 @@ _CHUNK = 256
 def perplexity(path: str, dtype: str) -> float:
     """Of the text under the model as the engine computes it."""
     found = find_model(path, lambda _: None)
-    forward = load_forward(found, "cpu", dtype, None)
+    forward = load_model_runner(found, "cpu", dtype, None)
     tokenizer = AutoTokenizer.from_pretrained(found.source)
     tokens: list[int] = tokenizer(PROSE.read_text())["input_ids"]
     kv, lines = SequenceCache(BlockPool(-(-len(tokens) // 32)), len(tokens)), []

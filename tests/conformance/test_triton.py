@@ -1,15 +1,13 @@
 """The cases of the wire document, and those that only what stands behind a server can answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from backends.interfaces import RequestContext
-from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
-from protocols.core.request import GenerationRequest
+from backends.interfaces import EventSink, PreparedRequest, RequestContext, StreamItems
+from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta
 from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
 from tests.conformance.triton import CASES, VLLM, events, text
@@ -30,14 +28,11 @@ def test_every_number_has_its_case() -> None:
 
 
 async def dump(
-    request: GenerationRequest, context: RequestContext
-) -> AsyncGenerator[Sequence[Event], None]:
-    """A model that tells which parameters it was given."""
-    yield [
-        TextDelta(msgspec.json.encode(dict(request.extra)).decode()),
-        ChoiceEnd("eos"),
-        StreamEnd(),
-    ]
+    prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
+) -> StreamItems:
+    """A model whose response is the parameters that it received."""
+    text = msgspec.json.encode(dict(prepared.request.extra)).decode()
+    yield None, [TextDelta(text), ChoiceEnd("eos"), StreamEnd()]
 
 
 PARAMETER_VALUES = [
@@ -56,7 +51,7 @@ async def test_tr_34_parameters_keep_their_types(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, told: Any
 ) -> None:
     gateway = await serve(MOCK)
-    monkeypatch.setattr(gateway.app.backends["words"], "stream", dump)
+    monkeypatch.setattr(gateway.app.backends["words"], "send", dump)
     body = f'{{"text_input":"","exclude_input_in_output":true,"foo":{sent}}}'
 
     answer = await gateway.http.post(f"{VLLM}/generate", content=body)

@@ -31,7 +31,7 @@ NOT_RUN: Final = {
     ("docs/howto/vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
     ("docs/howto/multiple-processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
-    ("docs/howto/sampling.md", "from transformers"): "tests/torch/test_watermark.py does the same",
+    ("docs/howto/sampling.md", "from transformers"): "test_watermark.py does the same",
     ("docs/howto/systemd.md", "# python3 -m venv"): "changes the machine, as root",
     (
         "docs/howto/serve-a-local-model.md",

@@ -74,7 +74,7 @@ async def test_fault_47_at_sigterm_it_serves_on_and_then_it_drains(
         await began.wait()
         assert (await kept.get(f"{one.urls[0]}/health")).status_code == httpx.codes.OK
         one.process.send_signal(signal.SIGTERM)
-        await until(lambda: "interlingua stops" in one.said(), 20)
+        await until(lambda: "Shutting down" in one.said(), 20)
         ready = await new.get(f"{one.urls[-1]}/-/ready")
         health = await kept.get(f"{one.urls[0]}/health")
         heard = await until_deaf(new, one)
@@ -110,7 +110,7 @@ async def test_fault_47_a_second_signal_ends_it_whatever_is_left_of_that(tmp_pat
     one = gateway(tmp_path, "native", shutdown_delay="1h")
     async with one:
         one.process.send_signal(signal.SIGTERM)
-        await until(lambda: "interlingua stops" in one.said(), 20)
+        await until(lambda: "Shutting down" in one.said(), 20)
         served = await one.http.get(f"{one.urls[0]}/v1/models")
         assert served.status_code == httpx.codes.OK
         one.process.send_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gateway.cli.serve import _wait_for_start, build_worker_config
 from tests.integration.test_command import Command
-from tests.torch.conftest import byte_tokenizer
+from tests.tiny_model import byte_tokenizer
 
 ROOM = 200_000
 """Tokens: a text so long does not come to its end while a test runs."""
@@ -252,7 +252,7 @@ def test_vectors_in_the_dialects_words(commands: Start) -> None:
     refused = ask(dimensions=64)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "dimensions"
-    assert "not made to be cut" in refused.json()["error"]["message"]
+    assert "only supports 384 dimensions" in refused.json()["error"]["message"]
     assert ask(dimensions=384).json()["data"][0]["embedding"] == pytest.approx(vector, abs=1e-6)
 
     long = ask(input="cat " * 300)
@@ -268,7 +268,7 @@ def test_a_model_that_can_not_be_served_is_told(commands: Start, tmp_path: Path)
     one = commands("worker", "--model", str(tmp_path), "--port", "0")
     assert one.ended() == 1
     assert "interlingua can't serve" in one.said()
-    assert "knows no family 'of-next-year'" in one.said()
+    assert "does not support model type 'of-next-year'" in one.said()
     assert "listening" not in one.said()
 
 

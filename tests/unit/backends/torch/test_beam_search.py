@@ -1,0 +1,125 @@
+"""BeamSearch, compared with transformers' beam search and with a simple reference."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from backends.torch.beam_search import BeamSearch
+
+V = 259
+EOS = 256
+STEPS = 12
+
+
+@torch.inference_mode()
+def scored(model: Any, prompt: list[int], texts: list[list[int]]) -> torch.Tensor:
+    """What may follow each text: (texts, vocabulary)."""
+    ids = torch.tensor([prompt + text for text in texts])
+    logits: torch.Tensor = model(ids).logits[:, -1]
+    return logits.log_softmax(-1)
+
+
+def searched(
+    model: Any, prompt: list[int], width: int, ends: set[int], penalty: float
+) -> list[tuple[float, list[int]]]:
+    """All that Search finds in at most STEPS tokens."""
+    texts: list[list[int]] = [[] for _ in range(width)]
+    search: BeamSearch[list[int]] = BeamSearch(width, len(ends), penalty)
+
+    def grow(slot: int, token: int) -> tuple[list[int], bool]:
+        text = [*texts[slot], token]
+        return text, token in ends or len(text) == STEPS
+
+    for length in range(1, STEPS + 1):
+        placed = search.advance(scored(model, prompt, texts), length, grow)
+        if search.is_done:
+            break
+        texts = [beam.hypothesis for beam in placed]
+    assert search.is_done
+    return search.finished
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.0, -1.0, 2.5])
+@pytest.mark.parametrize("ends", [(), (EOS,), (EOS, 97, 110)])
+@pytest.mark.parametrize("width", [2, 5])
+def test_the_search_is_that_of_transformers(
+    reference: Any, tokenizer: Any, width: int, ends: tuple[int, ...], penalty: float
+) -> None:
+    for text in ("Hello", "a", "what comes next?"):
+        prompt = tokenizer.encode(text)
+        with torch.inference_mode():
+            theirs = reference.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt)),
+                max_new_tokens=STEPS,
+                num_beams=width,
+                num_return_sequences=width,
+                length_penalty=penalty,
+                do_sample=False,
+                eos_token_id=list(ends) or None,
+                pad_token_id=V - 1,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        mine = searched(reference, prompt, width, set(ends), penalty)
+        for (score, found), line, wanted in zip(
+            mine, theirs.sequences.tolist(), theirs.sequences_scores.tolist(), strict=True
+        ):
+            assert line[len(prompt) :][: len(found)] == found
+            assert set(line[len(prompt) + len(found) :]) <= {V - 1}
+            assert score == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
+    search: BeamSearch[tuple[int, int]] = BeamSearch(3, 1, 1.0)
+    first = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(3, 4)
+    placed = search.advance(first, 1, lambda slot, token: ((slot, token), False))
+    assert sorted(beam.hypothesis for beam in placed) == [(0, 0), (0, 1), (0, 2)]
+    assert placed[0].hypothesis == (0, 0)
+    lines = torch.tensor([[0.1, 0.1, 0.1, 0.7], [0.9, 0.1, 0, 0], [0.6, 0.4, 0, 0]]).log()
+    slots = {beam.hypothesis[1]: slot for slot, beam in enumerate(placed)}
+    placed = search.advance(
+        lines[[placed[s].hypothesis[1] for s in range(3)]], 2, lambda s, t: ((s, t), False)
+    )
+    # 0.5 x 0.7, 0.3 x 0.9 and 0.15 x 0.6: each has its own child.
+    assert [beam.parent for beam in placed] == [0, 1, 2]
+    assert {beam.hypothesis for beam in placed} == {(slots[0], 3), (slots[1], 0), (slots[2], 0)}
+
+
+def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
+    """As after a forced beginning: the search is as wide as ever once there is a choice again."""
+    search: BeamSearch[tuple[int, ...]] = BeamSearch(3, 1, 1.0)
+    texts: list[tuple[int, ...]] = [(), (), ()]
+
+    def grow(slot: int, token: int) -> tuple[tuple[int, ...], bool]:
+        return (*texts[slot], token), False
+
+    forced = torch.full((3, 4), float("-inf"))
+    forced[:, 2] = 0.0
+    texts = [beam.hypothesis for beam in search.advance(forced, 1, grow)]
+    assert texts == [(2,)] * 3
+    free = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(3, 4)
+    texts = [beam.hypothesis for beam in search.advance(free, 2, grow)]
+    assert sorted(texts) == [(2, 0), (2, 1), (2, 2)]
+
+
+def test_what_ends_beyond_the_first_is_not_kept() -> None:
+    search: BeamSearch[int] = BeamSearch(1, 1, 1.0)
+    line = torch.tensor([[0.6, 0.4]]).log()
+    (beam,) = search.advance(line, 1, lambda _, token: (token, token == 1))
+    assert (beam.hypothesis, search.finished, search.is_done) == (0, [], False)
+
+
+def test_diversity_counts_what_earlier_groups_took() -> None:
+    def found(taken: list[int]) -> list[int]:
+        search: BeamSearch[int] = BeamSearch(2, 1, 1.0, diversity=0.5)
+        line = torch.tensor([[-1.0, -1.4, -1.7, -2.1]] * 2)
+        return [
+            beam.hypothesis
+            for beam in search.advance(line, 1, lambda _, token: (token, False), taken)
+        ]
+
+    assert found([]) == [0, 1]
+    assert found([0]) == [1, 0]
+    assert found([0, 0]) == [1, 2]

@@ -1,0 +1,440 @@
+"""Embeddings: batches, pooling, requests."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5Model,
+)
+
+from backends.torch.embeddings import (
+    MAX_BATCH_TOKENS,
+    EmbeddingEngine,
+    EmbeddingModel,
+    PoolingConfig,
+    load_encoder,
+    split_batches,
+)
+from backends.torch.ipc import (
+    EmbedCommand,
+    EmbeddingsEvent,
+    EngineEvent,
+    RequestFailedEvent,
+    RequestFinishedEvent,
+    TokenizeCommand,
+    TokensEvent,
+)
+from backends.torch.loader import ModelLocation
+from backends.torch.settings import EngineSettings
+from tests.tiny_model import byte_tokenizer
+
+
+@given(st.lists(st.integers(1, MAX_BATCH_TOKENS), max_size=50))
+def test_batches_hold_every_text_once_and_keep_the_budget(lengths: list[int]) -> None:
+    batches = split_batches(lengths)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(max(lengths[i] for i in b) * len(b) <= MAX_BATCH_TOKENS for b in batches)
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer: Any) -> EmbeddingModel:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=259,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model: Any = BertModel(config)
+    return EmbeddingModel(model.eval(), tokenizer, PoolingConfig(matryoshka_sizes=()), 64)
+
+
+def ask(encoder: EmbeddingModel, spec: EmbedCommand, now: float = 0.0) -> list[EngineEvent]:
+    told: list[EngineEvent] = []
+    clock = [0.0]
+    embedder = EmbeddingEngine(encoder, 4, told.append, lambda: clock[0])
+    embedder.submit(spec)
+    clock[0] = now
+    while embedder.step():
+        pass
+    assert (embedder.active_count, embedder.waiting_count) == (0, 0)
+    return told
+
+
+def vectors(encoder: EmbeddingModel, spec: EmbedCommand) -> Any:
+    first, finished = ask(encoder, spec)
+    assert isinstance(first, EmbeddingsEvent)
+    assert isinstance(finished, RequestFinishedEvent)
+    return np.frombuffer(first.data, "<f4").reshape(-1, first.dimensions)
+
+
+TEXTS = ("a", "a longer text", "b", "a text of middle size", "é")
+
+
+def test_vectors_come_in_order_and_do_not_depend_on_neighbours(encoder: EmbeddingModel) -> None:
+    together = vectors(encoder, EmbedCommand(1, TEXTS))
+    alone = np.concatenate([vectors(encoder, EmbedCommand(1, (text,))) for text in TEXTS])
+    assert np.allclose(together, alone, atol=1e-5)
+    assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+
+
+def test_a_large_request_takes_several_passes(encoder: EmbeddingModel) -> None:
+    texts = tuple(chr(97 + n % 26) * n for n in range(1, 65))
+    assert len(split_batches([len(text) for text in texts])) > 1
+    together = vectors(encoder, EmbedCommand(1, texts))
+    for n in (0, 1, 31, 63):
+        assert np.allclose(
+            together[n], vectors(encoder, EmbedCommand(1, (texts[n],)))[0], atol=1e-5
+        )
+
+
+def test_dimensions_are_cut_and_normalised_again(encoder: EmbeddingModel) -> None:
+    whole = vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
+    cut = vectors(encoder, EmbedCommand(1, TEXTS, dimensions=8))
+    expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    assert np.allclose(cut, expected, atol=1e-5)
+
+
+def test_instruction_and_token_ids(encoder: EmbeddingModel) -> None:
+    plain = vectors(encoder, EmbedCommand(1, ("query: cat",)))
+    assert np.allclose(plain, vectors(encoder, EmbedCommand(1, ("cat",), instruction="query: ")))
+    assert np.allclose(plain, vectors(encoder, EmbedCommand(1, (tuple(b"query: cat"),))))
+
+
+def test_the_tokens_of_a_text(encoder: EmbeddingModel) -> None:
+    told: list[EngineEvent] = []
+    EmbeddingEngine(encoder, 4, told.append, float).tokenize(TokenizeCommand(1, "aé"))
+    assert told == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
+
+
+def test_a_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> None:
+    events: list[EngineEvent] = []
+    is_ready = threading.Event()
+    embedder = EmbeddingEngine(encoder, 4, events.append, lambda: 0.0, is_ready.set)
+    embedder.submit(EmbedCommand(1, ("x" * 100_000,), max_tokens=-1))
+    embedder.tokenize(TokenizeCommand(2, "y" * 100_000))
+    embedder.submit(EmbedCommand(3, ("y" * 100_000,), max_tokens=-1))
+    embedder.cancel(3)
+    while len(events) < 3:
+        if not embedder.step() and len(events) < 3:
+            assert is_ready.wait(30)
+            is_ready.clear()
+    assert {type(event) for event in events} == {
+        EmbeddingsEvent,
+        RequestFinishedEvent,
+        TokensEvent,
+    }
+    assert embedder.waiting_count == 0
+
+
+def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
+    encoder: EmbeddingModel,
+) -> None:
+    class Untouched:
+        def __getattr__(self, name: str) -> Any:
+            if name == "get_vocab":
+                return lambda: {"x": 0}
+            raise AssertionError(name)
+
+    blind = encoder._replace(tokenizer=Untouched())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backends.torch.embeddings.TokenBytes", lambda _: None)
+        (failed,) = ask(blind, EmbedCommand(1, ("x" * 4_000_000,)))
+    assert isinstance(failed, RequestFailedEvent)
+    assert (failed.kind, failed.limit) == ("too_long", 64)
+
+
+def test_too_long_fails_or_is_cut(encoder: EmbeddingModel) -> None:
+    (failed,) = ask(encoder, EmbedCommand(1, ("x" * 65,)))
+    assert isinstance(failed, RequestFailedEvent)
+    assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 65, 64)
+    vectors(encoder, EmbedCommand(1, ("x" * 65,), max_tokens=-1))
+    ids = tuple(range(100))
+    assert np.allclose(
+        vectors(encoder, EmbedCommand(1, (ids,), max_tokens=5)),
+        vectors(encoder, EmbedCommand(1, (ids[:5],))),
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EmbedCommand(1, ()),
+        EmbedCommand(1, ((),)),
+        EmbedCommand(1, ((999,),)),
+        EmbedCommand(1, ("a",), dimensions=0),
+        EmbedCommand(1, ("a",), dimensions=33),
+        EmbedCommand(1, ((1, 2),), instruction="query: "),
+    ],
+)
+def test_what_is_wrong_is_told(encoder: EmbeddingModel, spec: EmbedCommand) -> None:
+    (failed,) = ask(encoder, spec)
+    assert isinstance(failed, RequestFailedEvent)
+    assert failed.kind == "invalid"
+
+
+def test_deadline_cancel_and_queue(encoder: EmbeddingModel) -> None:
+    (failed,) = ask(encoder, EmbedCommand(1, ("a",), timeout=1.0), now=2.0)
+    assert isinstance(failed, RequestFailedEvent)
+    assert failed.kind == "deadline"
+    told: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder, 1, told.append, lambda: 0.0)
+    for job in (1, 2, 3):
+        embedder.submit(EmbedCommand(job, ("a",)))
+    assert [one.kind for one in told if isinstance(one, RequestFailedEvent)] == ["overloaded"]
+    embedder.cancel(1)
+    while embedder.step():
+        pass
+    assert [one.request_id for one in told if isinstance(one, RequestFinishedEvent)] == [2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
+def test_a_pass_that_fails_takes_one_request_with_it(
+    encoder: EmbeddingModel, error: Exception
+) -> None:
+    class Failing:
+        def __init__(self) -> None:
+            self.config, self.device, self.calls = encoder.model.config, torch.device("cpu"), 0
+
+        def __call__(self, **tensors: Any) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise error
+            return encoder.model(**tensors)
+
+    told: list[EngineEvent] = []
+    embedder = EmbeddingEngine(encoder._replace(model=Failing()), 4, told.append, lambda: 0.0)
+    embedder.submit(EmbedCommand(1, TEXTS))
+    embedder.submit(EmbedCommand(2, TEXTS))
+    while embedder.step():
+        pass
+    first, *rest = told
+    assert isinstance(first, RequestFailedEvent)
+    assert (first.request_id, first.kind) == (1, "failed")
+    assert [type(one) for one in rest] == [EmbeddingsEvent, RequestFinishedEvent]
+
+
+# --- held against transformers, by hand -----------------------------------------------------------
+
+
+def closing_tokenizer() -> Any:
+    """Puts a token before a text and one behind it."""
+    one = byte_tokenizer()
+    one.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>",
+        special_tokens=[("<bos>", one.bos_token_id), ("<eos>", one.eos_token_id)],
+    )
+    return one
+
+
+def saved(folder: Path, model: Any, **files: Any) -> Path:
+    model.save_pretrained(folder)
+    closing_tokenizer().save_pretrained(folder)
+    for name, content in files.items():
+        place = folder / f"{name.replace('__', '/')}.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(msgspec.json.encode(content))
+    return folder
+
+
+def small_bert() -> Any:
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=259,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model: Any = BertModel(config, add_pooling_layer=False)
+    return model.eval()
+
+
+STEPS = [
+    {"path": "", "type": "sentence_transformers.models.Transformer"},
+    {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+def opened(folder: Path, **settings: Any) -> EmbeddingModel:
+    given = EngineSettings(str(folder), device="cpu", **settings)
+    return load_encoder(ModelLocation(str(folder), "embed"), given)
+
+
+def by_hand(model: Any, text: str, skip: int = 0) -> Any:
+    """The states of a text's tokens, alone and without padding."""
+    ids = closing_tokenizer().encode(text)
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).last_hidden_state[0, skip:].numpy()
+
+
+def unit(vector: Any) -> Any:
+    return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ("mean", lambda states: states.mean(0)),
+        ("lasttoken", lambda states: states[-1]),
+        ("cls", lambda states: states[0]),
+        (["cls", "max"], lambda states: np.concatenate([states[0], states.max(0)])),
+    ],
+)
+def test_a_model_of_a_folder(tmp_path: Path, pooling: Any, expected: Callable[[Any], Any]) -> None:
+    model = small_bert()
+    said = {"pooling_mode": pooling}
+    encoder = opened(saved(tmp_path, model, modules=STEPS, **{"1_Pooling__config": said}))
+    found = vectors(encoder, EmbedCommand(1, TEXTS))
+    assert np.allclose(found, [unit(expected(by_hand(model, text))) for text in TEXTS], atol=1e-5)
+    plain = vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
+    assert np.allclose(plain, [expected(by_hand(model, text)) for text in TEXTS], atol=1e-5)
+    assert encoder.dimensions == plain.shape[1]
+
+
+def test_prompts_stand_before_texts_and_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
+    model = small_bert()
+    told = {"prompts": {"query": "find: ", "text": "t: "}, "default_prompt_name": "text"}
+    counts = {"pooling_mode": "mean"}
+    folder = saved(
+        tmp_path,
+        model,
+        modules=STEPS,
+        config_sentence_transformers=told,
+        **{"1_Pooling__config": counts},
+    )
+    for asked, prompt in ((None, "t: "), ("query", "find: "), ("q: ", "q: ")):
+        whole = by_hand(model, f"{prompt}cat")
+        found = vectors(opened(folder), EmbedCommand(1, ("cat",), instruction=asked))
+        assert np.allclose(found, unit(whole.mean(0)), atol=1e-5)
+    ids = (1, 2, 3)
+    plain = vectors(opened(folder), EmbedCommand(1, (ids,)))
+
+    saved(folder, model, **{"1_Pooling__config": {**counts, "include_prompt": False}})
+    encoder = opened(folder)
+    # The token before the text and the seven of the prompt are left out.
+    part = by_hand(model, "find: cat", 7)
+    found = vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
+    assert np.allclose(found, unit(part.mean(0)), atol=1e-5)
+    nothing = by_hand(model, "find: ", 7)
+    found = vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
+    assert np.allclose(found, unit(nothing.mean(0)), atol=1e-5)
+    cut_off = vectors(encoder, EmbedCommand(1, ("cat",), instruction="query", max_tokens=4))
+    states = by_hand(model, "fi")[-1]
+    assert np.allclose(cut_off, unit(states), atol=1e-5)
+    assert np.array_equal(vectors(encoder, EmbedCommand(1, (ids,))), plain)
+
+
+def test_a_text_that_is_cut_keeps_its_closing_token(tmp_path: Path) -> None:
+    model = small_bert()
+    encoder = opened(saved(tmp_path, model), context=10)
+    expected = unit(by_hand(model, "x" * 8).mean(0))
+    assert np.allclose(
+        vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5
+    )
+    assert np.allclose(
+        vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5
+    )
+    (failed,) = ask(encoder, EmbedCommand(1, ("x" * 9,)))
+    assert isinstance(failed, RequestFailedEvent)
+    assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
+    (failed,) = ask(encoder, EmbedCommand(1, ("xxx",), max_tokens=2))
+    assert isinstance(failed, RequestFailedEvent)
+    assert failed.message == "texts can't be truncated to fewer than 3 tokens"
+
+
+def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
+    model = small_bert()
+    encoder = opened(saved(tmp_path, model, sentence_bert_config={"do_lower_case": True}))
+    found = vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
+    assert np.allclose(found, unit(by_hand(model, "find a cat").mean(0)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("matryoshka", "size", "says"),
+    [
+        (None, 8, "only supports 32 dimensions"),
+        ((8, 16), 9, "one of 8, 16, 32"),
+        ((), 33, "between 1 and 32"),
+        ((64,), 64, "between 1 and 32"),
+        (None, 32, None),
+        ((), 9, None),
+        ((8, 16), 8, None),
+    ],
+)
+def test_which_sizes_there_are(
+    tmp_path: Path, matryoshka: Any, size: int, says: str | None
+) -> None:
+    model = small_bert()
+    encoder = opened(saved(tmp_path, model), matryoshka=matryoshka)
+    asked = EmbedCommand(1, ("cat",), dimensions=size)
+    if says is None:
+        expected = unit(by_hand(model, "cat").mean(0)[:size])
+        assert np.allclose(vectors(encoder, asked), expected, atol=1e-5)
+    else:
+        (failed,) = ask(encoder, asked)
+        assert isinstance(failed, RequestFailedEvent)
+        assert (failed.kind, failed.param) == ("invalid", "dimensions")
+        assert says in failed.message
+
+
+def test_a_dense_layer_before_the_end(tmp_path: Path) -> None:
+    model, weight = small_bert(), torch.randn(5, 32)
+    dense = {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    said = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    folder = saved(
+        tmp_path,
+        model,
+        modules=[STEPS[0], STEPS[1], dense, STEPS[2]],
+        **{"1_Pooling__config": {"pooling_mode": "mean"}, "3_Dense__config": said},
+    )
+    save_file({"linear.weight": weight}, folder / "3_Dense" / "model.safetensors")
+    encoder = opened(folder)
+    expected = unit(weight.numpy() @ by_hand(model, "cat").mean(0))
+    assert np.allclose(vectors(encoder, EmbedCommand(1, ("cat",))), expected, atol=1e-5)
+    assert encoder.dimensions == 5
+
+
+def test_other_families(tmp_path: Path) -> None:
+    """A decoder gives its last token; the first half of T5; RoBERTa has two places less."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
+    llama: Any = LlamaForCausalLM(LlamaConfig(**sizes))
+    encoder = opened(saved(tmp_path / "llama", llama.eval()))
+    expected = [unit(by_hand(llama.model, text)[-1]) for text in TEXTS]
+    assert np.allclose(vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
+
+    t5: Any = T5Model(
+        T5Config(vocab_size=259, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    )
+    encoder = opened(saved(tmp_path / "t5", t5.eval()), context=50)
+    expected = [unit(by_hand(t5.encoder, text).mean(0)) for text in TEXTS]
+    assert np.allclose(vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
+
+    roberta: Any = RobertaModel(RobertaConfig(**sizes, pad_token_id=1))
+    encoder = opened(saved(tmp_path / "roberta", roberta.eval()))
+    assert encoder.max_length == 62
+    vectors(encoder, EmbedCommand(1, ("x" * 60,)))
+    assert isinstance(ask(encoder, EmbedCommand(1, ("x" * 61,)))[0], RequestFailedEvent)

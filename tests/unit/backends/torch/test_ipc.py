@@ -1,0 +1,254 @@
+"""Requests become commands, engine events become events, and losses are reported."""
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.torch import ipc
+from backends.torch.backend import TorchBackend
+from backends.torch.settings import WatermarkSettings
+from protocols.core import errors
+from protocols.core.events import (
+    ChoiceEnd,
+    Embedding,
+    PromptEcho,
+    StreamStart,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    ImagePart,
+    LogprobsOptions,
+    Message,
+    NamedTool,
+    PromptOptions,
+    ResponseOptions,
+    SamplingParams,
+    StopConditions,
+    TextPart,
+    Tool,
+)
+
+CHAT = GenerationRequest(
+    model="m", kind="chat", messages=(Message("developer", (TextPart("be brief"),)),)
+)
+TEXT = GenerationRequest(model="m", kind="completion", prompts=("a", (1, 2)))
+
+
+def order(request: GenerationRequest) -> ipc.GenerateCommand:
+    return ipc.build_generate_command(request, 1, 9.0, templates=False)
+
+
+def test_silence_stays_silence() -> None:
+    assert order(CHAT) == ipc.GenerateCommand(
+        1, ipc.PromptInput(turns=(ipc.ChatTurn("system", "be brief"),)), timeout=9.0
+    )
+
+
+def test_everything_carried_arrives() -> None:
+    sampling = SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.8, seed=2**64 - 1,
+        repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3,
+        logit_bias={1: 2.0}, allowed_token_ids=(1, 2), bad_words=("no",),
+    )  # fmt: skip
+    stopping = StopConditions(
+        max_tokens=5, min_tokens=2, stop=("x",), stop_token_ids=(7,), include_stop=True,
+        ignore_eos=True, skip_special_tokens=False, truncate_prompt=9,
+    )  # fmt: skip
+    request = msgspec.structs.replace(
+        TEXT,
+        sampling=sampling,
+        stopping=stopping,
+        templating=PromptOptions(mode="server", arguments={"x": msgspec.Raw(b"1")}),
+        n=2,
+        best_of=3,
+        logprobs=LogprobsOptions(4),
+        echo=True,
+        priority=3,
+        response_options=ResponseOptions(token_ids=True),
+    )
+    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+    got = order(request)
+    for name in set(ipc.EngineSamplingParams.__struct_fields__) - {"watermark"}:
+        assert getattr(got.sampling, name) == getattr(sampling, name)
+    for name in ipc.StopParams.__struct_fields__:
+        assert getattr(got.stopping, name) == getattr(stopping, name)
+    assert got.input == ipc.PromptInput(
+        prompts=("a", (1, 2)), as_user_message=True, template_arguments=b'{"x":1}', truncate_to=9
+    )
+    assert (got.n, got.best_of, got.logprobs, got.prompt_logprobs) == (2, 3, 4, 4)
+    assert (got.echo, got.priority, got.token_ids) == (True, 3, True)
+    assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]
+
+
+def test_greedy_truncation_and_templates() -> None:
+    replace = msgspec.structs.replace
+    greedy = replace(CHAT, sampling=SamplingParams(do_sample=False, temperature=0.9))
+    assert order(greedy).sampling.temperature == 0
+    assert (
+        order(replace(CHAT, stopping=StopConditions(overflow="truncate"))).input.truncate_to == -1
+    )
+    own = replace(CHAT, templating=PromptOptions(template="t", continue_final=True))
+    assert order(own).input.template is None
+    trusted = ipc.build_generate_command(own, 1, 9.0, templates=True).input
+    assert (trusted.template, trusted.continue_final) == ("t", True)
+    assert [loss.field for loss in ipc.find_unsupported_params(own, {}, templates=False)] == [
+        "template"
+    ]
+    assert ipc.find_unsupported_params(own, {}, templates=True) == ()
+
+
+def test_a_watermark_is_as_the_settings_say() -> None:
+    own = WatermarkSettings(key=7)
+    for wanted, mark in ((True, own), (False, None), (None, None)):
+        request = msgspec.structs.replace(TEXT, sampling=SamplingParams(watermark=wanted))
+        assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+        got = ipc.build_generate_command(request, 1, 9.0, templates=False, watermark=own)
+        assert got.sampling.watermark == mark
+
+
+def searching(
+    n: int | None = None, best_of: int | None = None, **sampling: Any
+) -> GenerationRequest:
+    return msgspec.structs.replace(TEXT, sampling=SamplingParams(**sampling), n=n, best_of=best_of)
+
+
+@pytest.mark.parametrize(
+    ("request_", "beams"),
+    [
+        (searching(beam_width=4), ipc.BeamSearchParams(4)),
+        (searching(beam_width=4, n=2, best_of=4), ipc.BeamSearchParams(4)),
+        (searching(beam_width=2, n=3), ipc.BeamSearchParams(3)),
+        (
+            searching(beam_width=4, length_penalty=0.0),
+            ipc.BeamSearchParams(4, length_penalty=0.0),
+        ),
+        (searching(beam_width=4, diversity_penalty=0.5), ipc.BeamSearchParams(4, 4, 0.5)),
+        (searching(beam_width=4, diversity_penalty=0.0), ipc.BeamSearchParams(4)),
+        (searching(beam_width=1, temperature=0.0), None),
+        (searching(n=3, length_penalty=2.0, diversity_penalty=1.0), None),
+    ],
+)
+def test_beams(request_: GenerationRequest, beams: ipc.BeamSearchParams | None) -> None:
+    assert ipc.find_unsupported_params(request_, {}, templates=False) == ()
+    assert order(request_).beams == beams
+    assert ipc.returns_best_only(request_) == (beams is not None)
+
+
+def test_a_search_draws_nothing_and_says_so() -> None:
+    for width in (1, 4):
+        request = searching(
+            beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
+        )
+        found = ipc.find_unsupported_params(
+            request, {"sampling.temperature": "heat"}, templates=False
+        )
+        assert {loss.field for loss in found} == {
+            "heat", "top_p", "top_k", "min_p", "typical_p", "seed",
+        }  # fmt: skip
+        assert order(request).sampling.temperature == 0
+    neutral = searching(beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0)
+    assert ipc.find_unsupported_params(neutral, {}, templates=False) == ()
+    none = msgspec.structs.replace(searching(beam_width=4), stopping=StopConditions(max_tokens=0))
+    assert order(none).beams is None
+
+
+def test_the_best_of_several_come_at_the_end() -> None:
+    assert ipc.returns_best_only(searching(n=2, best_of=3))
+    assert not ipc.returns_best_only(searching(n=3, best_of=3))
+    assert not ipc.returns_best_only(searching())
+
+
+def test_what_is_not_done_is_reported() -> None:
+    request = msgspec.structs.replace(
+        CHAT,
+        messages=(Message("user", (TextPart("see"), ImagePart("data:"))),),
+        tools=(Tool("f"), Tool("g", kind="custom")),
+        tool_choice=NamedTool("g"),
+        suffix="end",
+    )
+    found = ipc.find_unsupported_params(request, {"suffix": "behind"}, templates=False)
+    assert {(loss.field, loss.reason) for loss in found} == {
+        ("messages", "dropped"),
+        ("tools", "dropped"),
+        ("tool_choice", "dropped"),
+        ("behind", "dropped"),
+    }
+
+
+def test_embedding() -> None:
+    request = EmbeddingRequest(
+        model="e", inputs=("a",), instruction="i", dimensions=8, normalize=False, truncate=5
+    )
+    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+    assert ipc.build_embed_command(request, 1, 9.0) == ipc.EmbedCommand(
+        1, ("a",), "i", 8, False, 5, 9.0
+    )
+    cut = EmbeddingRequest(model="e", inputs=("a",), overflow="truncate")
+    assert ipc.build_embed_command(cut, 1, 9.0).max_tokens == -1
+
+
+def test_news_become_events() -> None:
+    half = ipc.EngineToken(5, b"\xc3", -0.5, (ipc.TokenAlternative(6, b"a", -0.1),))
+    news: list[ipc.EngineEvent] = [
+        ipc.PrefillDoneEvent(1, 7),
+        ipc.PromptEchoEvent(1, 0, "p", (ipc.EngineToken(1, b"p", None),)),
+        ipc.TextEvent(1, 2, "hi", 3, (5,), (half,)),
+        ipc.ToolCallEvent(1, 2, 0, "call_1", "f", 9),
+        ipc.ToolArgumentsEvent(1, 2, 0, "{}", 1),
+        ipc.ChoiceEndEvent(1, 2, "stop", "END"),
+        ipc.EmbeddingsEvent(1, 4, 2, struct.pack("<4f", 1, 2, 3, 4)),
+        ipc.HeartbeatEvent(0, 0),
+    ]
+    again = ipc.decode_events(ipc.encode_frame(news)[4:])
+    assert again == news
+    events = [event for one in again for event in ipc.map_engine_event(one)]
+    start, echo, text, call, arguments, end, *vectors = events
+    assert start == StreamStart(7)
+    assert isinstance(echo, PromptEcho)
+    assert echo.logprobs[0].logprob is None
+    assert isinstance(text, TextDelta)
+    assert (text.text, text.index, text.tokens, text.token_ids) == ("hi", 2, 3, (5,))
+    assert text.logprobs[0].data == b"\xc3"
+    assert text.logprobs[0].token == "\ufffd"
+    assert (text.logprobs[0].top[0].token, text.logprobs[0].top[0].data) == ("a", None)
+    assert (call, arguments) == (ToolCallStart(2, 0, "call_1", "f"), ToolCallDelta(2, 0, "{}"))
+    assert end == ChoiceEnd("stop", 2, "END")
+    assert vectors == [Embedding(4, (1.0, 2.0)), Embedding(5, (3.0, 4.0))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("invalid", errors.InvalidParameter),
+        ("unsupported", errors.UnsupportedFeature),
+        ("too_long", errors.ContextTooLong),
+        ("overloaded", errors.Overloaded),
+        ("deadline", errors.DeadlineExceeded),
+        ("failed", errors.WorkerFailed),
+    ],
+)
+def test_failures_are_errors_of_the_tree(
+    kind: ipc.FailureKind, error: type[errors.GatewayError]
+) -> None:
+    got = ipc.build_engine_error(ipc.RequestFailedEvent(1, kind, "why", "field", 9, 8))
+    assert type(got) is error
+    assert got.message == "why"
+
+
+def test_a_frame_too_large_is_refused() -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        ipc.read_body_length(b"\xff\xff\xff\xff")
+
+
+def test_who_asks_is_told_to_the_engine() -> None:
+    asked = GenerationRequest(model="m", kind="completion", prompts=("a",))
+    backend = TorchBackend(path="x")
+    order = backend._build_command(asked, 1, 5.0, "web-app")
+    assert isinstance(order, ipc.GenerateCommand)
+    assert (order.tenant, order.timeout) == ("web-app", 5.0)

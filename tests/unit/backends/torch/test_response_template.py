@@ -1,0 +1,171 @@
+"""Output in a model's own format, parsed with the tokenizer's response template."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from backends.torch.detokenizer import OutputToken, ReadyText
+from backends.torch.ipc import (
+    ChoiceEndEvent,
+    EngineSamplingParams,
+    FunctionChoice,
+    FunctionDefinition,
+    GenerateCommand,
+    PromptInput,
+    ReasoningEvent,
+    StopParams,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+)
+from backends.torch.tool_calls import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ParsedReasoning,
+    ResponseTemplateRules,
+    get_response_template,
+)
+
+Drive = Callable[..., Any]
+
+CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+TEMPLATE = {
+    "start_anchor": "<assistant>",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open_pattern": "<function=(?P<name>[a-z]+)>",
+            "close": "</function>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": "<(?P<key>\\w+)>(?P<value>.*?)</\\1>"},
+            "repeats": True,
+            "transform": CALL,
+        },
+        "content": {},
+    },
+}
+LISTED = {
+    "start_anchor": "<assistant>",
+    "fields": {
+        "tool_calls": {
+            "open": "[TOOLS]",
+            "close": "[END]",
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{name}", "arguments": "{arguments}"},
+            },
+            "transform_each": True,
+        },
+        "content": {},
+    },
+}
+ADD = FunctionDefinition("add", None, b'{"type":"object","properties":{"a":{"type":"integer"}}}')
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}},
+    }
+]
+ANSWER = "<think> I add. </think>\nLet me  see.\n\n<function=add><a>7</a><b>x</b></function>"
+
+
+class Own:
+    """A tokenizer with a template of its own."""
+
+    def __init__(self, template: Any) -> None:
+        self.response_template = template
+
+
+def heard(template: Any, text: str, size: int, prompt: str = "<assistant>") -> list[ParsedOutput]:
+    speech = ResponseTemplateRules(
+        get_response_template(Own(template)), prompt, TOOLS, frozenset()
+    ).make_parser()
+    told: list[ParsedOutput] = []
+    for at in range(0, len(text), size):
+        told += speech.feed(ReadyText(text[at : at + size], [OutputToken(at, None)]))
+    told += speech.close()
+    assert speech.calls == sum(isinstance(one, ParsedCallStart) for one in told)
+    return told
+
+
+def texts(told: Sequence[ParsedOutput], kind: type) -> str:
+    return "".join(cast("Any", one).text for one in told if isinstance(one, kind))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_thoughts_text_and_calls(size: int) -> None:
+    told = heard(TEMPLATE, ANSWER, size)
+    assert texts(told, ParsedReasoning) == "I add."
+    assert texts(told, ReadyText) == "Let me  see."
+    assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add"]
+    assert texts(told, ParsedCallArguments) == '{"a":7,"b":"x"}'
+
+
+def test_a_list_of_calls() -> None:
+    text = 'Yes.[TOOLS][{"name": "add", "arguments": {"a": 1}}, {"name": "f", "arguments": "{}"}]'
+    told = heard(LISTED, text, 5)
+    assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add", "f"]
+    assert [one.text for one in told if isinstance(one, ParsedCallArguments)] == ['{"a":1}', "{}"]
+    assert texts(told, ReadyText) == "Yes."
+
+
+@pytest.mark.parametrize("end", ["", "[END]", "[END] so"])
+def test_what_can_not_be_read_is_told_as_it_is(end: str) -> None:
+    told = heard(LISTED, f'Yes.[TOOLS][{{"name": "add"{end}', 4)
+    assert texts(told, ReadyText).startswith('Yes.[{"name": "add"')
+    assert texts(told, ReadyText).endswith("so" if "so" in end else "")
+    assert not any(isinstance(one, ParsedCallStart) for one in told)
+
+
+def test_a_prompt_may_have_begun_the_thought() -> None:
+    told = heard(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
+    assert (texts(told, ParsedReasoning), texts(told, ReadyText)) == ("hm", "Yes.")
+
+
+def test_a_template_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert get_response_template(Own({"fields": {}})) is None
+    assert "can't be used" in caplog.text
+    assert get_response_template(Own(None)) is None
+
+
+# --- in the engine ------------------------------------------------------------------------------
+
+
+def said(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinition) -> Any:
+    got, _ = scripted(ANSWER)
+    got.engine._grammar_manager._response_template = get_response_template(Own(TEMPLATE))
+    given = PromptInput(prompts=("x",), functions=functions)
+    ending = StopParams(max_tokens=200)
+    return got.run(
+        GenerateCommand(
+            1, given, EngineSamplingParams(temperature=0), ending, function_choice=calling
+        )
+    )
+
+
+def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
+    got = said(scripted, FunctionChoice(("add",)), ADD)
+    assert got.text() == "Let me  see."
+    assert "".join(one.text for one in got.select(ReasoningEvent)) == "I add."
+    assert [one.name for one in got.select(ToolCallEvent)] == ["add"]
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == '{"a":7,"b":"x"}'
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+
+
+@pytest.mark.parametrize(
+    ("calling", "functions"),
+    [
+        (FunctionChoice(("add",), required=True), (ADD,)),
+        (FunctionChoice(("add",), parallel=False), (ADD,)),
+        (FunctionChoice(("add",)), (ADD, FunctionDefinition("f"))),
+        (FunctionChoice(("add",)), (FunctionDefinition("add", strict=True),)),
+    ],
+)
+def test_what_must_be_held_to_is_not_left_to_the_model(
+    scripted: Drive, calling: FunctionChoice, functions: Sequence[FunctionDefinition]
+) -> None:
+    assert not said(scripted, calling, *functions).select(ReasoningEvent)

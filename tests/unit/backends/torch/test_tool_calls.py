@@ -1,0 +1,406 @@
+"""Tool calls: optional, required, streamed, and without their markers in the text."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from backends.torch.detokenizer import OutputToken, ReadyText
+from backends.torch.ipc import (
+    ChatTurn,
+    ChoiceEndEvent,
+    EngineSamplingParams,
+    FunctionCall,
+    FunctionChoice,
+    FunctionDefinition,
+    GenerateCommand,
+    OutputFormat,
+    PromptInput,
+    StopParams,
+    TextEvent,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+)
+from backends.torch.tool_calls import (
+    HERMES_FORMAT,
+    TOOL_CALL_FORMATS,
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedOutput,
+    ToolCallFormat,
+    ToolCallParser,
+    detect_tool_call_format,
+    supports_functions,
+)
+
+Drive = Callable[..., Any]
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "note": {"enum": ['}"]', "{", "</tool_call>"]},
+    },
+    "required": ["city", "days", "note"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, Any] = {
+    "weather": WEATHER,
+    "weather_now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+FUNCTIONS = tuple(
+    FunctionDefinition(name, f"tells the {name}", msgspec.json.encode(schema))
+    for name, schema in SCHEMAS.items()
+)
+BOTH = tuple(SCHEMAS)
+CALLS = [
+    FunctionCall("", "weather", '{"city": "}\\"]", "days": [3, {}]}'),
+    FunctionCall("", "weather_now", "{}"),
+]
+SPECIAL = {
+    family: family.trigger if family.trigger.startswith("[") else "" for family in TOOL_CALL_FORMATS
+}
+
+
+def template(family: ToolCallFormat) -> str:
+    """A chat template that shows its family, and takes tools."""
+    return (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }}:{{ c.function | tojson }}{% endfor %}"
+        "{{ m.tool_call_id or '' }}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}"
+        "{% endfor %}{# " + family.template_sign + " #}"
+    )
+
+
+def asked(
+    calling: FunctionChoice | None = None, *, seed: int = 1, **fields: Any
+) -> GenerateCommand:
+    turns = fields.pop("turns", (ChatTurn("user", "hi"),))
+    ending = fields.pop("ending", None) or StopParams(max_tokens=2000)
+    picking = fields.pop("picking", None) or EngineSamplingParams(temperature=1, seed=seed)
+    given = PromptInput(turns=turns, functions=FUNCTIONS)
+    return GenerateCommand(
+        1, given, picking, ending, function_choice=calling or FunctionChoice(BOTH), **fields
+    )
+
+
+def made(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
+    """The names and arguments of the calls, of which each began once, in order."""
+    begun = [one for one in got.select(ToolCallEvent) if one.choice == choice]
+    assert [one.call for one in begun] == list(range(len(begun)))
+    assert all(re.fullmatch("call_[0-9a-f]{24}", one.id) for one in begun)
+    pieces = [one for one in got.select(ToolArgumentsEvent) if one.choice == choice]
+    texts = ["".join(one.text for one in pieces if one.call == i) for i in range(len(begun))]
+    found = [(one.name, msgspec.json.decode(text)) for one, text in zip(begun, texts, strict=True)]
+    assert all(jsonschema_rs.is_valid(SCHEMAS[name], value) for name, value in found)
+    return found
+
+
+# --- held to ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
+def test_a_call_that_must_be_is_valid_whatever_the_model(
+    noisy: Drive, family: ToolCallFormat
+) -> None:
+    several = 0
+    for seed in range(8):
+        got = noisy(special=SPECIAL[family], template=template(family))
+        got.run(asked(FunctionChoice(BOTH, required=True), seed=seed))
+        calls = made(got)
+        several = max(several, len(calls))
+        assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+        assert got.text() == ""
+        assert got.finished().completion_tokens > len(calls) * 20
+    assert 1 < several <= 16
+
+
+@pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
+def test_the_named_function_is_called_once(noisy: Drive, family: ToolCallFormat) -> None:
+    for name in BOTH:
+        got = noisy(special=SPECIAL[family], template=template(family))
+        got.run(asked(FunctionChoice((name,), required=True, parallel=False)))
+        assert [call[0] for call in made(got)] == [name]
+        assert got.ended()[0].reason == "tool_calls"
+
+
+def test_arguments_come_as_they_are_made(noisy: Drive) -> None:
+    got = noisy().run(asked(FunctionChoice(("weather",), required=True, parallel=False)))
+    assert len(got.select(ToolArgumentsEvent)) > 30
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city": "')
+
+
+def test_what_is_held_back_takes_no_credit(noisy: Drive) -> None:
+    """Sixteen begin to call, and all of it is held: nobody could give credit for that."""
+    choice = FunctionChoice(("weather",), required=True, parallel=False)
+    spec = asked(choice, n=16, best_of=16, initial_credit=20)
+    got = noisy().run(spec)
+    assert sum(one.token_count for one in got.select(ToolCallEvent)) > 200
+    got.engine.credit(1, 10_000)
+    assert len(got.run().ended()) == 16
+
+
+def test_choices_call_for_themselves(noisy: Drive) -> None:
+    spec = asked(FunctionChoice(("weather",), required=True, parallel=False), n=3, best_of=3)
+    got = noisy().run(spec)
+    assert len({msgspec.json.encode(made(got, choice)) for choice in range(3)}) == 3
+    best = noisy().run(msgspec.structs.replace(spec, n=1, best_of=3))
+    assert made(best)[0][0] == "weather"
+
+
+def test_cut_by_length_it_says_so(noisy: Drive) -> None:
+    calling = FunctionChoice(("weather",), required=True)
+    got = noisy().run(asked(calling, ending=StopParams(max_tokens=60)))
+    assert got.ended()[0].reason == "length"
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city"')
+    early = noisy().run(asked(calling, ending=StopParams(max_tokens=20)))
+    assert (early.text(), early.select(ToolCallEvent), early.ended()[0].reason) == (
+        "",
+        [],
+        "length",
+    )
+
+
+def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
+    odd = (
+        b'{"properties":{"a":{"enum":[1]}},"required":["a"],"additionalProperties":false,"not":{}}'
+    )
+    for strict in (False, True):
+        given = PromptInput(
+            turns=(ChatTurn("user", "hi"),), functions=(FunctionDefinition("f", None, odd, strict),)
+        )
+        calling = FunctionChoice(("f",), required=True, parallel=False)
+        got = noisy().run(
+            GenerateCommand(1, given, EngineSamplingParams(seed=1), function_choice=calling)
+        )
+        if strict:
+            assert (got.failed().kind, got.failed().param) == ("unsupported", "tools")
+            assert "unsupported keys: not" in got.failed().message
+        else:
+            assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [(b'{"type":"string"}', "must have type object"), (b"[1]", "must be a JSON Schema")],
+)
+def test_parameters_that_are_none(noisy: Drive, parameters: bytes, said: str) -> None:
+    given = PromptInput(
+        turns=(ChatTurn("user", "hi"),), functions=(FunctionDefinition("f", None, parameters),)
+    )
+    failed = noisy().run(GenerateCommand(1, given, function_choice=FunctionChoice(("f",)))).failed()
+    assert (failed.kind, failed.param) == ("invalid", "tools")
+    assert said in failed.message
+
+
+# --- left to the model --------------------------------------------------------------------------
+
+
+def said(scripted: Drive, script: str, calling: FunctionChoice | None = None, **fields: Any) -> Any:
+    got, _ = scripted(script)
+    given = PromptInput(prompts=("x",), functions=FUNCTIONS)
+    ending = fields.pop("ending", None) or StopParams(max_tokens=400)
+    greedy = EngineSamplingParams(temperature=0)
+    calling = calling or FunctionChoice(BOTH)
+    return got.run(
+        GenerateCommand(1, given, greedy, ending, function_choice=calling, token_ids=True, **fields)
+    )
+
+
+def test_text_alone_stays_text(scripted: Drive) -> None:
+    for text in ("I can't say.", "a < b", "see <tool_cal", "\n\nhm\n", "<tool_call"):
+        got = said(scripted, text)
+        assert (got.text(), got.ended()[0].reason) == (text, "eos")
+        assert bytes(got.ids()[: len(text)]) == text.encode()
+
+
+def test_text_goes_over_to_calls(scripted: Drive) -> None:
+    script = "Let me see. \n" + HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
+    got = said(scripted, script)
+    assert got.text() == "Let me see."
+    assert [name for name, _ in made(got)] == ["weather_now", "weather_now"]
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+    counted = [
+        one.token_count
+        for one in got.events
+        if isinstance(one, TextEvent | ToolCallEvent | ToolArgumentsEvent)
+    ]
+    assert len(script) - 40 < sum(counted) <= len(script)
+
+
+def test_after_the_mark_only_a_call_can_follow(scripted: Drive) -> None:
+    got = said(scripted, "<tool_call> never mind")
+    assert got.text() == ""
+    assert made(got)[0][0] in BOTH
+
+
+def test_one_call_where_several_are_not_wanted(scripted: Drive) -> None:
+    script = HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
+    got = said(scripted, script, FunctionChoice(BOTH, parallel=False))
+    assert len(made(got)) == 1
+
+
+def test_no_mark_that_was_cut_is_text(scripted: Drive) -> None:
+    got = said(
+        scripted, 'Hm. <tool_call>\n{"name": "weather_now"', ending=StopParams(max_tokens=30)
+    )
+    assert (got.text(), got.select(ToolCallEvent), got.ended()[0].reason) == ("Hm.", [], "length")
+
+
+def test_a_form_or_calls(scripted: Drive) -> None:
+    form = OutputFormat("json", '{"type":"object","properties":{"a":{"const":"<tool_call>"}},'
+                '"required":["a"],"additionalProperties":false}')  # fmt: skip
+    plain = said(scripted, '{"a": "<tool_call>"}', output_format=form)
+    assert plain.text() == '{"a": "<tool_call>"}'
+    assert plain.ended()[0].reason == "eos"
+    other = said(scripted, "no form", output_format=form)
+    assert made(other)
+    calls = said(scripted, HERMES_FORMAT.format_calls([CALLS[1]]), output_format=form)
+    assert made(calls) == [("weather_now", {})]
+
+
+def test_llama_calls_begin_with_a_brace(noisy: Drive) -> None:
+    llama = detect_tool_call_format('"parameters": dictionary')
+    kinds = set()
+    for seed in range(12):
+        bias = {123: 5.0}
+        picking = EngineSamplingParams(temperature=1, seed=seed, logit_bias=bias)
+        got = noisy(template=template(llama)).run(asked(seed=seed, picking=picking))
+        kinds.add(bool(made(got)))
+        assert bool(got.text()) != bool(got.select(ToolCallEvent)) or not got.select(ToolCallEvent)
+        assert not got.text().lstrip().startswith("{")
+    assert kinds == {True, False}
+
+
+def test_a_mark_that_is_a_token_of_its_own(noisy: Drive) -> None:
+    for family in TOOL_CALL_FORMATS[:3]:
+        picking = EngineSamplingParams(temperature=1, seed=4, logit_bias={259: 4.0})
+        got = noisy(special=family.trigger, template=template(family))
+        got.run(asked(FunctionChoice(BOTH, parallel=False), picking=picking))
+        assert made(got)
+        assert family.trigger not in got.text()
+        assert got.ended()[0].reason == "tool_calls"
+
+
+def test_other_special_tokens_stay_unseen(noisy: Drive) -> None:
+    """Beside a mark that has to be seen: those are still not text."""
+    family = TOOL_CALL_FORMATS[0]
+    got = noisy(special=family.trigger, template=template(family))
+    picking = EngineSamplingParams(temperature=0, logit_bias={257: 1000.0})
+    got.run(asked(ending=StopParams(max_tokens=9, include_stop=True), picking=picking))
+    assert (got.text(), got.ended()[0].reason) == ("", "eos")
+
+
+# --- taken apart --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
+@pytest.mark.parametrize("lead", ["", "Well: ", "[TOOL_", "<tool <tool_call"])
+def test_wherever_a_text_is_cut(family: ToolCallFormat, lead: str) -> None:
+    anywhere = bool(family.trigger)
+    text = (lead if anywhere else "") + family.format_calls(CALLS)
+    chance = random.Random(0)
+    for _ in range(50):
+        speech = ToolCallParser(family, BOTH, anywhere=anywhere)
+        told: list[ParsedOutput] = []
+        at = 0
+        while at < len(text):
+            size = chance.choice((1, 2, 5, 40))
+            tokens = [OutputToken(at, None)]
+            told += speech.feed(ReadyText(text[at : at + size], tokens))
+            at += size
+        told += speech.close()
+        assert "".join(one.text for one in told if isinstance(one, ReadyText)) == (
+            lead.rstrip() if anywhere else ""
+        )
+        assert [one.name for one in told if isinstance(one, ParsedCallStart)] == [
+            "weather",
+            "weather_now",
+        ]
+        for number, call in enumerate(CALLS):
+            pieces = [
+                one for one in told if isinstance(one, ParsedCallArguments) and one.call == number
+            ]
+            assert "".join(one.text for one in pieces) == call.arguments
+        assert speech.calls == 2
+
+
+def test_only_the_whole_text_is_calls_without_a_mark() -> None:
+    llama = detect_tool_call_format('"parameters": dictionary')
+    for text in ('{"name": "Bob"}', 'x {"name": "weather", "parameters": {}}'):
+        speech = ToolCallParser(llama, BOTH, anywhere=False)
+        told = [*speech.feed(ReadyText(text, [])), *speech.close()]
+        assert told == [ReadyText(text, [])]
+
+
+# --- conversations ------------------------------------------------------------------------------
+
+TALK = (
+    ChatTurn("system", "be brief"),
+    ChatTurn("user", "and now?", "Ann"),
+    ChatTurn("assistant", "", None, (FunctionCall("call_abcdefghijkl", "weather", '{"days": 1}'),)),
+    ChatTurn("tool", "sunny", call_id="call_abcdefghijkl"),
+)
+
+
+def prompt(
+    got: Any, turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition] = FUNCTIONS
+) -> str:
+    reader = got.engine._input_processor
+    (ids,) = reader.tokenize_prompts(
+        PromptInput(turns=tuple(turns), functions=tuple(functions)), StopParams()
+    )
+    text: str = got.engine._tokenizer.decode(ids)
+    return text
+
+
+def test_a_template_that_knows_functions_is_told_all(noisy: Drive) -> None:
+    text = prompt(noisy(template=template(HERMES_FORMAT)), TALK)
+    assert "<system>be brief<user>and now?<assistant>call_abcdefghijkl:" in text
+    assert '"arguments": {"days": 1}' in text
+    assert "<tool>sunnycall_abcdefghijkl" in text
+    assert text.count('"type": "function"') == 2
+    assert "tells the weather_now" in text
+
+
+def test_mistral_wants_short_ids(noisy: Drive) -> None:
+    text = prompt(noisy(template=template(TOOL_CALL_FORMATS[0])), TALK)
+    assert "defghijkl:" in text
+    assert "sunnydefghijkl" in text
+    assert "call_" not in text
+
+
+def test_arguments_that_are_no_json_are_told_as_they_are(noisy: Drive) -> None:
+    odd = ChatTurn("assistant", "", None, (FunctionCall("c", "f", "{oops"),))
+    assert '"{oops"' in prompt(noisy(template=template(HERMES_FORMAT)), (odd,))
+
+
+def test_a_template_that_knows_none_is_told_in_words(noisy: Drive) -> None:
+    text = prompt(noisy(), TALK)
+    system, _, rest = text.partition("<user>")
+    assert system.startswith("<system>be brief\n\nYou can call these functions:\n{")
+    assert '"name":"weather_now"' in system
+    assert HERMES_FORMAT.format_calls([FunctionCall("", "NAME", "{ARGUMENTS}")]) in system
+    assert "<assistant>" + HERMES_FORMAT.format_calls(TALK[2].calls) in rest
+    assert "<user><tool_response>\nsunny\n</tool_response>" in rest
+    assert "You can call" not in prompt(noisy(), TALK, ())
+    assert prompt(noisy(), TALK[1:2]).startswith("<system>You can call")
+
+
+def test_what_an_assistant_said_before_its_calls(noisy: Drive) -> None:
+    turn = ChatTurn("assistant", "Let me see.", None, TALK[2].calls)
+    assert "<assistant>Let me see.\n<tool_call>\n{" in prompt(noisy(), (turn,))
+
+
+def test_families_are_known_by_their_templates() -> None:
+    assert [detect_tool_call_format(template(one)) for one in TOOL_CALL_FORMATS] == list(
+        TOOL_CALL_FORMATS
+    )
+    assert detect_tool_call_format("{{ messages }}") == HERMES_FORMAT
+    assert not supports_functions("{{ messages }}")
+    assert supports_functions(template(HERMES_FORMAT))

@@ -1,0 +1,73 @@
+"""The engine supports every parameter in the profile of our own workers."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from backends.torch import ipc
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    ImagePart,
+    JsonObjectFormat,
+    Message,
+    PromptOptions,
+    ReasoningPart,
+    Request,
+    SamplingParams,
+    StopConditions,
+    TextPart,
+    Tool,
+)
+from protocols.openai.endpoints import OpenAI
+from tests.unit.protocols.chat.test_own_workers import REST, SAMPLING, STOPPING, chat, text
+
+WORKER = OpenAI("interlingua")
+PARTS = (TextPart("hi"), ImagePart("https://x/y.png"))
+MORE: dict[str, dict[str, Any]] = {
+    "tools": {"tools": (Tool("f", parameters=Raw(b"{}")),)},
+    "custom tools": {"tools": (Tool("f", kind="custom"),)},
+    "output": {"output": JsonObjectFormat()},
+    "template": {"templating": PromptOptions(template="T")},
+    "spaces": {"stopping": StopConditions(spaces_between_special_tokens=True)},
+    "reasoning": {"messages": (Message("assistant", (ReasoningPart("so"), TextPart("a"))),)},
+    "images": {"messages": (Message("user", PARTS),)},
+    "insert_before": {"insert_before": "x"},
+}
+
+
+def lost(request: Request) -> tuple[set[str], set[str]]:
+    """The paths of what the engine does not do, and of what its profile says that it does not."""
+    engine = ipc.find_unsupported_params(request, {}, templates=False)
+    profile = WORKER.unsupported_parameters(request, {})
+    return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
+
+
+@pytest.mark.parametrize("kind", [chat, text])
+def test_the_engine_loses_nothing_that_the_profile_promises(kind: Any) -> None:
+    requests = [
+        *(kind(sampling=SamplingParams(**{name: value})) for name, value in SAMPLING.items()),
+        *(kind(stopping=StopConditions(**{name: value})) for name, value in STOPPING.items()),
+        *(kind(**{name: value}) for name, value in REST.items()),
+        *(kind(**fields) for fields in MORE.values() if kind is chat or "messages" not in fields),
+    ]
+    for asked in requests:
+        assert isinstance(asked, GenerationRequest)
+        engine, profile = lost(asked)
+        assert engine <= profile, asked
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"instruction": "q"},
+        {"dimensions": 8},
+        {"normalize": False},
+        {"truncate": 5},
+        {"overflow": "truncate"},
+    ],
+)
+def test_vectors(fields: dict[str, Any]) -> None:
+    engine, profile = lost(EmbeddingRequest(model="m", inputs=("a",), **fields))
+    assert engine == profile == set()
