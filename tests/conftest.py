@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailureReporter(terminal))
 
 
-class Running(Struct):
+class RunningGateway(Struct):
     """A gateway that serves: its URL, its insides, and what it recorded of each exchange."""
 
     url: str
@@ -88,21 +88,21 @@ class Running(Struct):
         return int(self.url.rpartition(":")[2])
 
 
-Serve = Callable[[str], Awaitable[Running]]
+Serve = Callable[[str], Awaitable[RunningGateway]]
 
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Starts gateways from configurations; stops them all at the end."""
-    running: list[Running] = []
+    running: list[RunningGateway] = []
 
-    async def start(text: str) -> Running:
+    async def start(text: str) -> RunningGateway:
         records: list[RequestRecord] = []
         outside = replace(build_services(), observe_request=records.append)
         app = Gateway(load_text(text, "test.yaml", env=os.environ | ANYWHERE), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)
-        one = Running(urls[0], app, records, http, urls[-1])
+        one = RunningGateway(urls[0], app, records, http, urls[-1])
         running.append(one)
         return one
 
@@ -113,6 +113,6 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 @pytest.fixture
-async def mock(serve: Serve) -> Running:
+async def mock(serve: Serve) -> RunningGateway:
     """The gateway of the conformance cases, over the scripted echo; it asks for no key."""
     return await serve(MOCK)

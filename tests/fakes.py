@@ -27,7 +27,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from tests.serving import serving
+from tests.serving import run_server
 
 
 class FakeClock:
@@ -53,7 +53,7 @@ HANG, CLOSE, RESET = Step.HANG, Step.CLOSE, Step.RESET
 Reply = Sequence[bytes | float | asyncio.Event | Step]
 
 
-class Received(Struct, frozen=True):
+class ReceivedRequest(Struct, frozen=True):
     """One request. Header names are lower case; ``connection`` counts connections from 0."""
 
     method: str
@@ -85,7 +85,7 @@ class ScriptedWorker:
         self._read_body = read_body
         self._open = AsyncExitStack()
         self.url = ""
-        self.requests: list[Received] = []
+        self.requests: list[ReceivedRequest] = []
         self.connections = 0
         self.active = 0
         """Requests being answered now; ``most_active`` is the most there were at a time."""
@@ -95,7 +95,7 @@ class ScriptedWorker:
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        served = serving(self._serve, sock=self._listener, tls=self._tls)
+        served = run_server(self._serve, sock=self._listener, tls=self._tls)
         self.url = await self._open.enter_async_context(served)
         return self
 
@@ -172,7 +172,7 @@ class ScriptedWorker:
             case asyncio.Event():
                 await step.wait()
             case Step.HANG:
-                await _end_of(reader)
+                await _read_to_end(reader)
                 self.left += 1
                 self._changed.set()
                 return False
@@ -193,17 +193,17 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _receive(reader: asyncio.StreamReader, number: int, *, body: bool) -> Received:
+async def _receive(reader: asyncio.StreamReader, number: int, *, body: bool) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ")
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
     length = int(headers.get("content-length", "0"))
     content = await reader.readexactly(length) if body else b""
-    return Received(method, path, headers, content, number)
+    return ReceivedRequest(method, path, headers, content, number)
 
 
-async def _end_of(reader: asyncio.StreamReader) -> None:
+async def _read_to_end(reader: asyncio.StreamReader) -> None:
     try:
         while await reader.read(1 << 16):
             pass
@@ -221,7 +221,7 @@ def head(status: str = "200 OK", **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def whole(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
+def make_reply(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
     """An answer in one piece, with its length."""
     headers = {"content_type": "application/json", "content_length": str(len(body))} | headers
     return head(status, **headers) + body

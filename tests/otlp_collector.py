@@ -16,7 +16,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
-class Taken(Struct):
+class ReceivedExport(Struct):
     """One request."""
 
     path: str
@@ -35,7 +35,7 @@ class Collector:
     """
 
     def __init__(self, *statuses: int) -> None:
-        self.taken: list[Taken] = []
+        self.taken: list[ReceivedExport] = []
         statuses_left = [*statuses]
         taken = self.taken
 
@@ -43,7 +43,7 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 taken.append(
-                    Taken(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+                    ReceivedExport(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
                 )
                 self.send_response(statuses_left.pop(0) if statuses_left else 200)
                 self.send_header("retry-after", "0")
@@ -99,13 +99,13 @@ class Collector:
         }
 
 
-def told(attributes: Any) -> dict[str, Any]:
+def decode_attributes(attributes: Any) -> dict[str, Any]:
     """Attributes as plain values."""
-    return {one.key: _plain(one.value) for one in list[KeyValue](attributes)}
+    return {one.key: _decode_value(one.value) for one in list[KeyValue](attributes)}
 
 
-def _plain(value: AnyValue) -> Any:
+def _decode_value(value: AnyValue) -> Any:
     which = value.WhichOneof("value")
     assert which is not None
     found = getattr(value, which)
-    return [*map(_plain, found.values)] if which == "array_value" else found
+    return [*map(_decode_value, found.values)] if which == "array_value" else found

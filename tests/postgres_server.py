@@ -22,7 +22,7 @@ _PATIENCE: Final = 30.0
 _QUICK: Final = ("fsync=off", "full_page_writes=off")
 
 
-def home() -> Path:
+def find_postgres_programs() -> Path:
     """Where its programs are; skips the test where there are none."""
     found = shutil.which("initdb")
     homes = [*_HOMES] if found is None else [Path(found).resolve().parent, *_HOMES]
@@ -35,7 +35,7 @@ class PostgresServer:
     """It listens at a socket in the file system, and its ``url`` is the same when it is back."""
 
     def __init__(self) -> None:
-        self._home = home()
+        self._home = find_postgres_programs()
         self._folder = Path(tempfile.mkdtemp(prefix="pg-"))  # a socket's path must be short
         self._user: dict[str, Any] = {}
         if os.getuid() == 0:  # which it refuses

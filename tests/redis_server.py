@@ -20,12 +20,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.deploy.tools import LIBRARIES, tool
+from tests.deploy.tools import LIBRARIES, find_tool
 
 _PATIENCE = 10.0
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port of this machine that nobody has."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
@@ -71,7 +71,7 @@ class RedisServer:
         ]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [tool("redis-server"), *told, *self._more],
+                [find_tool("redis-server"), *told, *self._more],
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES)},

@@ -13,7 +13,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object
 
 
 @asynccontextmanager
-async def serving(
+async def run_server(
     answer: Answer,
     *,
     sock: socket.socket | None = None,

@@ -59,25 +59,25 @@ SHARED: Final = frozenset({"core", "chat"})
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def sources(*tops: str) -> list[Path]:
+def list_sources(*tops: str) -> list[Path]:
     return sorted(path for top in tops for path in (ROOT / top).rglob("*.py"))
 
 
-def every_source() -> list[Path]:
+def list_all_sources() -> list[Path]:
     tops = (top for top in ROOT.iterdir() if top.is_dir() and not top.name.startswith("."))
-    return sources(*(top.name for top in tops if top.name not in {"tests", "build", "dist"}))
+    return list_sources(*(top.name for top in tops if top.name not in {"tests", "build", "dist"}))
 
 
-def short(path: Path) -> str:
+def get_relative_path(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 @cache
-def tree(path: Path) -> ast.Module:
+def parse_module(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), filename=str(path))
 
 
-def report(violations: Sequence[str], remedy: str) -> None:
+def fail_on_violations(violations: Sequence[str], remedy: str) -> None:
     if violations:
         pytest.fail("\n  ".join([remedy, *violations]), pytrace=False)
 
@@ -85,14 +85,14 @@ def report(violations: Sequence[str], remedy: str) -> None:
 # ── sizes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+def iterate_functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
     for child in ast.iter_child_nodes(node):
         inner = prefix
         if isinstance(child, Function | ast.ClassDef):
             inner = f"{prefix}{child.name}."
         if isinstance(child, Function):
             yield prefix + child.name, child
-        yield from functions(child, inner)
+        yield from iterate_functions(child, inner)
 
 
 def count_parameters(function: Function, *, method: bool) -> int:
@@ -104,12 +104,12 @@ def count_parameters(function: Function, *, method: bool) -> int:
     return len(positional) + len(arguments.kwonlyargs) + len(rest)
 
 
-def sizes() -> Iterator[tuple[str, int, int]]:
+def measure_sizes() -> Iterator[tuple[str, int, int]]:
     """What was measured, its size, the largest size allowed."""
-    for path in every_source():
-        where = short(path)
+    for path in list_all_sources():
+        where = get_relative_path(path)
         yield f"{where}: lines", len(path.read_text("utf-8").splitlines()), FILE_LINES
-        for name, function in functions(tree(path)):
+        for name, function in iterate_functions(parse_module(path)):
             at = f"{where}:{function.lineno}: {name}"
             lines = (function.end_lineno or function.lineno) - function.lineno + 1
             yield f"{at}: lines", lines, FUNCTION_LINES
@@ -118,36 +118,38 @@ def sizes() -> Iterator[tuple[str, int, int]]:
 
 def test_files_and_functions_stay_small() -> None:
     violations = [
-        f"{what}: {size}; at most {largest}" for what, size, largest in sizes() if size > largest
+        f"{what}: {size}; at most {largest}"
+        for what, size, largest in measure_sizes()
+        if size > largest
     ]
-    report(violations, "Split it by subject:")
+    fail_on_violations(violations, "Split it by subject:")
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def contracts() -> list[dict[str, Any]]:
+def read_contracts() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
     return found
 
 
-def layer_names(contract: dict[str, Any]) -> set[str]:
+def get_layer_names(contract: dict[str, Any]) -> set[str]:
     return {name.strip("() ") for layer in contract["layers"] for name in re.split(r"[|:]", layer)}
 
 
 def test_every_package_of_the_gateway_is_in_a_layer() -> None:
     layers = set[str]()
-    for contract in contracts():
+    for contract in read_contracts():
         if contract["type"] == "layers" and "containers" not in contract:
-            layers |= layer_names(contract)
+            layers |= get_layer_names(contract)
     present = {
         f"gateway.{path.stem}"
         for path in (ROOT / "gateway").iterdir()
         if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file()
     }
     remedy = "Add it to the layers in pyproject.toml ([[tool.importlinter.contracts]], the first):"
-    report(sorted(present - layers), remedy)
-    report(
+    fail_on_violations(sorted(present - layers), remedy)
+    fail_on_violations(
         sorted(
             name
             for name in layers - present
@@ -161,50 +163,52 @@ def test_every_package_of_the_gateway_is_in_a_layer() -> None:
 def test_every_protocol_and_backend_is_in_the_contracts() -> None:
     """A protocol's folder may import the shared modules and no other protocol; so may a backend."""
     named = set[str]()
-    for contract in contracts():
+    for contract in read_contracts():
         named |= set(contract.get("modules", ())) | set(contract.get("forbidden_modules", ()))
     homes = {
-        f"{package}.{home(value)}"
+        f"{package}.{get_top_module(value)}"
         for package, name in REGISTRIES
-        for value in registry(package, name).values()
+        for value in load_registry(package, name).values()
     }
     remedy = "Name it beside the others in pyproject.toml's import contracts:"
-    report(sorted(homes - named), remedy)
+    fail_on_violations(sorted(homes - named), remedy)
 
 
-def test_the_gateway_package_imports_nothing() -> None:
+def test_gateway_package_imports_nothing() -> None:
     violations = [
         f"gateway/__init__.py:{node.lineno}"
-        for node in ast.walk(tree(ROOT / "gateway" / "__init__.py"))
+        for node in ast.walk(parse_module(ROOT / "gateway" / "__init__.py"))
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    report(violations, "Remove the import: importing one module of gateway must not load others:")
+    fail_on_violations(
+        violations, "Remove the import: importing one module of gateway must not load others:"
+    )
 
 
 # ── registries ───────────────────────────────────────────────────────────────────────────────────
 
 
-def registry(package: str, name: str) -> dict[str, Any]:
+def load_registry(package: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] = getattr(importlib.import_module(package), name)
     return found
 
 
-def module_of(value: object) -> str:
+def get_module_name(value: object) -> str:
     """The module of a registry's value: "module:name", a class, a function or an instance."""
     if isinstance(value, str):
         return value.partition(":")[0]
     return str(getattr(value, "__module__", type(value).__module__))
 
 
-def home(value: object) -> str:
+def get_top_module(value: object) -> str:
     """The module or package directly under protocols or backends that holds an entry."""
-    return module_of(value).split(".")[1]
+    return get_module_name(value).split(".")[1]
 
 
 @pytest.mark.parametrize(("package", "name"), REGISTRIES)
 def test_every_registry_entry_can_be_imported(package: str, name: str) -> None:
     violations = []
-    for key, value in registry(package, name).items():
+    for key, value in load_registry(package, name).items():
         if not isinstance(value, str):
             continue
         module, _, attribute = value.partition(":")
@@ -219,19 +223,19 @@ def test_every_registry_entry_can_be_imported(package: str, name: str) -> None:
             continue
         if not callable(target) and getattr(target, "name", None) is None:
             violations.append(f'"{key}": "{value}" is neither a class, a function nor an adapter')
-    report(violations, f"Correct the entry in {package}/__init__.py ({name}):")
+    fail_on_violations(violations, f"Correct the entry in {package}/__init__.py ({name}):")
 
 
-def methods(node: ast.ClassDef) -> set[str]:
+def get_methods(node: ast.ClassDef) -> set[str]:
     return {part.name for part in node.body if isinstance(part, Function)}
 
 
-def classes(path: Path) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+def iterate_classes(path: Path) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(parse_module(path)) if isinstance(node, ast.ClassDef))
 
 
-def interface(path: str, name: str) -> set[str]:
-    return next(methods(node) for node in classes(ROOT / path) if node.name == name)
+def get_interface_methods(path: str, name: str) -> set[str]:
+    return next(get_methods(node) for node in iterate_classes(ROOT / path) if node.name == name)
 
 
 @pytest.mark.parametrize(
@@ -244,28 +248,28 @@ def interface(path: str, name: str) -> set[str]:
 def test_every_protocol_and_backend_is_registered(
     package: str, name: str, path: str, interfaces: tuple[str, ...]
 ) -> None:
-    homes = {home(value) for value in registry(package, name).values()}
-    wanted = [interface(path, one) for one in interfaces]
+    homes = {get_top_module(value) for value in load_registry(package, name).values()}
+    wanted = [get_interface_methods(path, one) for one in interfaces]
     violations = []
-    for source in sources(package):
+    for source in list_sources(package):
         owner = source.relative_to(ROOT / package).parts[0].removesuffix(".py")
-        if owner in homes or short(source) == path:
+        if owner in homes or get_relative_path(source) == path:
             continue
         violations += [
-            f"{short(source)}:{node.lineno}: {node.name}"
-            for node in classes(source)
-            if any(methods(node) >= one for one in wanted) and owner not in SHARED
+            f"{get_relative_path(source)}:{node.lineno}: {node.name}"
+            for node in iterate_classes(source)
+            if any(get_methods(node) >= one for one in wanted) and owner not in SHARED
         ]
-    report(violations, f"Give it an entry in {name} ({package}/__init__.py):")
+    fail_on_violations(violations, f"Give it an entry in {name} ({package}/__init__.py):")
 
 
 # ── who may name a protocol or a backend ─────────────────────────────────────────────────────────
 
 
 @cache
-def literals(path: Path) -> Sequence[tuple[int, str]]:
+def list_string_literals(path: Path) -> Sequence[tuple[int, str]]:
     """Every string that a module uses. A string standing alone is documentation."""
-    module = tree(path)
+    module = parse_module(path)
     prose = {
         id(node.value)
         for node in ast.walk(module)
@@ -278,31 +282,33 @@ def literals(path: Path) -> Sequence[tuple[int, str]]:
     ]
 
 
-def mentions(package: str, name: str, tops: tuple[str, ...]) -> Iterator[tuple[str, str, int, str]]:
+def find_mentions(
+    package: str, name: str, tops: tuple[str, ...]
+) -> Iterator[tuple[str, str, int, str]]:
     """A protocol's name counts as a word of any literal; a backend's kind only as all of it."""
     entire = package == "backends"
-    for key, value in registry(package, name).items():
-        own = ROOT / package / home(value)
+    for key, value in load_registry(package, name).items():
+        own = ROOT / package / get_top_module(value)
         allowed = {own.with_suffix(".py"), ROOT / package / "__init__.py"}
         word = re.compile(rf"\A{key}\Z" if entire else rf"(?<!\w){key}(?!\w)", re.IGNORECASE)
-        for path in sources(*tops):
+        for path in list_sources(*tops):
             if path in allowed or own in path.parents:
                 continue
-            for line, text in literals(path):
+            for line, text in list_string_literals(path):
                 if word.search(text):
-                    yield short(path), key, line, text
+                    yield get_relative_path(path), key, line, text
 
 
-def all_mentions() -> list[tuple[str, str, int, str]]:
+def list_all_mentions() -> list[tuple[str, str, int, str]]:
     """Protocols are not searched for backends' kinds: there, ``echo`` is a parameter."""
-    protocols = mentions(*PROTOCOLS, PACKAGES)
-    return [*protocols, *mentions(*BACKENDS, ("gateway", "backends"))]
+    protocols = find_mentions(*PROTOCOLS, PACKAGES)
+    return [*protocols, *find_mentions(*BACKENDS, ("gateway", "backends"))]
 
 
 def test_no_module_names_a_protocol_or_a_backend() -> None:
     violations = [
         f"{where}:{line}: {text[:60]!r} names {key!r}"
-        for where, key, line, text in all_mentions()
+        for where, key, line, text in list_all_mentions()
         if (where, key) not in EXCUSED
     ]
     remedy = (
@@ -310,93 +316,95 @@ def test_no_module_names_a_protocol_or_a_backend() -> None:
         "an attribute, a profile), or move the text to its module; if the word means something "
         "else here, say so in EXCUSED above:"
     )
-    report(violations, remedy)
+    fail_on_violations(violations, remedy)
 
 
-def test_excuses_are_needed() -> None:
-    used = {(where, key) for where, key, _, _ in all_mentions()}
+def test_every_exception_is_needed() -> None:
+    used = {(where, key) for where, key, _, _ in list_all_mentions()}
     stale = [f"{where}: {key}" for where, key in sorted(EXCUSED.keys() - used)]
-    report(stale, "These excuses are no longer needed; delete them:")
+    fail_on_violations(stale, "These excuses are no longer needed; delete them:")
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def in_a_protocol_folder(path: Path) -> bool:
+def is_in_protocol_folder(path: Path) -> bool:
     parts = path.relative_to(ROOT).parts
     return parts[0] == "protocols" and len(parts) > 2 and parts[1] not in SHARED
 
 
-def test_a_class_name_means_one_thing() -> None:
+def test_class_names_are_unique() -> None:
     """The adapters' agreed names may repeat, from one protocol's folder to the next."""
     places = defaultdict[str, list[str]](list)
-    for path in sources(*PACKAGES):
-        if in_a_protocol_folder(path):
+    for path in list_sources(*PACKAGES):
+        if is_in_protocol_folder(path):
             continue
-        for node in classes(path):
+        for node in iterate_classes(path):
             if not node.name.startswith("_"):
-                places[node.name].append(f"{short(path)}:{node.lineno}")
+                places[node.name].append(f"{get_relative_path(path)}:{node.lineno}")
     violations = [f"{name}: {', '.join(where)}" for name, where in places.items() if where[1:]]
-    report(violations, "Two classes have one name; rename one of them:")
+    fail_on_violations(violations, "Two classes have one name; rename one of them:")
 
 
-def targets(node: ast.AST) -> list[ast.expr]:
+def get_assignment_targets(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.Assign):
         return node.targets
     return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
-def defined_names(path: Path) -> Iterator[tuple[int, str]]:
+def iterate_defined_names(path: Path) -> Iterator[tuple[int, str]]:
     """A module's own name and those of its classes, functions, methods and attributes.
 
     Attributes are what a class body assigns or annotates, and what is assigned to ``self``.
     Variables are free.
     """
     yield 1, path.parent.name if path.stem == "__init__" else path.stem
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(parse_module(path)):
         if isinstance(node, Function | ast.ClassDef):
             yield node.lineno, node.name
         if isinstance(node, ast.ClassDef):
-            for field in (one for part in node.body for one in targets(part)):
+            for field in (one for part in node.body for one in get_assignment_targets(part)):
                 if isinstance(field, ast.Name):
                     yield field.lineno, field.id
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.attr
 
 
-def test_no_name_is_forbidden() -> None:
+def test_no_forbidden_name_is_used() -> None:
     violations = [
-        f"{short(path)}:{line}: {name}"
-        for path in sources(*PACKAGES)
-        for line, name in defined_names(path)
+        f"{get_relative_path(path)}:{line}: {name}"
+        for path in list_sources(*PACKAGES)
+        for line, name in iterate_defined_names(path)
         if name.lstrip("_").lower() in FORBIDDEN
     ]
-    report(
+    fail_on_violations(
         violations, "Use the field's standard term (tests/forbidden_names.txt lists the others):"
     )
 
 
-def test_the_forbidden_names_are_single_words() -> None:
+def test_forbidden_names_are_single_words() -> None:
     assert len(FORBIDDEN) > 70
-    report(sorted(one for one in FORBIDDEN if not one.isidentifier()), "One name a line:")
+    fail_on_violations(
+        sorted(one for one in FORBIDDEN if not one.isidentifier()), "One name a line:"
+    )
 
 
 # ── packaging ────────────────────────────────────────────────────────────────────────────────────
 
 
-def folded(name: str) -> str:
+def normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins() -> list[str]:
+def read_pins() -> list[str]:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_constraints_are_plain_pins() -> None:
+def test_constraints_contain_only_exact_pins() -> None:
     plain = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+( ; .+)?")
-    report(
-        [line for line in pins() if not plain.fullmatch(line)],
+    fail_on_violations(
+        [line for line in read_pins() if not plain.fullmatch(line)],
         "Write name==version and nothing else, without a local part such as +cpu:",
     )
 
@@ -406,21 +414,23 @@ def test_every_dependency_is_pinned() -> None:
     wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     for extra in project["optional-dependencies"].values():
         wanted += extra
-    names = {folded(re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0]) for one in wanted}
-    pinned = {folded(line.partition("==")[0]) for line in pins()}
-    report(sorted(names - pinned), "Pin it in constraints.txt, with what it brings along:")
+    names = {normalize_name(re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0]) for one in wanted}
+    pinned = {normalize_name(line.partition("==")[0]) for line in read_pins()}
+    fail_on_violations(
+        sorted(names - pinned), "Pin it in constraints.txt, with what it brings along:"
+    )
 
 
 def test_readme_changelog_and_license_exist() -> None:
     pages = ("README.md", "CHANGELOG.md", "LICENSE")
-    report([page for page in pages if not (ROOT / page).is_file()], "Write it:")
+    fail_on_violations([page for page in pages if not (ROOT / page).is_file()], "Write it:")
     version = PROJECT["project"]["version"]
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     said = f"## [{version}]" in text or "## [Unreleased]" in text
     assert said, f"CHANGELOG.md: add a heading '## [Unreleased]' or '## [{version}]'"
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_version_is_the_same_in_all_files() -> None:
     version = PROJECT["project"]["version"]
     text = (ROOT / "gateway" / "__init__.py").read_text("utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)

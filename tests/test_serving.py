@@ -6,18 +6,18 @@ import socket
 
 import pytest
 
-from tests.serving import serving
+from tests.serving import run_server
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_who_connects_as_it_ends_is_not_left_to_the_collector(turns: int) -> None:
+def test_connection_during_shutdown_is_closed_without_a_resource_warning(turns: int) -> None:
     """So many turns of the loop before: each finds the connection further in."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
 
     async def connected() -> socket.socket:
-        async with serving(answer) as url:
+        async with run_server(answer) as url:
             client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
             for _ in range(turns):
                 await asyncio.sleep(0)

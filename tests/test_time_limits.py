@@ -43,7 +43,7 @@ def run_pytest(folder: Path, text: str, *before: str) -> "subprocess.CompletedPr
     )
 
 
-def test_a_test_that_swallows_its_limit_is_ended(tmp_path: Path) -> None:
+def test_test_that_ignores_its_timeout_is_killed(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, ENDLESS)
     assert ran.returncode == 1
     assert "test_it.py" in ran.stderr

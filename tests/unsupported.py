@@ -7,7 +7,7 @@ from protocols.core.loss import find_unsupported_parameters
 from protocols.core.request import Request
 
 
-def wishes(request: Request) -> Mapping[str, Any]:
+def list_requested_parameters(request: Request) -> Mapping[str, Any]:
     """All that a worker that carries nothing would lose, by path."""
     lost = find_unsupported_parameters(request, {}, {}, extra=True)
     return {one.path: request.set_fields[one.path] for one in lost}

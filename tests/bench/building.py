@@ -12,7 +12,7 @@ CACHE: Final = HERE.parent.parent / ".bench"
 """What is built and installed for the benchmark."""
 
 
-def built(name: str, folder: Path = CACHE) -> Path:
+def build_program(name: str, folder: Path = CACHE) -> Path:
     """``worker`` or ``load``, ready to run; made anew when its source changes.
 
     Raises RuntimeError where it can't be made, saying why.

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from tests.bench import responses
-from tests.bench.building import built
+from tests.bench.building import build_program
 
 TOKENS: Final = 100
 """Of each stream."""
@@ -134,7 +134,7 @@ class Outcome(Struct, frozen=True):
     token: Spread | None
 
 
-class Told(Struct, frozen=True):
+class WorkerStats(Struct, frozen=True):
     """What the worker has seen."""
 
     requests: int
@@ -150,7 +150,7 @@ class Worker:
             file.write(responses.encode())
             file.flush()
             numbers = [str(TOKENS), str(seconds)]
-            command = [*pinned(core), str(built("worker")), *numbers, file.name]
+            command = [*pin_to_core(core), str(build_program("worker")), *numbers, file.name]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert self.process.stdout is not None
             self.port = int(self.process.stdout.readline())
@@ -159,10 +159,10 @@ class Worker:
         """How tokens come from now on."""
         httpx.get(f"http://127.0.0.1:{self.port}/_pace/{microseconds}", trust_env=False)
 
-    def told(self) -> Told:
+    def told(self) -> WorkerStats:
         """What it has seen so far."""
         answer = httpx.get(f"http://127.0.0.1:{self.port}/_told", trust_env=False)
-        return msgspec.json.decode(answer.content, type=Told)
+        return msgspec.json.decode(answer.content, type=WorkerStats)
 
     def close(self) -> None:
         """End it."""
@@ -170,7 +170,7 @@ class Worker:
         self.process.communicate()
 
 
-class Asked(Struct, frozen=True):
+class LoadTarget(Struct, frozen=True):
     """Where requests go, and the file that holds them; ``end`` is what a stream must end with."""
 
     port: int
@@ -178,7 +178,7 @@ class Asked(Struct, frozen=True):
     end: str = ""
 
 
-def command(load: Load, asked: Asked, core: int | None = None) -> list[str]:
+def command(load: Load, asked: LoadTarget, core: int | None = None) -> list[str]:
     """What puts the load on a gateway."""
     told: dict[str, object] = {
         "clients": load.clients,
@@ -189,22 +189,24 @@ def command(load: Load, asked: Asked, core: int | None = None) -> list[str]:
         "end": asked.end if load.form == "stream" else "",
     }
     return [
-        *pinned(core),
-        str(built("load")),
+        *pin_to_core(core),
+        str(build_program("load")),
         str(asked.port),
         str(asked.requests),
         *[f"{name}={value}" for name, value in told.items()],
     ]
 
 
-def put(load: Load, asked: Asked, core: int | None = None, *, grace: float = 10.0) -> Outcome:
+def run_load(
+    load: Load, asked: LoadTarget, core: int | None = None, *, grace: float = 10.0
+) -> Outcome:
     """Put the load on a gateway, and wait for its end: ``grace`` seconds for the last answers."""
     more = f"grace={grace}"
     ended = subprocess.run([*command(load, asked, core), more], capture_output=True, check=True)
     return msgspec.json.decode(ended.stdout, type=Outcome)
 
 
-def pinned(core: int | None) -> list[str]:
+def pin_to_core(core: int | None) -> list[str]:
     """What a command begins with that is to run on one core."""
     taskset = shutil.which("taskset")
     return [] if core is None or taskset is None else [taskset, "-c", str(core)]

@@ -23,7 +23,7 @@ from tests.bench.targets import (
     Gateway,
     Seat,
     Start,
-    always,
+    make_constant,
 )
 from tests.bench.traffic import KEYS, MODELS
 
@@ -123,7 +123,7 @@ def at_revision(revision: str) -> Iterator[Gateway]:
             yield Gateway(
                 name=f"revision {revision}",
                 start=partial(start, tree=tree),
-                version=always(f"{revision}, with the same Python and libraries"),
+                version=make_constant(f"{revision}, with the same Python and libraries"),
                 ways=OURS.ways,
             )
         finally:
@@ -142,31 +142,33 @@ _LIBRARIES: Final = ", ".join(
 OURS: Final = Gateway(
     name="interlingua",
     start=start,
-    version=always(f"{version('interlingua')} (Python {platform.python_version()}, {_LIBRARIES})"),
+    version=make_constant(
+        f"{version('interlingua')} (Python {platform.python_version()}, {_LIBRARIES})"
+    ),
     ways=(OPENAI, TO_TRITON, FROM_TRITON),
 )
 REFERENCE: Final = Gateway(
     name="interlingua, reference front",
     start=partial(start, aiohttp=True),
-    version=always(f"aiohttp {version('aiohttp')} in the place of our own listener"),
+    version=make_constant(f"aiohttp {version('aiohttp')} in the place of our own listener"),
     ways=(OPENAI,),
 )
 TWO: Final = Gateway(
     name="interlingua, two processes",
     start=partial(start, processes=2),
-    version=always("--processes 2; here they share a core"),
+    version=make_constant("--processes 2; here they share a core"),
     ways=(OPENAI,),
 )
 ECHO: Final = Gateway(
     name="bare protocol",
     start=echo,
-    version=always(f"uvloop {version('uvloop')}, no parser, no worker"),
+    version=make_constant(f"uvloop {version('uvloop')}, no parser, no worker"),
     ways=(OPENAI,),
     forms=frozenset({"whole"}),
 )
 DIRECT: Final = Gateway(
     name="no gateway",
     start=None,
-    version=always("the worker's own share"),
+    version=make_constant("the worker's own share"),
     ways=(OPENAI,),
 )

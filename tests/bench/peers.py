@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from tests.bench.building import CACHE
-from tests.bench.targets import KEY, OPENAI, Gateway, Seat, Start, said
+from tests.bench.targets import KEY, OPENAI, Gateway, Seat, Start, read_version
 from tests.bench.traffic import MODELS
 
 _NGINX: Final = """
@@ -215,7 +215,7 @@ def _litellm(seat: Seat) -> Start:
 NGINX: Final = Gateway(
     name="nginx",
     start=_nginx,
-    version=lambda: said(r"nginx/(\S+)", "nginx", "-v"),
+    version=lambda: read_version(r"nginx/(\S+)", "nginx", "-v"),
     get="the system's package nginx",
     ways=(OPENAI,),
 )
@@ -224,7 +224,7 @@ PEERS: Final = (
     Gateway(
         name="haproxy",
         start=_haproxy,
-        version=lambda: said(r"version (\S+?)-", "haproxy", "-v"),
+        version=lambda: read_version(r"version (\S+?)-", "haproxy", "-v"),
         get="the system's package haproxy",
         ways=(OPENAI,),
     ),

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Final
 
 from tests.bench.ours import OURS
-from tests.bench.results import Began, Results, Sample, shown, spread
+from tests.bench.results import Results, Sample, StartMeasurement, compute_spread, format_number
 
 MARK: Final = "<!-- results: everything below is made by python -m tests.bench table -->"
 _WORSE: Final = 1.10
@@ -140,7 +140,7 @@ def _p99(sample: Sample) -> float:
 
 
 def _median(results: Results, key: tuple[str, str, str], of: Callable[[Sample], float]) -> str:
-    return shown(median(of(sample) for sample in results.samples if sample.key == key))
+    return format_number(median(of(sample) for sample in results.samples if sample.key == key))
 
 
 def _memory(results: Results) -> str:
@@ -150,32 +150,34 @@ def _memory(results: Results) -> str:
         row = [
             name,
             *(
-                str(spread([*values]))
+                str(compute_spread([*values]))
                 for values in ([one.memory for one in mine], [one.after for one in mine])
             ),
         ]
         row.append(next((_streams(one) for one in mine if one.streams is not None), "-"))
         if not results.noisy:
-            row.append(str(spread([one.seconds for one in mine])))
+            row.append(str(compute_spread([one.seconds for one in mine])))
         rows.append(row)
     head = ["gateway", "MB at first", "MB after all loads", "MB for 1,000 open streams"]
     head += [] if results.noisy else ["seconds to the first answer"]
     return "### Memory\n\n" + _table(head, rows)
 
 
-def _streams(began: Began) -> str:
+def _streams(began: StartMeasurement) -> str:
     failed = f" ({began.streams_failed} failed)" if began.streams_failed else ""
-    return shown(began.streams or 0.0) + failed
+    return format_number(began.streams or 0.0) + failed
 
 
 def _steps(results: Results) -> str:
     if not results.steps:
         return ""
     if not results.noisy:
-        rows = [[one.name, str(spread([one.least, one.cpu, one.most]))] for one in results.steps]
+        rows = [
+            [one.name, str(compute_spread([one.least, one.cpu, one.most]))] for one in results.steps
+        ]
         return "### Single steps\n\n" + _table(("step", "µs of CPU"), rows)
     unit = results.steps[0]
-    rows = [[one.name, shown(one.least / unit.least)] for one in results.steps]
+    rows = [[one.name, format_number(one.least / unit.least)] for one in results.steps]
     return "### Single steps\n\n" + _table(("step", f"beside “{unit.name}”"), rows)
 
 

@@ -43,7 +43,7 @@ class Sample(Struct, frozen=True):
         return self.gateway, self.way, self.load
 
 
-class Began(Struct, frozen=True):
+class StartMeasurement(Struct, frozen=True):
     """A start: ``seconds`` until the first answer, and what is then in memory, in MB.
 
     ``memory`` is taken again at the end of the round, when nothing is asked any more. ``streams``
@@ -76,7 +76,9 @@ class Spread(Struct, frozen=True):
     most: float
 
     def __str__(self) -> str:
-        return f"{shown(self.median)} ({shown(self.least)}-{shown(self.most)})"
+        return (
+            f"{format_number(self.median)} ({format_number(self.least)}-{format_number(self.most)})"
+        )
 
 
 class Results(Struct, frozen=True):
@@ -91,7 +93,7 @@ class Results(Struct, frozen=True):
     missing: dict[str, str]
     """Why a gateway was not measured."""
     samples: list[Sample]
-    starts: list[Began]
+    starts: list[StartMeasurement]
     steps: list[Step]
     against: str = ""
     """The gateway that ours is compared with."""
@@ -111,16 +113,18 @@ class Results(Struct, frozen=True):
 
     def ratio(self, key: tuple[str, str, str]) -> Spread | None:
         """To the baseline, over all rounds; None where that has no such load."""
-        return spread([one.ratio for one in self._of(key) if one.ratio is not None])
+        return compute_spread([one.ratio for one in self._of(key) if one.ratio is not None])
 
     def ratio_to(self, other: str, key: tuple[str, str, str]) -> Spread | None:
         """The CPU beside that of another gateway in the same round, over all rounds."""
         cpus = {one.round: one.cpu for one in self._of((other, *key[1:]))}
-        return spread([one.cpu / cpus[one.round] for one in self._of(key) if cpus.get(one.round)])
+        return compute_spread(
+            [one.cpu / cpus[one.round] for one in self._of(key) if cpus.get(one.round)]
+        )
 
     def cpu(self, key: tuple[str, str, str]) -> Spread | None:
         """Over all rounds, in microseconds."""
-        return spread([one.cpu for one in self._of(key)])
+        return compute_spread([one.cpu for one in self._of(key)])
 
     def errors(self, key: tuple[str, str, str]) -> int:
         """In all rounds together."""
@@ -130,12 +134,12 @@ class Results(Struct, frozen=True):
         return (sample for sample in self.samples if sample.key == key)
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def compute_spread(values: Sequence[float]) -> Spread | None:
     """None of nothing."""
     return Spread(median(values), min(values), max(values)) if values else None
 
 
-def shown(value: float) -> str:
+def format_number(value: float) -> str:
     """With as many digits as mean something."""
     if value >= 100:
         return f"{value:,.0f}"

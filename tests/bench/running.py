@@ -27,8 +27,8 @@ from msgspec import Struct
 
 from tests.bench import process
 from tests.bench.building import CACHE
-from tests.bench.loads import OPEN, Asked, Load, Outcome, Worker, command, put
-from tests.bench.results import MOVED, Began, Results, Sample
+from tests.bench.loads import OPEN, Load, LoadTarget, Outcome, Worker, command, run_load
+from tests.bench.results import MOVED, Results, Sample, StartMeasurement
 from tests.bench.targets import Gateway, Seat, Start, Way
 from tests.bench.traffic import KEYS, Request, encode_all
 
@@ -70,7 +70,7 @@ class Running(Struct, frozen=True):
 
     gateway: Gateway
     pid: int
-    asked: Callable[[Way, Load], Asked]
+    asked: Callable[[Way, Load], LoadTarget]
 
 
 class Failed(Exception):
@@ -78,7 +78,7 @@ class Failed(Exception):
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def lock_machine() -> Iterator[None]:
     """One run at a time on this machine. Raises BlockingIOError while there is another."""
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -88,7 +88,7 @@ def alone() -> Iterator[None]:
 
 def run(plan: Plan, say: Say) -> Results:
     """Carry the plan out. Raises BlockingIOError while another run goes on."""
-    with alone(), tempfile.TemporaryDirectory(prefix="bench-") as folder:
+    with lock_machine(), tempfile.TemporaryDirectory(prefix="bench-") as folder:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
         others = process.busy(_WATCHED)
@@ -127,7 +127,7 @@ class _Round:
         self.versions: dict[str, str] = {}
         self.missing: dict[str, str] = {}
         self.samples: list[Sample] = []
-        self.starts: list[Began] = []
+        self.starts: list[StartMeasurement] = []
 
     def all(self, worker: Worker) -> None:
         """Round by round, as long as there is time."""
@@ -163,7 +163,7 @@ class _Round:
                 continue
             running.append(one)
             memory = process.memory(one.pid)
-            self.starts.append(Began(gateway.name, number, seconds, memory, memory))
+            self.starts.append(StartMeasurement(gateway.name, number, seconds, memory, memory))
         return running
 
     def _one(self, gateway: Gateway, worker: Worker, stack: ExitStack) -> tuple[Running, float]:
@@ -179,12 +179,12 @@ class _Round:
         headers = gateway.headers(seat)
         shared = not headers and gateway.keys == len(KEYS)
 
-        def asked(way: Way, load: Load) -> Asked:
+        def asked(way: Way, load: Load) -> LoadTarget:
             name = f"{way.name}-{load.form}-{load.size if load.repeated else 'varied'}.requests"
             file = (self._folder if shared else folder) / name
             if not file.exists():
                 file.write_bytes(encode_all(way.requests(load, gateway.keys), headers))
-            return Asked(seat.port, file, way.end)
+            return LoadTarget(seat.port, file, way.end)
 
         one = Running(gateway, process_.pid, asked)
         seconds = []
@@ -223,7 +223,7 @@ class _Round:
         worker.pace(0)
         for load in _WARM:
             if load.form in one.gateway.forms:
-                found = put(load, one.asked(way, load), self.beside)
+                found = run_load(load, one.asked(way, load), self.beside)
                 if found.errors:
                     raise Failed(f"{way.name}, {load.form}: {found.why}")
 
@@ -297,7 +297,7 @@ class _Round:
     def _cpu(self, load: Load, one: Running, way: Way) -> tuple[float, Outcome]:
         """What a load costs the gateway, in microseconds for each of its units."""
         before = process.cpu(one.pid)
-        outcome = put(load, one.asked(way, load), self.beside)
+        outcome = run_load(load, one.asked(way, load), self.beside)
         used = process.cpu(one.pid) - before
         units = outcome.tokens if load.unit == "token" else outcome.completed
         return used / 1000 / max(units, 1), outcome
@@ -314,7 +314,7 @@ class _Round:
                 told = self._opened(told, found[0], worker)
             self.starts[place] = told
 
-    def _opened(self, began: Began, one: Running, worker: Worker) -> Began:
+    def _opened(self, began: StartMeasurement, one: Running, worker: Worker) -> StartMeasurement:
         worker.pace(OPEN.pace)
         asked = one.asked(one.gateway.ways[0], OPEN)
         opening = [*command(OPEN, asked, self.beside), "grace=30"]

@@ -147,7 +147,7 @@ FROM_TRITON: Final = Way(
 )
 
 
-def said(pattern: str, *command: str) -> str | None:
+def read_version(pattern: str, *command: str) -> str | None:
     """What a command says of its version; None where it is not here."""
     program = shutil.which(command[0])
     if program is None:
@@ -157,6 +157,6 @@ def said(pattern: str, *command: str) -> str | None:
     return found[1] if found else "?"
 
 
-def always(version: str) -> Callable[[], str]:
+def make_constant(version: str) -> Callable[[], str]:
     """For what is always here."""
     return lambda: version

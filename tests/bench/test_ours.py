@@ -24,7 +24,7 @@ def seat(tmp_path: Path) -> Seat:
         ("protocols/core", ("protocols", "protocol", "http_server", "aiohttp")),
     ],
 )
-def test_a_configuration_has_the_words_of_its_revision(
+def test_benchmark_configuration_uses_the_keys_of_its_revision(
     tmp_path: Path, seat: Seat, folder: str, words: tuple[str, str, str, str]
 ) -> None:
     protocols, protocol, server, aiohttp = words
@@ -45,22 +45,22 @@ def test_a_configuration_has_the_words_of_its_revision(
     assert server not in listener
 
 
-def git(folder: Path, *words: str) -> str:
+def run_git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     command = ["git", "-C", str(folder), *identity, *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_another_revision_has_a_tree_of_its_own(
+def test_compared_revision_runs_from_its_own_worktree(
     tmp_path: Path, seat: Seat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "root"
     (root / "protocols" / "core").mkdir(parents=True)
     file = root / "protocols" / "core" / "file"
     file.write_text("old")
-    git(tmp_path, "init", "--quiet", str(root))
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "-m", "first")
+    run_git(tmp_path, "init", "--quiet", str(root))
+    run_git(root, "add", ".")
+    run_git(root, "commit", "--quiet", "-m", "first")
     file.write_text("new")
     monkeypatch.setattr(ours, "ROOT", root)
 
@@ -72,7 +72,7 @@ def test_another_revision_has_a_tree_of_its_own(
         assert (tree / "protocols" / "core" / "file").read_text() == "old"
         assert ours.keywords(tree) == Keywords()
     assert not tree.exists()
-    assert len(git(root, "worktree", "list").splitlines()) == 1
+    assert len(run_git(root, "worktree", "list").splitlines()) == 1
 
     with pytest.raises(RuntimeError, match="--against nothing: "), ours.at_revision("nothing"):
         pass

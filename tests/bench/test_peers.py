@@ -11,11 +11,13 @@ import pytest
 from tests.bench import peers
 from tests.bench.loads import Load
 from tests.bench.ours import ECHO, OURS, REFERENCE
-from tests.bench.targets import FROM_TRITON, OPENAI, Gateway, Seat, said
+from tests.bench.targets import FROM_TRITON, OPENAI, Gateway, Seat, read_version
 
 
 @pytest.mark.parametrize("gateway", [*peers.PEERS, OURS, REFERENCE], ids=lambda one: str(one.name))
-def test_each_is_told_where_to_listen_and_who_answers(gateway: Gateway, tmp_path: Path) -> None:
+def test_each_gateway_is_configured_with_its_port_and_upstream(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     seat = Seat(43210, 54321, tmp_path, 43211)
     assert gateway.start is not None
     start = gateway.start(seat)
@@ -27,12 +29,12 @@ def test_each_is_told_where_to_listen_and_who_answers(gateway: Gateway, tmp_path
     assert gateway.ways
 
 
-def test_the_bare_protocol_asks_nobody(tmp_path: Path) -> None:
+def test_bare_protocol_server_has_no_upstream(tmp_path: Path) -> None:
     assert ECHO.start is not None
     assert ECHO.start(Seat(43210, 54321, tmp_path, 1)).command[-1] == "43210"
 
 
-def test_one_that_is_not_there_has_no_version(
+def test_peer_version_is_none_if_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "CACHE", tmp_path)
@@ -51,10 +53,10 @@ def test_one_that_is_not_there_has_no_version(
     assert found["portkey"] == "1.15.2"
     assert found["nginx"] == "9.9"
     assert found["haproxy"] is None
-    assert said("no (such) thing", "nginx") == "?"
+    assert read_version("no (such) thing", "nginx") == "?"
 
 
-def test_exactly_the_pinned_versions_are_installed(
+def test_pinned_peer_versions_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Sequence[str]] = []
@@ -84,6 +86,6 @@ def test_exactly_the_pinned_versions_are_installed(
 
 @pytest.mark.parametrize("size", [650, 40_000, 1_000_000])
 @pytest.mark.parametrize("way", [OPENAI, FROM_TRITON], ids=lambda one: str(one.name))
-def test_bodies_are_about_as_large_as_they_are_to_be(way: Any, size: int) -> None:
+def test_request_bodies_have_about_the_configured_size(way: Any, size: int) -> None:
     body = msgspec.json.encode(way.body("mock", Load(name="any", size=size)))
     assert size * 0.8 < len(body) < size * 1.2

@@ -15,27 +15,27 @@ LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
     monkeypatch.setattr(running, "CACHE", tmp_path)
     monkeypatch.setattr(running, "_WATCHED", 0.01)
 
 
-def test_it_sees_the_functions_of_a_request_and_not_what_runs_them() -> None:
+def test_profile_contains_request_functions_but_no_runner() -> None:
     seen = {entry for stack, _ in profiles.profiled(LOAD, OPENAI) for entry in stack}
 
     assert any(entry.endswith(":RequestHandler.handle") for entry in seen)
     assert not any("gateway/cli/__init__.py" in entry or ":Runner.run" in entry for entry in seen)
 
 
-def test_a_load_that_fails_has_none() -> None:
+def test_failed_load_has_no_profile() -> None:
     request = repeated_request(OPENAI.path("whole"), OPENAI.body("no-such-model", LOAD))
     way = replace(OPENAI, varied=lambda form, keys: [request])
     with pytest.raises(RuntimeError, match="no profile: does not run here"):
         profiles.profiled(LOAD, way)
 
 
-def test_shares_are_of_all_that_was_seen() -> None:
+def test_profile_shares_are_relative_to_all_samples() -> None:
     serve, send = (
         f"{ROOT}/gateway/pipeline/handler.py:RequestHandler.handle",
         f"{ROOT}/backends/aio.py:send",

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.bench.building import built
-from tests.bench.loads import TOKENS, Asked, Load, Outcome, Worker, put
+from tests.bench.building import build_program
+from tests.bench.loads import TOKENS, Load, LoadTarget, Outcome, Worker, run_load
 from tests.bench.traffic import Request, encode_all
-from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, whole
+from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, make_reply
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/v2/models/m/generate"
 ONCE = Load(name="once", clients=2, count=4, seconds=5.0)
@@ -26,15 +26,17 @@ def worker() -> Iterator[Worker]:
     one.close()
 
 
-def asked(port: int, folder: Path, path: str, *, end: str = "", body: str = "{}") -> Asked:
+def make_target(
+    port: int, folder: Path, path: str, *, end: str = "", body: str = "{}"
+) -> LoadTarget:
     file = folder / "requests"
     file.write_bytes(encode_all([Request(path, [], body.encode())], ["Authorization: Bearer k"]))
-    return Asked(port, file, end)
+    return LoadTarget(port, file, end)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
-def test_whole_answers_are_right(worker: Worker, tmp_path: Path, path: str) -> None:
-    found = put(ONCE, asked(worker.port, tmp_path, path))
+def test_unary_responses_are_counted_as_correct(worker: Worker, tmp_path: Path, path: str) -> None:
+    found = run_load(ONCE, make_target(worker.port, tmp_path, path))
     assert (found.completed, found.errors, found.tokens, found.connections) == (4, 0, 4, 2)
     assert found.latency is not None
     assert found.latency.p50 <= found.latency.max
@@ -44,7 +46,7 @@ def test_whole_answers_are_right(worker: Worker, tmp_path: Path, path: str) -> N
 
 @pytest.mark.parametrize(("path", "begins"), [(CHAT, "chat.completion"), (TEXT, "text_completion")])
 @pytest.mark.parametrize("stream", [False, True])
-def test_it_answers_as_it_was_asked(
+def test_worker_response_format_matches_the_request(
     worker: Worker, path: str, begins: str, *, stream: bool
 ) -> None:
     url = f"http://127.0.0.1:{worker.port}{path}"
@@ -62,9 +64,13 @@ def test_it_answers_as_it_was_asked(
 @pytest.mark.parametrize(
     ("path", "end"), [(CHAT, "data: [DONE]"), (TEXT, "data: [DONE]"), (f"{GENERATE}_stream", "")]
 )
-def test_streams_are_right(worker: Worker, tmp_path: Path, path: str, end: str, pace: int) -> None:
+def test_streams_are_counted_as_correct(
+    worker: Worker, tmp_path: Path, path: str, end: str, pace: int
+) -> None:
     worker.pace(pace)
-    found = put(STREAM, asked(worker.port, tmp_path, path, end=end, body='{"stream": true}'))
+    found = run_load(
+        STREAM, make_target(worker.port, tmp_path, path, end=end, body='{"stream": true}')
+    )
     assert (found.completed, found.errors, found.tokens) == (4, 0, 4 * TOKENS)
     assert found.token is not None
     assert found.first_token is not None
@@ -73,50 +79,50 @@ def test_streams_are_right(worker: Worker, tmp_path: Path, path: str, end: str, 
 
 
 @pytest.mark.parametrize(("rate", "waited"), [(0, False), (1000, True)])
-def test_in_an_open_loop_waiting_counts(
+def test_open_loop_latency_includes_the_wait(
     worker: Worker, tmp_path: Path, rate: int, *, waited: bool
 ) -> None:
     """One client, and five requests that are due at once: the last waits for all the others."""
     worker.pace(500)
     load = Load(name="open", form="stream", clients=1, rate=rate, count=5, seconds=9.0)
-    found = put(load, asked(worker.port, tmp_path, CHAT, body='{"stream": true}'))
+    found = run_load(load, make_target(worker.port, tmp_path, CHAT, body='{"stream": true}'))
     assert (found.completed, found.errors, found.connections) == (5, 0, 1)
     assert found.latency is not None
     assert (found.latency.max > found.seconds * 1e6 / 2) == waited
 
 
-def test_large_bodies_arrive(worker: Worker, tmp_path: Path) -> None:
-    found = put(ONCE, asked(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
+def test_large_request_bodies_are_accepted(worker: Worker, tmp_path: Path) -> None:
+    found = run_load(ONCE, make_target(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
     assert (found.completed, found.errors) == (4, 0)
 
 
-async def test_each_request_is_sent_in_its_turn(tmp_path: Path) -> None:
+async def test_requests_are_sent_round_robin(tmp_path: Path) -> None:
     """Two clients and five requests: each is sent once before the first is sent again."""
     file = tmp_path / "requests"
     paths = [f"/{number}" for number in range(5)]
     file.write_bytes(encode_all([Request(path, ["X-Id: 1"], b"{}") for path in paths]))
-    async with ScriptedWorker([whole(tokens(0))]) as worker:
+    async with ScriptedWorker([make_reply(make_tokens(0))]) as worker:
         port = int(worker.url.rpartition(":")[2])
         load = Load(name="turns", clients=2, count=10, seconds=5.0)
-        found = await asyncio.to_thread(put, load, Asked(port, file))
+        found = await asyncio.to_thread(run_load, load, LoadTarget(port, file))
     assert (found.completed, found.errors) == (10, 0)
     assert sorted(request.path for request in worker.requests) == sorted(paths * 2)
 
 
-def test_a_damaged_file_of_requests_is_refused(worker: Worker, tmp_path: Path) -> None:
+def test_malformed_request_file_is_rejected(worker: Worker, tmp_path: Path) -> None:
     file = tmp_path / "requests"
     for content in (b"", b"100\nPOST / HTTP/1.1\r\n\r\n", b"POST"):
         file.write_bytes(content)
         with pytest.raises(subprocess.CalledProcessError):
-            put(ONCE, Asked(worker.port, file))
+            run_load(ONCE, LoadTarget(worker.port, file))
 
 
-def tokens(*numbers: int) -> bytes:
+def make_tokens(*numbers: int) -> bytes:
     return b"".join(b" @%03d%014d" % (number, 1) for number in numbers)
 
 
-EVERY = tokens(*range(TOKENS))
-ONE = len(tokens(0))
+EVERY = make_tokens(*range(TOKENS))
+ONE = len(make_tokens(0))
 WRONG = "a token is lost, doubled or out of its place"
 FEW = "there are too few tokens"
 BROKE = "the answer broke off"
@@ -127,54 +133,56 @@ BROKE = "the answer broke off"
     [
         ([chunked(EVERY, b"[DONE]")], ""),
         ([chunked(EVERY[:700], EVERY[700:], b"[DONE]")], ""),
-        ([whole(EVERY + b"[DONE]")], ""),
+        ([make_reply(EVERY + b"[DONE]")], ""),
         ([chunked(EVERY)], "it has no end"),
         ([chunked(EVERY[:-ONE], b"[DONE]")], FEW),
         ([chunked(EVERY, EVERY[-ONE:], b"[DONE]")], WRONG),
         ([chunked(EVERY[: 10 * ONE], EVERY[11 * ONE :], b"[DONE]")], WRONG),
         ([chunked(EVERY[: 2 * ONE], EVERY[ONE:], b"[DONE]")], WRONG),
-        ([chunked(tokens(1, 0, *range(2, TOKENS)), b"[DONE]")], WRONG),
-        ([whole(EVERY + b"[DONE]", "500 Oops")], "the status is not 200"),
+        ([chunked(make_tokens(1, 0, *range(2, TOKENS)), b"[DONE]")], WRONG),
+        ([make_reply(EVERY + b"[DONE]", "500 Oops")], "the status is not 200"),
         ([chunked(EVERY, b"[DONE]").removesuffix(END), b""], "time is up"),
-        ([whole(EVERY + b"[DONE]")[:-9], b""], "time is up"),
+        ([make_reply(EVERY + b"[DONE]")[:-9], b""], "time is up"),
         ([b"HTTP/1.1 200 OK\r\n\r\n" + EVERY], "time is up"),
         ([b"x" * 20_000], BROKE),
     ],
 )
-async def test_what_is_wrong_is_found(tmp_path: Path, reply: Reply, why: str) -> None:
+async def test_incorrect_response_is_counted_as_an_error(
+    tmp_path: Path, reply: Reply, why: str
+) -> None:
     async with ScriptedWorker(reply) as worker:
         port = int(worker.url.rpartition(":")[2])
-        found = await asked_once(asked(port, tmp_path, "/", end="[DONE]"))
+        found = await send_once(make_target(port, tmp_path, "/", end="[DONE]"))
     assert (found.why, found.errors) == (why, int(bool(why)))
 
 
-async def test_what_is_cut_is_found(tmp_path: Path) -> None:
+async def test_truncated_response_is_counted_as_an_error(tmp_path: Path) -> None:
     async with ScriptedWorker([chunked(EVERY).removesuffix(END), CLOSE]) as worker:
         port = int(worker.url.rpartition(":")[2])
-        found = await asked_once(asked(port, tmp_path, "/"))
+        found = await send_once(make_target(port, tmp_path, "/"))
     assert (found.why, found.errors) == (BROKE, 1)
 
 
-async def asked_once(one: Asked) -> Outcome:
+async def send_once(one: LoadTarget) -> Outcome:
     load = Load(name="one", form="stream", clients=1, count=1, seconds=0.3)
-    return await asyncio.to_thread(put, load, one, grace=0.3)
+    return await asyncio.to_thread(run_load, load, one, grace=0.3)
 
 
-def test_a_program_is_built_once_and_anew_when_its_source_changes(
+def test_program_is_rebuilt_only_if_its_source_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.bench.building.HERE", tmp_path)
     source = tmp_path / "small.c"
     source.write_text("int main(void) { return 0; }")
-    first = built("small", tmp_path)
+    first = build_program("small", tmp_path)
     made = first.stat().st_mtime_ns
-    assert built("small", tmp_path) == first
+    assert build_program("small", tmp_path) == first
     assert first.stat().st_mtime_ns == made
     source.write_text("int main(void) { return 1; }")
-    assert built("small", tmp_path) != first
+    assert build_program("small", tmp_path) != first
     source.write_text("int main(void) { return")
     with pytest.raises(RuntimeError, match=r"small\.c can't be compiled"):
-        built("small", tmp_path)
+        build_program("small", tmp_path)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="no C compiler"):
-        built("small", tmp_path)
+        build_program("small", tmp_path)

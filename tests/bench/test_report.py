@@ -14,7 +14,7 @@ from tests.bench.__main__ import main
 from tests.bench.loads import Outcome
 from tests.bench.loads import Spread as Times
 from tests.bench.ours import ECHO
-from tests.bench.results import Began, Results, Sample, Step, read, shown
+from tests.bench.results import Results, Sample, StartMeasurement, Step, format_number, read
 from tests.bench.targets import Gateway
 
 TIMES = Times(100.0, 150.0, 200.0, 250.0)
@@ -22,15 +22,15 @@ OURS = ("interlingua", "interlingua, reference front")
 GOOD = Outcome(1000, 0, "", 1000, 32, 2.0, TIMES, None, None, TIMES)
 
 
-def sample(gateway: str, cpu: float, *, round_: int = 1, load: str = "whole") -> Sample:
+def make_sample(gateway: str, cpu: float, *, round_: int = 1, load: str = "whole") -> Sample:
     unit = "token" if load == "paced" else "request"
     return Sample(gateway, "OpenAI to OpenAI", load, unit, round_, cpu, 20.0, True, GOOD)
 
 
-def results(*cpus: float, others: float = 0.01) -> Results:
+def make_results(*cpus: float, others: float = 0.01) -> Results:
     """Of a gateway that took so much, in one round each."""
-    samples = [sample("nginx", 20.0)]
-    samples += [sample("interlingua", cpu, round_=n) for n, cpu in enumerate(cpus, 1)]
+    samples = [make_sample("nginx", 20.0)]
+    samples += [make_sample("interlingua", cpu, round_=n) for n, cpu in enumerate(cpus, 1)]
     return Results(
         when="2026-01-02 03:04 UTC",
         machine="2 cores of something",
@@ -41,15 +41,15 @@ def results(*cpus: float, others: float = 0.01) -> Results:
         missing={"other": "not installed: ask | for it"},
         samples=samples,
         starts=[
-            Began("nginx", 1, 0.05, 6.0, 7.0, 3.0, 12),
-            Began("interlingua", 1, 0.4, 40.0, 44.0, 9.5),
+            StartMeasurement("nginx", 1, 0.05, 6.0, 7.0, 3.0, 12),
+            StartMeasurement("interlingua", 1, 0.4, 40.0, 44.0, 9.5),
         ],
         steps=[Step("peek", 0.5, 0.4, 0.6), Step("more", 5.0, 4.0, 6.0)],
     )
 
 
-def test_a_quiet_machine_is_told_in_full() -> None:
-    text = report.page(results(40.0, 60.0, 50.0))
+def test_report_of_an_idle_machine_contains_absolute_numbers() -> None:
+    text = report.page(make_results(40.0, 60.0, 50.0))
     assert (
         "| interlingua | OpenAI to OpenAI | 3 | 2.50 (2.00-3.00) | 50.0 (40.0-60.0) | 500"
         " | 100 / 200 | 0 |" in text
@@ -62,50 +62,52 @@ def test_a_quiet_machine_is_told_in_full() -> None:
     assert "| other | not installed: ask \\| for it |" in text
 
 
-def test_of_a_noisy_machine_only_ratios_are_told() -> None:
-    text = report.page(results(40.0, 60.0, others=0.5))
+def test_report_of_a_noisy_machine_contains_only_ratios() -> None:
+    text = report.page(make_results(40.0, 60.0, others=0.5))
     assert "**A noisy machine.** Others used up to 50% of it" in text
     assert "| interlingua | OpenAI to OpenAI | 2 | 2.50 (2.00-3.00) | 0 |" in text
     assert "| interlingua | 40.0 (40.0-40.0) | 44.0 (44.0-44.0) | 9.50 |\n" in text
     assert "| more | 10.0 |" in text
-    moved = results(40.0)
+    moved = make_results(40.0)
     moved = replace(moved, samples=[replace(moved.samples[0], steady=False)])
     assert moved.noisy
     assert "around 1 of 1" in report.page(moved)
 
 
-def test_another_revision_is_compared_round_by_round() -> None:
-    older = [sample("revision 1", cpu, round_=n) for n, cpu in enumerate((40.0, 40.0, 50.0), 1)]
-    found = results(44.0, 60.0, 50.0)
+def test_revisions_are_compared_round_by_round() -> None:
+    older = [
+        make_sample("revision 1", cpu, round_=n) for n, cpu in enumerate((40.0, 40.0, 50.0), 1)
+    ]
+    found = make_results(44.0, 60.0, 50.0)
     found = replace(found, samples=[*found.samples, *older], against="revision 1")
     text = report.page(found)
     assert "### Beside revision 1" in text
     assert "| whole | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
-    assert "### Beside" not in report.page(results(40.0))
-    assert found.ratio_to("revision 2", sample("interlingua", 1.0).key) is None
+    assert "### Beside" not in report.page(make_results(40.0))
+    assert found.ratio_to("revision 2", make_sample("interlingua", 1.0).key) is None
 
 
-def test_mistakes_of_another_revision_are_not_ours() -> None:
+def test_errors_of_the_compared_revision_do_not_fail_the_run() -> None:
     wrong = replace(GOOD, errors=1)
     for gateway, code in (("interlingua", 1), ("revision 1", 0)):
-        samples = [replace(sample(gateway, 40.0), outcome=wrong)]
-        assert report.wrong(replace(results(), samples=samples)) == code
+        samples = [replace(make_sample(gateway, 40.0), outcome=wrong)]
+        assert report.wrong(replace(make_results(), samples=samples)) == code
 
 
-def test_what_was_not_measured_is_left_out() -> None:
-    text = report.page(replace(results(40.0), steps=[], missing={}))
+def test_report_omits_sections_without_measurements() -> None:
+    text = report.page(replace(make_results(40.0), steps=[], missing={}))
     assert "Single steps" not in text
     assert "Not measured" not in text
-    alone = replace(sample("interlingua", 3.0, load="paced"), beside=None)
+    alone = replace(make_sample("interlingua", 3.0, load="paced"), beside=None)
     assert (
         "| interlingua | OpenAI to OpenAI | 1 | - | 3.00 (3.00-3.00) | 500 | 100 / 200 | 0 |"
-        in (report.page(replace(results(), samples=[alone])))
+        in (report.page(replace(make_results(), samples=[alone])))
     )
 
 
-def test_only_our_own_mistakes_fail_a_run() -> None:
+def test_only_errors_of_this_gateway_fail_a_run() -> None:
     bad = replace(GOOD, errors=1, why="time is up")
-    run = results(40.0)
+    run = make_results(40.0)
     assert report.wrong(run) == 0
     peers = [replace(one, outcome=bad) for one in run.samples if one.gateway == "nginx"]
     assert report.wrong(replace(run, samples=peers)) == 0
@@ -121,18 +123,18 @@ def test_only_our_own_mistakes_fail_a_run() -> None:
         ((50.0, 52.0), (40.0, 42.0), False, "-20%  better"),
     ],
 )
-def test_worse_is_what_no_spread_explains(
+def test_result_is_worse_only_beyond_the_spread(
     old: tuple[float, ...], new: tuple[float, ...], *, worse: bool, said: str
 ) -> None:
-    lines, found = report.compared(results(*old), results(*new))
+    lines, found = report.compared(make_results(*old), make_results(*new))
     assert found == worse
     assert lines[1].endswith(said)
     assert len(lines) == 2
 
 
-def test_what_the_baseline_shows_beside_itself_is_noise() -> None:
-    old, new = results(40.0, 42.0), results(50.0, 52.0)
-    shaky = replace(new, samples=[sample("nginx", 26.0, round_=2), *new.samples])
+def test_change_within_the_baseline_noise_is_not_worse() -> None:
+    old, new = make_results(40.0, 42.0), make_results(50.0, 52.0)
+    shaky = replace(new, samples=[make_sample("nginx", 26.0, round_=2), *new.samples])
     assert report.compared(old, new)[1]
     for pair in ((old, shaky), (replace(old, samples=[*shaky.samples[:2], *old.samples]), new)):
         lines, worse = report.compared(*pair)
@@ -140,34 +142,38 @@ def test_what_the_baseline_shows_beside_itself_is_noise() -> None:
         assert not any(line.endswith("WORSE") for line in lines)
 
 
-def test_what_cannot_be_compared_is_not() -> None:
-    lines, worse = report.compared(results(40.0), replace(results(40.0), baseline="echo"))
+def test_results_with_different_baselines_are_not_comparable() -> None:
+    lines, worse = report.compared(make_results(40.0), replace(make_results(40.0), baseline="echo"))
     assert worse
     assert lines == ["not comparable: measured by nginx and by echo"]
-    assert report.compared(replace(results(), samples=[]), results(40.0)) == ([], False)
-    peer = replace(results(40.0), samples=[sample("haproxy", 20.0)])
-    slower = replace(peer, samples=[sample("haproxy", 90.0)])
+    assert report.compared(replace(make_results(), samples=[]), make_results(40.0)) == ([], False)
+    peer = replace(make_results(40.0), samples=[make_sample("haproxy", 20.0)])
+    slower = replace(peer, samples=[make_sample("haproxy", 90.0)])
     lines, worse = report.compared(peer, slower)
     assert lines[0].endswith("WORSE")
     assert not worse
 
 
-def test_results_are_shown_from_their_file(tmp_path: Path) -> None:
+def test_results_are_read_and_compared_from_files(tmp_path: Path) -> None:
     old, new, page = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "page.md"
-    old.write_bytes(msgspec.json.encode(results(40.0)))
-    new.write_bytes(msgspec.json.encode(results(80.0)))
-    assert read(new) == results(80.0)
+    old.write_bytes(msgspec.json.encode(make_results(40.0)))
+    new.write_bytes(msgspec.json.encode(make_results(80.0)))
+    assert read(new) == make_results(80.0)
     invoke = CliRunner().invoke
-    assert invoke(main, ["table", str(old)]).output.strip() == report.page(results(40.0)).strip()
+    assert (
+        invoke(main, ["table", str(old)]).output.strip() == report.page(make_results(40.0)).strip()
+    )
     assert invoke(main, ["compare", str(old), str(new)]).exit_code == 1
     assert invoke(main, ["compare", str(old), str(old)]).exit_code == 0
     page.write_text("How it is done.\n")
     for file in (old, new):
         assert invoke(main, ["table", str(file), "--into", str(page)]).exit_code == 0
-    assert page.read_text() == f"How it is done.\n{report.MARK}\n\n{report.page(results(80.0))}"
+    assert (
+        page.read_text() == f"How it is done.\n{report.MARK}\n\n{report.page(make_results(80.0))}"
+    )
 
 
-def test_an_unknown_peer_is_refused() -> None:
+def test_unknown_peer_is_rejected() -> None:
     told = CliRunner().invoke(main, ["run", "--peers", "nginx,caddy"])
     assert told.exit_code == 2
     assert "there is no caddy; there are nginx, haproxy" in told.output
@@ -199,7 +205,7 @@ def test_an_unknown_peer_is_refused() -> None:
         ),
     ],
 )
-def test_a_run_is_planned_as_it_is_asked_for(
+def test_command_line_options_set_the_benchmark_plan(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
@@ -213,7 +219,7 @@ def test_a_run_is_planned_as_it_is_asked_for(
     def run(plan: running.Plan, say: running.Say) -> Results:
         plans.append(plan)
         say("round 1")
-        return results(40.0)
+        return make_results(40.0)
 
     @contextmanager
     def at_revision(revision: str) -> Iterator[Gateway]:
@@ -237,7 +243,7 @@ def test_a_run_is_planned_as_it_is_asked_for(
     ("error", "said"),
     [(BlockingIOError(), "another run goes on"), (RuntimeError("no cc"), "no cc")],
 )
-def test_why_a_run_is_not_possible_is_told(
+def test_failed_run_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     def run(plan: running.Plan, say: running.Say) -> Results:
@@ -249,7 +255,7 @@ def test_why_a_run_is_not_possible_is_told(
     assert said in told.output
 
 
-def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:
+def test_file_without_results_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text("{}")
     told = CliRunner().invoke(main, ["table", str(file)])
@@ -260,11 +266,11 @@ def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(12345.6, "12,346"), (100.0, "100"), (12.34, "12.3"), (1.234, "1.23")]
 )
-def test_figures_have_the_digits_that_mean_something(value: float, text: str) -> None:
-    assert shown(value) == text
+def test_numbers_are_rounded_to_significant_digits(value: float, text: str) -> None:
+    assert format_number(value) == text
 
 
-def test_every_step_does_what_it_is_to_do() -> None:
+def test_every_micro_benchmark_step_returns_its_result() -> None:
     done = {name: act() for name, act in micro.steps()}
     assert len(done) > 15
     assert b"brown" in str(done["write an event, OpenAI"]).encode()
@@ -273,6 +279,6 @@ def test_every_step_does_what_it_is_to_do() -> None:
     assert done["check a body and rename its model, 40 kB"] is not None
 
 
-def test_steps_are_measured() -> None:
+def test_micro_benchmark_steps_are_timed() -> None:
     found = micro.measured(0.001)
     assert all(0 < step.least <= step.cpu <= step.most for step in found)

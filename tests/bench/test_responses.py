@@ -25,17 +25,17 @@ def worker() -> Iterator[Worker]:
     one.close()
 
 
-def post(worker: Worker, path: str, **body: Any) -> httpx.Response:
+def post_json(worker: Worker, path: str, **body: Any) -> httpx.Response:
     found = httpx.post(f"http://127.0.0.1:{worker.port}{path}", json=body, trust_env=False)
     assert found.status_code == 200
     return found
 
 
-def chat(worker: Worker, model: str, **more: Any) -> httpx.Response:
-    return post(worker, "/v1/chat/completions", model=model, messages=[], **more)
+def post_chat(worker: Worker, model: str, **more: Any) -> httpx.Response:
+    return post_json(worker, "/v1/chat/completions", model=model, messages=[], **more)
 
 
-def chunks(response: httpx.Response) -> list[Any]:
+def parse_chunks(response: httpx.Response) -> list[Any]:
     """Each event's JSON; an event is one line of data, and the last says that it is the last."""
     assert response.headers["content-type"].startswith("text/event-stream")
     events = response.text.split("\n\n")
@@ -47,10 +47,10 @@ def chunks(response: httpx.Response) -> list[Any]:
 
 @pytest.mark.parametrize("model", [*MODELS, "mock"])
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_whole_responses_are_chat_completions(
+def test_unary_responses_are_chat_completions(
     worker: Worker, model: str, *, logprobs: bool
 ) -> None:
-    found = chat(worker, model, logprobs=logprobs).json()
+    found = post_chat(worker, model, logprobs=logprobs).json()
     assert (found["object"], found["model"]) == ("chat.completion", model)
     [choice] = found["choices"]
     assert choice["finish_reason"] == "stop"
@@ -67,11 +67,11 @@ def test_whole_responses_are_chat_completions(
 @pytest.mark.parametrize("model", [*MODELS, "mock"])
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("usage", [False, True])
-def test_streams_are_chunks_of_chat_completions(
+def test_streams_consist_of_chat_completion_chunks(
     worker: Worker, model: str, *, logprobs: bool, usage: bool
 ) -> None:
     options = {"stream_options": {"include_usage": True}} if usage else {}
-    found = chunks(chat(worker, model, stream=True, logprobs=logprobs, **options))
+    found = parse_chunks(post_chat(worker, model, stream=True, logprobs=logprobs, **options))
     assert {(one["object"], one["model"]) for one in found} == {("chat.completion.chunk", model)}
     assert [one["choices"] for one in found].count([]) == usage
     assert bool(found[-1].get("usage")) == usage
@@ -80,7 +80,7 @@ def test_streams_are_chunks_of_chat_completions(
     marks = [mark[1] for text in content if (mark := TOKEN.search(text))]
     assert marks == [f"{number:03d}" for number in range(TOKENS)]
     assert [choice["finish_reason"] for choice in choices[-2:]] == [None, "stop"]
-    carrying = [one for one in found if one["choices"] and marked(one)]
+    carrying = [one for one in found if one["choices"] and has_token(one)]
     assert all(
         bool(one["choices"][0].get("logprobs")) == (logprobs and model != "mock")
         for one in carrying
@@ -89,38 +89,40 @@ def test_streams_are_chunks_of_chat_completions(
     assert all(("obfuscation" in one) == padded for one in carrying)
 
 
-def marked(chunk: Any) -> bool:
+def has_token(chunk: Any) -> bool:
     return bool(TOKEN.search(chunk["choices"][0]["delta"].get("content") or ""))
 
 
-def test_styles_are_those_of_their_servers(worker: Worker) -> None:
+def test_response_styles_match_their_servers(worker: Worker) -> None:
     lines = {
-        style: chat(worker, f"{style}-0", stream=True).text.splitlines()[2] for style in STYLES
+        style: post_chat(worker, f"{style}-0", stream=True).text.splitlines()[2] for style in STYLES
     }
     assert lines["vllm"].startswith('data: {"id":"chatcmpl-')
     assert '"token_ids":null' in lines["vllm"]
     assert lines["tgi"].startswith('data: {"object":"chat.completion.chunk","id":""')
     assert lines["llama-cpp"].startswith('data: {"choices":[{"finish_reason":null')
     assert lines["python"].startswith('data: {"id": "chatcmpl-')
-    raw = chat(worker, "python-0").text
+    raw = post_chat(worker, "python-0").text
     assert raw.isascii()
-    assert not all(chat(worker, "vllm-0").text.isascii() for _ in range(5))
+    assert not all(post_chat(worker, "vllm-0").text.isascii() for _ in range(5))
 
 
-def test_responses_differ(worker: Worker) -> None:
-    one, two = (chat(worker, "vllm-4", stream=True) for _ in range(2))
-    assert len({chunk["id"] for chunk in chunks(one) + chunks(two)}) == 2
-    assert len({len(chunk["obfuscation"]) for chunk in chunks(one)[1:-1]}) > 5
-    assert len({len(chat(worker, "tgi-0").content) for _ in range(5)}) > 1
-    same = {re.sub(r"@\d{17}", "", chat(worker, "mock").text) for _ in range(5)}
+def test_responses_have_distinct_ids_and_padding(worker: Worker) -> None:
+    one, two = (post_chat(worker, "vllm-4", stream=True) for _ in range(2))
+    assert len({chunk["id"] for chunk in parse_chunks(one) + parse_chunks(two)}) == 2
+    assert len({len(chunk["obfuscation"]) for chunk in parse_chunks(one)[1:-1]}) > 5
+    assert len({len(post_chat(worker, "tgi-0").content) for _ in range(5)}) > 1
+    same = {re.sub(r"@\d{17}", "", post_chat(worker, "mock").text) for _ in range(5)}
     assert len(same) == 1
 
 
-def test_seconds_pass_in_the_styles_where_they_do(worker: Worker) -> None:
+def test_created_field_advances_in_llama_cpp_style_only(worker: Worker) -> None:
     """llama.cpp and TGI write the present second into each chunk, vLLM the response's."""
     worker.pace(12_000)
     seconds = {
-        style: {chunk["created"] for chunk in chunks(chat(worker, f"{style}-0", stream=True))}
+        style: {
+            chunk["created"] for chunk in parse_chunks(post_chat(worker, f"{style}-0", stream=True))
+        }
         for style in ("llama-cpp", "vllm")
     }
     worker.pace(0)
@@ -130,21 +132,21 @@ def test_seconds_pass_in_the_styles_where_they_do(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_triton_worker_names_the_model_of_its_path(worker: Worker, model: str) -> None:
-    found = post(worker, f"/v2/models/{model}/generate", text_input="a").json()
+def test_triton_response_names_the_model_of_the_path(worker: Worker, model: str) -> None:
+    found = post_json(worker, f"/v2/models/{model}/generate", text_input="a").json()
     assert found["model_name"] == model
     assert TOKEN.search(found["text_output"])
-    streamed = post(worker, f"/v2/models/{model}/generate_stream", text_input="a").text
+    streamed = post_json(worker, f"/v2/models/{model}/generate_stream", text_input="a").text
     events = [json.loads(line.removeprefix("data: ")) for line in streamed.split("\n\n")[:-1]]
     assert len(events) == TOKENS
     assert all(TOKEN.search(one["text_output"]) for one in events)
 
 
-def test_every_placeholder_is_filled_in(worker: Worker) -> None:
+def test_every_placeholder_is_replaced(worker: Worker) -> None:
     text = responses.encode().decode()
     assert not re.search("<[a-z ]+>", text)
     code = Path(responses.__file__).with_name("worker.c").read_text("utf-8")
     [names] = re.findall(r"enum placeholder \{(.*?)\}", code, re.DOTALL)
     assert len(names.split(",")) == len(responses.PLACEHOLDERS)
-    answers = [chat(worker, model).text for model in MODELS]
+    answers = [post_chat(worker, model).text for model in MODELS]
     assert not any(re.search("[\x0e-\x1f]", answer) for answer in answers)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tests.bench import process, running
 from tests.bench.loads import Load
 from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
-from tests.bench.running import Plan, alone, run
-from tests.bench.targets import OPENAI, Gateway, Seat, Start, always
+from tests.bench.running import Plan, lock_machine, run
+from tests.bench.targets import OPENAI, Gateway, Seat, Start, make_constant
 
 WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
@@ -21,17 +21,17 @@ ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for i
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
     monkeypatch.setattr(running, "CACHE", tmp_path)
     monkeypatch.setattr(running, "_WATCHED", 0.01)
 
 
-def broken(said: str) -> Callable[[Seat], Start]:
+def make_failing_start(said: str) -> Callable[[Seat], Start]:
     return lambda seat: Start([sys.executable, "-c", said])
 
 
-def plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
+def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
     return Plan(
         gateways=gateways,
         loads=LOADS,
@@ -43,12 +43,15 @@ def plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
     )
 
 
-def test_every_gateway_gets_every_load_that_it_can_carry() -> None:
+def test_every_gateway_runs_every_supported_load() -> None:
     said: list[str] = []
     fails = Gateway(
-        name="fails", start=broken("raise SystemExit(1)"), version=always("1"), ways=(OPENAI,)
+        name="fails",
+        start=make_failing_start("raise SystemExit(1)"),
+        version=make_constant("1"),
+        ways=(OPENAI,),
     )
-    found = run(plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
+    found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
 
     keys = found.measured()
     both = [(DIRECT.name, OPENAI.name, load) for load in ("whole", "stream")]
@@ -64,9 +67,9 @@ def test_every_gateway_gets_every_load_that_it_can_carry() -> None:
 
 
 @pytest.mark.slow
-def test_the_gateway_answers_rightly_on_all_its_ways() -> None:
+def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
     repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
-    both = replace(plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
+    both = replace(make_plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
     found = run(both, lambda _: None)
     assert not found.missing
     keys = found.measured()
@@ -76,22 +79,22 @@ def test_the_gateway_answers_rightly_on_all_its_ways() -> None:
     assert len(found.starts) == 2
 
 
-def test_gateways_take_turns_in_being_measured_first() -> None:
+def test_order_of_gateways_is_reversed_every_round() -> None:
     """The rounds run to and fro, so that none is always before the other."""
     other = replace(DIRECT, name="other")
-    found = run(replace(plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
+    found = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
     order = [(one.round, one.gateway) for one in found.samples if one.load == "whole"]
     assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
     assert found.against == "other"
 
 
-def test_a_gateway_that_does_not_run_is_not_compared_with() -> None:
-    found = run(replace(plan(DIRECT, ABSENT), against="absent"), lambda _: None)
+def test_missing_gateway_is_not_compared() -> None:
+    found = run(replace(make_plan(DIRECT, ABSENT), against="absent"), lambda _: None)
     assert found.against == ""
     assert "absent" in found.missing
 
 
-def test_a_gateway_that_answers_wrongly_is_not_measured() -> None:
+def test_gateway_with_incorrect_responses_is_not_measured() -> None:
     told = "HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n @000"
     script = (
         "import socket, sys\n"
@@ -102,28 +105,28 @@ def test_a_gateway_that_answers_wrongly_is_not_measured() -> None:
     wrong = Gateway(
         name="wrong",
         start=lambda seat: Start([sys.executable, "-c", script.format(port=seat.port)]),
-        version=always("1"),
+        version=make_constant("1"),
         ways=(OPENAI,),
     )
-    found = run(plan(wrong), lambda _: None)
+    found = run(make_plan(wrong), lambda _: None)
     assert found.samples == []
     assert "wrong" in found.missing
 
 
-def test_a_run_ends_when_its_time_is_up() -> None:
+def test_run_stops_at_its_time_limit() -> None:
     said: list[str] = []
-    found = run(plan(DIRECT, seconds=0, rounds=3), said.append)
+    found = run(make_plan(DIRECT, seconds=0, rounds=3), said.append)
     assert found.samples == []
 
 
-def test_two_runs_do_not_overlap() -> None:
-    with alone(), pytest.raises(BlockingIOError):
-        run(plan(DIRECT), lambda _: None)
-    with alone():
+def test_concurrent_runs_are_prevented() -> None:
+    with lock_machine(), pytest.raises(BlockingIOError):
+        run(make_plan(DIRECT), lambda _: None)
+    with lock_machine():
         pass  # it is free again
 
 
-def test_what_a_process_uses_is_that_of_its_children_too() -> None:
+def test_process_usage_includes_its_children() -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     busy = "b = bytearray(40 << 20); sum(range(5_000_000)); print(flush=True); input()"
     with subprocess.Popen(
@@ -139,6 +142,6 @@ def test_what_a_process_uses_is_that_of_its_children_too() -> None:
     assert process.memory(parent.pid) == 0.0
 
 
-def test_the_machine_is_told() -> None:
+def test_machine_load_and_description_are_read() -> None:
     assert 0 <= process.busy(0.01) <= 1
     assert "cores of" in process.machine()

@@ -18,26 +18,26 @@ EVERY = pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.name))
 FORMS = pytest.mark.parametrize("form", ["whole", "stream"])
 
 
-def headers(request: Request) -> Mapping[str, str]:
+def parse_headers(request: Request) -> Mapping[str, str]:
     return dict(line.lower().split(": ", 1) for line in request.headers)
 
 
-def varied(way: Way, form: Form = "whole") -> Sequence[Request]:
+def make_varied_requests(way: Way, form: Form = "whole") -> Sequence[Request]:
     return way.requests(Load(name="any", form=form))
 
 
 @EVERY
 @FORMS
-def test_requests_are_distinct(way: Way, form: Form) -> None:
-    requests = varied(way, form)
+def test_varied_requests_are_distinct(way: Way, form: Form) -> None:
+    requests = make_varied_requests(way, form)
     assert len(requests) == COUNT
     for name in ("x-request-id", "traceparent"):
-        assert len({headers(request)[name] for request in requests}) == COUNT
+        assert len({parse_headers(request)[name] for request in requests}) == COUNT
     assert len({request.body for request in requests}) > COUNT * 0.99
 
 
 @pytest.mark.parametrize("make", [traffic.chat_requests, traffic.generate_requests])
-def test_a_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]]) -> None:
+def test_same_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]]) -> None:
     found = [*make("stream")]
     make.cache_clear()  # type: ignore[attr-defined]
     assert found == [*make("stream")]
@@ -47,20 +47,22 @@ def test_a_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]]) 
 
 @EVERY
 def test_keys_and_models_alternate(way: Way) -> None:
-    requests = varied(way)
-    keys = Counter(headers(request)["authorization"] for request in requests)
+    requests = make_varied_requests(way)
+    keys = Counter(parse_headers(request)["authorization"] for request in requests)
     assert {key.removeprefix("bearer ") for key in keys} == {*KEYS}
-    names = Counter(name(way, request) for request in requests)
+    names = Counter(get_model_name(way, request) for request in requests)
     prefix = "triton-" if way is TO_TRITON else ""
     assert {*names} == {prefix + model for model in MODELS}
     assert len(MODELS) == 20
     assert min(keys.values()) > COUNT / len(KEYS) / 2
     assert min(names.values()) > COUNT / len(MODELS) / 2
-    same = sum(name(way, one) == name(way, two) for one, two in pairwise(requests))
+    same = sum(
+        get_model_name(way, one) == get_model_name(way, two) for one, two in pairwise(requests)
+    )
     assert same < COUNT * 0.1
 
 
-def name(way: Way, request: Request) -> str:
+def get_model_name(way: Way, request: Request) -> str:
     if way is FROM_TRITON:
         return request.path.split("/")[3]
     found: str = json.loads(request.body)["model"]
@@ -68,16 +70,18 @@ def name(way: Way, request: Request) -> str:
 
 
 @EVERY
-def test_one_key_is_enough_for_those_that_have_one(way: Way) -> None:
+def test_single_key_load_uses_one_key(way: Way) -> None:
     requests = way.requests(Load(name="any"), keys=1)
-    assert {headers(request)["authorization"] for request in requests} == {
+    assert {parse_headers(request)["authorization"] for request in requests} == {
         f"bearer {KEYS[0]}".lower()
     }
 
 
 @EVERY
-def test_prompts_are_short_and_long(way: Way) -> None:
-    sizes = sorted(len(prompt(json.loads(request.body))) for request in varied(way))
+def test_prompt_lengths_cover_the_configured_range(way: Way) -> None:
+    sizes = sorted(
+        len(get_prompt(json.loads(request.body))) for request in make_varied_requests(way)
+    )
     assert sizes[0] >= PROMPT[0]
     assert sizes[-1] <= PROMPT[1]
     assert sizes[0] < 30
@@ -85,14 +89,14 @@ def test_prompts_are_short_and_long(way: Way) -> None:
     assert 200 < sizes[len(sizes) // 2] < 400
 
 
-def prompt(body: Any) -> str:
+def get_prompt(body: Any) -> str:
     if "text_input" in body:
         return str(body["text_input"])
     return next(str(one["content"]) for one in body["messages"][::-1] if one["role"] == "user")
 
 
-def test_some_chats_have_tools_and_a_tool_turn_and_log_probabilities() -> None:
-    bodies = [json.loads(request.body) for request in varied(OPENAI)]
+def test_some_chat_requests_have_tools_tool_results_and_logprobs() -> None:
+    bodies = [json.loads(request.body) for request in make_varied_requests(OPENAI)]
     tools = [body for body in bodies if "tools" in body]
     turns = [body for body in tools if body["messages"][-1]["role"] == "tool"]
     assert 0.07 < len(tools) / COUNT < 0.13
@@ -101,12 +105,12 @@ def test_some_chats_have_tools_and_a_tool_turn_and_log_probabilities() -> None:
         called, answered = body["messages"][-2:]
         assert called["tool_calls"][0]["id"] == answered["tool_call_id"]
     assert 0.07 < sum("logprobs" in body for body in bodies) / COUNT < 0.13
-    plain = [json.loads(request.body) for request in varied(TO_TRITON)]
+    plain = [json.loads(request.body) for request in make_varied_requests(TO_TRITON)]
     assert not any(body.keys() & {"tools", "logprobs"} for body in plain)
 
 
-def test_headers_are_those_of_sdks() -> None:
-    found = [headers(request) for request in varied(OPENAI)]
+def test_headers_match_the_sdks() -> None:
+    found = [parse_headers(request) for request in make_varied_requests(OPENAI)]
     languages = Counter(one["x-stainless-lang"] for one in found)
     assert languages["python"] > languages["js"] > 0
     for one in found:
@@ -115,24 +119,24 @@ def test_headers_are_those_of_sdks() -> None:
 
 
 @FORMS
-def test_streams_are_asked_for(form: Form) -> None:
+def test_stream_load_requests_streams(form: Form) -> None:
     for way in (OPENAI, TO_TRITON):
-        bodies = [json.loads(request.body) for request in varied(way, form)]
+        bodies = [json.loads(request.body) for request in make_varied_requests(way, form)]
         assert {body.get("stream", False) for body in bodies} == {form == "stream"}
         with_usage = sum("stream_options" in body for body in bodies)
         assert (COUNT / 3 < with_usage < COUNT) == (form == "stream")
-    paths = {request.path.rpartition("/")[2] for request in varied(FROM_TRITON, form)}
+    paths = {request.path.rpartition("/")[2] for request in make_varied_requests(FROM_TRITON, form)}
     assert paths == {"generate_stream" if form == "stream" else "generate"}
 
 
 @EVERY
-def test_a_repeated_load_is_one_request(way: Way) -> None:
+def test_repeated_load_has_one_request(way: Way) -> None:
     [request] = way.requests(Load(name="any", repeated=True))
     assert request.path == way.path("whole")
     assert json.loads(request.body) == way.body(way.model, Load(name="any"))
 
 
-def test_requests_are_written_with_their_length() -> None:
+def test_encoded_requests_have_a_length_prefix() -> None:
     requests = [Request("/a", ["X-Id: 1"], b"{}"), Request("/b", [], "é".encode())]
     first, second = (
         b"POST /a HTTP/1.1\r\nHost: llm.example.com\r\nX-Id: 1\r\nContent-Length: 2\r\n\r\n{}",

@@ -9,7 +9,7 @@ from tests.bench_engine.peers import PEERS
 from tests.bench_engine.perplexity import command as perplexity
 from tests.bench_engine.running import Report
 from tests.bench_engine.running import run as measured
-from tests.bench_engine.table import renewed, tables
+from tests.bench_engine.table import format_tables, replace_tables
 
 
 @click.group()
@@ -39,9 +39,9 @@ def run(peers: str, at: str, rounds: int, tokens: int, out: Path) -> None:
 def table(figures: Path, page: Path | None) -> None:
     """Show what a run found."""
     report = msgspec.json.decode(figures.read_bytes(), type=Report)
-    click.echo(tables(report))
+    click.echo(format_tables(report))
     if page is not None:
-        page.write_text(renewed(page.read_text(), report))
+        page.write_text(replace_tables(page.read_text(), report))
 
 
 main.add_command(perplexity)

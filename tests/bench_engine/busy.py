@@ -16,7 +16,7 @@ TOGETHER = 8
 
 
 @contextmanager
-def busy(port: int) -> Iterator[None]:
+def run_busy_load(port: int) -> Iterator[None]:
     """While this lasts, what listens there has no idle moment."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench_engine.busy", str(port)],

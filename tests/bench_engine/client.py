@@ -34,13 +34,13 @@ async def post(port: int, path: str, body: Mapping[str, Any]) -> bytes:
     return answer
 
 
-async def complete(port: int, bodies: Sequence[Mapping[str, Any]]) -> int:
+async def complete_prompts(port: int, bodies: Sequence[Mapping[str, Any]]) -> int:
     """All of these at once; how many tokens were made."""
     answers = await asyncio.gather(*(post(port, "/v1/completions", body) for body in bodies))
-    return sum(map(counted, answers))
+    return sum(map(count_tokens, answers))
 
 
-def counted(answer: bytes) -> int:
+def count_tokens(answer: bytes) -> int:
     """The tokens of one answer, by the last usage in it."""
     found = _TOKENS.findall(answer)
     if not found:
@@ -48,7 +48,7 @@ def counted(answer: bytes) -> int:
     return int(found[-1])
 
 
-async def listening(port: int) -> bool:
+async def is_listening(port: int) -> bool:
     """Whether something answers there at all."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -9,19 +9,19 @@ _TIMES = slice(11, 15)
 """utime, stime, cutime and cstime, counted from behind the name. (Source: proc(5), stat.)"""
 
 
-def spent(root: int, proc: Path = PROC) -> float:
+def measure_cpu_seconds(root: int, proc: Path = PROC) -> float:
     """Seconds on a processor, of a process and all below it, threads that have ended among them.
 
     The kernel scales what its clock's ticks see to what its scheduler measured: one tick, 10 ms, is
     the largest error of a process.
     """
     ticks = 0
-    for pid in tree(root, proc):
+    for pid in list_process_tree(root, proc):
         ticks += sum(map(int, _fields(proc / str(pid) / "stat")[_TIMES]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def tree(root: int, proc: Path = PROC) -> list[int]:
+def list_process_tree(root: int, proc: Path = PROC) -> list[int]:
     """A process and all that descend from it."""
     children: dict[int, list[int]] = {}
     for stat in proc.glob("[0-9]*/stat"):
@@ -33,12 +33,12 @@ def tree(root: int, proc: Path = PROC) -> list[int]:
     return found
 
 
-def resident(root: int, proc: Path = PROC) -> int:
+def measure_tree_memory(root: int, proc: Path = PROC) -> int:
     """Bytes of memory that a process and all below it hold (shared pages counted for each)."""
-    return sum(resident_alone(pid, proc) for pid in tree(root, proc))
+    return sum(measure_process_memory(pid, proc) for pid in list_process_tree(root, proc))
 
 
-def resident_alone(pid: int, proc: Path = PROC) -> int:
+def measure_process_memory(pid: int, proc: Path = PROC) -> int:
     """Bytes of memory that one process holds; none once it has ended."""
     try:
         pages = int((proc / str(pid) / "statm").read_text().split()[1])

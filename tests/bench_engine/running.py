@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
-from tests.bench_engine.busy import busy
-from tests.bench_engine.client import complete, counted, listening, post
-from tests.bench_engine.cost import resident, spent
+from tests.bench_engine.busy import run_busy_load
+from tests.bench_engine.client import complete_prompts, count_tokens, is_listening, post
+from tests.bench_engine.cost import measure_cpu_seconds, measure_tree_memory
 from tests.bench_engine.peers import ONE_THREAD, PEERS, PLACE, Peer, install
 from tests.bench_engine.weights import Weights, prepare
 
@@ -87,7 +87,7 @@ def run(names: Sequence[str], sizes: Sequence[int], rounds: int, tokens: int) ->
                 missing[name] = f"{error}"[:400]
                 click.echo(f"{name}: {missing[name]}", err=True)
         found = _rounds(servers, sizes, rounds, tokens)
-        memory = {name: resident(pid) for name, (pid, _) in servers.items()}
+        memory = {name: measure_tree_memory(pid) for name, (pid, _) in servers.items()}
         slowed = [_slowed(servers["ours"], i, tokens) for i in range(rounds) if "ours" in servers]
     load = (before, os.getloadavg()[0])
     return Report(_machine(), load, tokens, rounds, found, missing, memory, slowed)
@@ -128,9 +128,9 @@ def _rounds(
 def _measure(name: str, pid: int, port: int, how: tuple[int, int, int]) -> tuple[float, float]:
     """Milliseconds of processor and of the clock for each token, or text."""
     size, number, tokens = how
-    before, began = spent(pid), time.monotonic()
+    before, began = measure_cpu_seconds(pid), time.monotonic()
     made = asyncio.run(_ask(PEERS[name], port, size, number, tokens))
-    cost, wall = spent(pid) - before, time.monotonic() - began
+    cost, wall = measure_cpu_seconds(pid) - before, time.monotonic() - began
     wanted = TEXTS if PEERS[name].vectors else size * tokens
     if made != wanted:
         raise RuntimeError(f"{made} tokens came where {wanted} were wanted")
@@ -142,7 +142,7 @@ def _slowed(server: tuple[int, int], number: int, tokens: int) -> float:
     pid, port = server
     # These prompts' beginnings are like no round's before.
     _, idle = _measure("ours", pid, port, (BESIDE, 100 + 2 * number, tokens))
-    with busy(port):
+    with run_busy_load(port):
         _, wall = _measure("ours", pid, port, (BESIDE, 101 + 2 * number, tokens))
     click.echo(f"round {number + 1}: busy: {idle / wall:.2f}", err=True)
     return idle / wall
@@ -154,7 +154,7 @@ async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> in
     # The beginnings differ, so that no peer has read one before.
     prompts = [f"{number}.{i} {QUESTIONS[i % len(QUESTIONS)]} ({i})" for i in range(size)]
     if peer.batch:
-        return counted(await post(port, "/", {"prompts": prompts, "max_tokens": tokens}))
+        return count_tokens(await post(port, "/", {"prompts": prompts, "max_tokens": tokens}))
     said = {
         "model": peer.model or str(PLACE / "weights" / "smollm2"),
         "max_tokens": tokens,
@@ -163,7 +163,7 @@ async def _ask(peer: Peer, port: int, size: int, number: int, tokens: int) -> in
         "stream_options": {"include_usage": True},
         **({"ignore_eos": True} if peer.endless else {}),
     }
-    return await complete(port, [{**said, "prompt": prompt} for prompt in prompts])
+    return await complete_prompts(port, [{**said, "prompt": prompt} for prompt in prompts])
 
 
 async def _embed(peer: Peer, port: int, number: int) -> int:
@@ -173,7 +173,7 @@ async def _embed(peer: Peer, port: int, number: int) -> int:
         for i in range(TEXTS)
     ]
     if peer.batch:
-        return counted(await post(port, "/", {"prompts": texts, "max_tokens": 0}))
+        return count_tokens(await post(port, "/", {"prompts": texts, "max_tokens": 0}))
     asked = {"model": peer.model, "input": texts, "encoding_format": "base64"}
     return (await post(port, "/v1/embeddings", asked)).count(b'"embedding":"')
 
@@ -211,7 +211,7 @@ def _serving(name: str, weights: Weights) -> Iterator[tuple[int, int]]:
 
 def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + STARTING
-    while not asyncio.run(listening(port)):
+    while not asyncio.run(is_listening(port)):
         if process.poll() is not None or time.monotonic() > end:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"it does not start: {''.join(last)}")

@@ -10,7 +10,7 @@ from tests.bench_engine.running import BESIDE, Report
 BEGIN, END = "<!-- the tables: make bench-engine -->", "<!-- end of the tables -->"
 
 
-class Bar(NamedTuple):
+class SpeedGoal(NamedTuple):
     """Limit (``must``) and goal (``aim``) of our cost / a peer's, at ``at`` concurrent requests."""
 
     ours: str
@@ -21,20 +21,20 @@ class Bar(NamedTuple):
 
 
 BARS = (
-    Bar("ours", "generate-batch", 16, 0.75, 0.55),
-    Bar("ours", "transformers-serve", 16, 0.6, 0.4),
-    Bar("ours", "vllm", 16, 1.25, 1.0),
-    Bar("ours-int8", "openvino", 16, 1.4, 1.0),
-    Bar("ours-int8", "llama-q8", 16, 0.8, 0.5),
-    Bar("ours-int8", "llama-q4", 16, 1.0, 0.75),
-    Bar("ours-int8", "llama-q4", 1, 2.2, 1.5),
-    Bar("ours-vectors", "sentence-transformers", 1, 0.8, 0.65),
+    SpeedGoal("ours", "generate-batch", 16, 0.75, 0.55),
+    SpeedGoal("ours", "transformers-serve", 16, 0.6, 0.4),
+    SpeedGoal("ours", "vllm", 16, 1.25, 1.0),
+    SpeedGoal("ours-int8", "openvino", 16, 1.4, 1.0),
+    SpeedGoal("ours-int8", "llama-q8", 16, 0.8, 0.5),
+    SpeedGoal("ours-int8", "llama-q4", 16, 1.0, 0.75),
+    SpeedGoal("ours-int8", "llama-q4", 1, 2.2, 1.5),
+    SpeedGoal("ours-vectors", "sentence-transformers", 1, 0.8, 0.65),
 )
 BUSY = (0.6, 0.9)
 """Our speed with a busy gateway / our speed with an idle one: the limit and the goal."""
 
 
-def tables(report: Report) -> str:
+def format_tables(report: Report) -> str:
     """Both tables, after a line about the machine."""
     return "\n".join([*_told(report), "", *_costs(report), "", *_bars(report), "", *_gone(report)])
 
@@ -90,8 +90,8 @@ def _gone(report: Report) -> Iterator[str]:
         yield f"- not measured: {PEERS[name].what}: {' '.join(why.split())}"
 
 
-def renewed(page: str, report: Report) -> str:
+def replace_tables(page: str, report: Report) -> str:
     """Replace the tables of the page."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(report).strip()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{format_tables(report).strip()}\n\n{END}{after}"

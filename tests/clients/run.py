@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import Final
 
 from tests.clients import suite
-from tests.clients.running import SCRIPTED, built_in, running
+from tests.clients.running import SCRIPTED, run_built_in_models, run_gateway
 
 OTHERS: Final = Path(__file__).with_name("others")
 
 
 def main(environment: Path) -> int:
     """0 when all is as it should be."""
-    with running(SCRIPTED) as scripted:
-        with built_in() as small:
-            others = _others(environment, {"SCRIPTED_URL": scripted, "BUILT_IN_URL": small})
+    with run_gateway(SCRIPTED) as scripted:
+        with run_built_in_models() as small:
+            others = _run_other_clients(
+                environment, {"SCRIPTED_URL": scripted, "BUILT_IN_URL": small}
+            )
         own = suite.run(environment / f"openai-{suite.VERSION}", scripted)
     return others or own
 
 
-def _others(environment: Path, urls: Mapping[str, str]) -> int:
+def _run_other_clients(environment: Path, urls: Mapping[str, str]) -> int:
     command = [str(environment / "bin" / "python"), "-m", "pytest", "--quiet", str(OTHERS)]
     return subprocess.run(command, env=os.environ | urls, check=False).returncode
 

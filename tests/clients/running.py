@@ -18,36 +18,36 @@ _SERVES = re.compile(rb"interlingua serves .* on (http://[\w.:]+)")
 
 
 @contextmanager
-def running(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
+def run_gateway(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
     """``interlingua serve`` with these arguments; gives the first URL on which it serves."""
     with TemporaryFile() as log:
         process = subprocess.Popen(
             [COMMAND, "serve", *arguments], stderr=log, env=os.environ | (env or {})
         )
         try:
-            yield _url(process, log)
+            yield _wait_for_url(process, log)
         finally:
             process.terminate()
-            _ended(process)
+            _wait_for_exit(process)
 
 
 @contextmanager
-def built_in() -> Iterator[str]:
+def run_built_in_models() -> Iterator[str]:
     """``interlingua serve`` with nothing said but free ports: the small built-in models."""
-    with running("--port", "0", env={"MINDIE_PORT": "0"}) as url:
+    with run_gateway("--port", "0", env={"MINDIE_PORT": "0"}) as url:
         yield url
 
 
-def _url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     until = time.monotonic() + _PATIENCE
     while process.poll() is None and time.monotonic() < until:
-        if found := _SERVES.search(_said(log)):
+        if found := _SERVES.search(_read_output(log)):
             return found[1].decode()
         time.sleep(0.05)
-    raise AssertionError(f"the gateway does not serve: {_said(log).decode()}")
+    raise AssertionError(f"the gateway does not serve: {_read_output(log).decode()}")
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(20)
     except subprocess.TimeoutExpired:
@@ -55,6 +55,6 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
         raise
 
 
-def _said(log: IO[bytes]) -> bytes:
+def _read_output(log: IO[bytes]) -> bytes:
     """Read without seeking: the process writes where the file stands."""
     return os.pread(log.fileno(), 1 << 16, 0)

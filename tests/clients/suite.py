@@ -28,8 +28,8 @@ _OUTCOME = re.compile(rf"^(PASSED|FAILED|ERROR) {_FOLDER}(\S+)", re.MULTILINE)
 
 def run(sources: Path, url: str) -> int:
     """Run the suite of these sources; 0 when exactly the expected tests fail."""
-    passed, said = _outcomes(sources, url)
-    faults = compare(passed, expected(LIST.read_text("utf-8")))
+    passed, said = _run_tests(sources, url)
+    faults = find_deviations(passed, parse_expected_failures(LIST.read_text("utf-8")))
     if not passed:
         faults = [f"no test ran:\n{said}"]
     sys.stdout.write("".join(f"FAILED  {fault}\n" for fault in faults))
@@ -40,13 +40,13 @@ def run(sources: Path, url: str) -> int:
     return int(bool(faults))
 
 
-def expected(text: str) -> list[str]:
+def parse_expected_failures(text: str) -> list[str]:
     """The names of the list. ``*`` in one stands for anything."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
-def compare(passed: Mapping[str, bool], names: Sequence[str]) -> list[str]:
+def find_deviations(passed: Mapping[str, bool], names: Sequence[str]) -> list[str]:
     """What is not as listed. ``passed``: each test's name, and whether it did."""
     patterns = {name: re.compile(re.escape(name).replace(r"\*", ".*")) for name in names}
     faults = [
@@ -63,7 +63,7 @@ def compare(passed: Mapping[str, bool], names: Sequence[str]) -> list[str]:
     return faults
 
 
-def _outcomes(sources: Path, url: str) -> tuple[dict[str, bool], str]:
+def _run_tests(sources: Path, url: str) -> tuple[dict[str, bool], str]:
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"]
     shown = ["-q", "-rpfE", "--tb=no", "--show-capture=no", *(_FOLDER + file for file in FILES)]
     env = os.environ | {"TEST_API_BASE_URL": f"{url}/v1"}

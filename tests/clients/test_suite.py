@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.clients.suite import LIST, compare, expected
+from tests.clients.suite import LIST, find_deviations, parse_expected_failures
 
-NAMES = expected("# reasons\na.py::*::test_gone[*]\n\nb.py::test_x[strict]  # why\n")
+NAMES = parse_expected_failures("# reasons\na.py::*::test_gone[*]\n\nb.py::test_x[strict]  # why\n")
 AS_LISTED = {
     "a.py::A::test_gone[loose]": False,
     "a.py::A::test_gone[strict]": False,
@@ -25,20 +25,22 @@ AS_LISTED = {
     ],
     ids=["as listed", "a new failure", "a failure that is gone"],
 )
-def test_what_is_not_as_listed(change: dict[str, bool], told: list[str]) -> None:
-    assert compare(AS_LISTED | change, NAMES) == told
+def test_suite_reports_deviations_from_the_expected_failures(
+    change: dict[str, bool], told: list[str]
+) -> None:
+    assert find_deviations(AS_LISTED | change, NAMES) == told
 
 
-def test_a_name_without_a_test() -> None:
-    assert compare({"b.py::test_x[loose]": True}, ["c.py::test_y[*]"]) == [
+def test_expected_failure_without_a_test_is_reported() -> None:
+    assert find_deviations({"b.py::test_x[loose]": True}, ["c.py::test_y[*]"]) == [
         "c.py::test_y[*] is listed, and there is no such test"
     ]
 
 
-def test_every_failure_that_is_expected_has_its_reason() -> None:
+def test_every_expected_failure_has_a_reason() -> None:
     _, *paragraphs = LIST.read_text("utf-8").strip().split("\n\n")
 
     assert all(paragraph.startswith("# ") for paragraph in paragraphs)
-    assert sum(len(expected(paragraph)) for paragraph in paragraphs) == len(
-        expected(LIST.read_text("utf-8"))
+    assert sum(len(parse_expected_failures(paragraph)) for paragraph in paragraphs) == len(
+        parse_expected_failures(LIST.read_text("utf-8"))
     )

@@ -84,12 +84,14 @@ def main(
         options=parse_options(protocol, profile, options),
         alone=alone,
     )
-    cases = _select(protocol, only)
-    widths = [max(len(text) for text in column) for column in zip(*map(_label, cases), strict=True)]
+    cases = _select_cases(protocol, only)
+    widths = [
+        max(len(text) for text in column) for column in zip(*map(_format_case, cases), strict=True)
+    ]
     results: list[CaseResult] = []
 
     async def run() -> None:
-        async for result in _play_all(url, cases, setup, key):
+        async for result in _run_cases(url, cases, setup, key):
             results.append(result)
             if not as_json:
                 id_, request = result.id.ljust(widths[0]), result.request.ljust(widths[1])
@@ -107,7 +109,7 @@ def main(
     sys.exit(1 if failed else 0 if passed else 2)
 
 
-def _select(protocol: str, only: Sequence[str]) -> Sequence[Case]:
+def _select_cases(protocol: str, only: Sequence[str]) -> Sequence[Case]:
     """The cases to play. Raises UsageError if there are none."""
     try:
         every = cases_of(protocol)
@@ -121,12 +123,12 @@ def _select(protocol: str, only: Sequence[str]) -> Sequence[Case]:
     return cases
 
 
-def _label(case: Case) -> tuple[str, str]:
+def _format_case(case: Case) -> tuple[str, str]:
     request = f"{case.method} {case.path}"
     return case.id, request if len(request) <= _WIDTH else request[: _WIDTH - 1] + "…"
 
 
-async def _play_all(
+async def _run_cases(
     url: str, cases: Sequence[Case], setup: ProtocolSetup, key: str
 ) -> AsyncIterator[CaseResult]:
     """A result for each case, as it comes. Exits if the server can't be reached."""
@@ -146,7 +148,7 @@ async def _play_all(
                     outcome, reason = "failed", " ".join(str(error).split())
                 except Exception as error:  # noqa: BLE001 - a check may fail on any response
                     outcome, reason = "failed", f"{type(error).__name__} {error}".rstrip()
-            yield CaseResult(*_label(case), outcome, reason, case.why)
+            yield CaseResult(*_format_case(case), outcome, reason, case.why)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Response(Struct, frozen=True):
 
         A block that is not a single ``data:`` line is given as it stands, as a string.
         """
-        return [_event(block) for block in re.split(r"\r?\n\r?\n", self.text) if block]
+        return [_parse_event(block) for block in re.split(r"\r?\n\r?\n", self.text) if block]
 
     @property
     def chunks(self) -> list[Any]:
@@ -161,15 +161,15 @@ async def play(http: httpx.AsyncClient, case: Case, *, key: str | None = KEY) ->
     """
     answers = []
     for _ in range(case.times):
-        answer = await _send(http, case, key)
-        judge(case, answer)
+        answer = await _send_case(http, case, key)
+        check_response(case, answer)
         answers.append(answer)
     if case.across is not None:
         case.across(answers)
     return answers
 
 
-def judge(case: Case, answer: Response) -> None:
+def check_response(case: Case, answer: Response) -> None:
     """Hold an answer against its case. Raises Mismatch."""
     if answer.status != case.status:
         raise Mismatch(
@@ -215,7 +215,7 @@ def match(wanted: Any, got: Any, at: str, *, whole: bool = True) -> None:
     elif wanted is not ...:
         good = wanted == got and isinstance(wanted, bool) is isinstance(got, bool)
     if not good:
-        raise Mismatch(f"{at}: wanted {_name(wanted)}, got {_excerpt(got)}")
+        raise Mismatch(f"{at}: wanted {_describe_expected(wanted)}, got {_excerpt(got)}")
 
 
 def _match_dict(wanted: Mapping[str, Any], got: Any, at: str, *, whole: bool) -> None:
@@ -250,7 +250,7 @@ def _judge_headers(case: Case, answer: Response) -> None:
         match(one, answer.headers.get(name.lower()), name)
 
 
-async def _send(http: httpx.AsyncClient, case: Case, key: str | None) -> Response:
+async def _send_case(http: httpx.AsyncClient, case: Case, key: str | None) -> Response:
     content = None
     headers: dict[str, str | None] = {}
     if key is not None:
@@ -274,7 +274,7 @@ async def _send(http: httpx.AsyncClient, case: Case, key: str | None) -> Respons
     return Response(response.status_code, got, b"".join(pieces), cut)
 
 
-def _event(block: str) -> Any:
+def _parse_event(block: str) -> Any:
     if not block.startswith("data:") or "\n" in block.strip("\n"):
         return block
     text = block.strip("\n").removeprefix("data:").removeprefix(" ")
@@ -284,7 +284,7 @@ def _event(block: str) -> Any:
         return text
 
 
-def _name(wanted: Any) -> str:
+def _describe_expected(wanted: Any) -> str:
     match wanted:
         case re.Pattern():
             return f"what matches {wanted.pattern!r}"

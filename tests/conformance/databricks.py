@@ -116,7 +116,7 @@ def embeddings_response(*embeddings: Any, tokens: int) -> dict[str, Any]:
     }
 
 
-def packed(*numbers: float) -> str:
+def encode_base64_floats(*numbers: float) -> str:
     """Base64 of little-endian float32."""
     return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
 
@@ -372,7 +372,7 @@ CASES = (
         "POST",
         EMBED,
         body={"model": "ep-emb", "input": "a b", "encoding_format": "base64"},
-        body_is=embeddings_response(packed(3, 2, 0.5, -0.25), tokens=2),
+        body_is=embeddings_response(encode_base64_floats(3, 2, 0.5, -0.25), tokens=2),
     ),
     Case(
         "W97 unknown field",

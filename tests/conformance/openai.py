@@ -530,7 +530,7 @@ def chat_with_key(id: str, **headers: str | None) -> Case:  # noqa: A002 - a Cas
     return Case(id, "POST", CHAT, {"authorization": None} | told, BODY, body_is=text_response())
 
 
-def unreadable(id: str, body: bytes) -> Case:  # noqa: A002 - as above
+def malformed_body(id: str, body: bytes) -> Case:  # noqa: A002 - as above
     """A body that can't be read."""
     return Case(
         id,
@@ -562,21 +562,21 @@ BODIES = (
             "unknown_parameter", "foo", "Unrecognized request argument supplied: foo"
         ),
     ),
-    unreadable("W42", b"{"),
-    unreadable("W42 empty", b""),
-    unreadable("W42 NaN", BODY[:-1] + b',"temperature":NaN}'),
-    unreadable("W42 Infinity", BODY[:-1] + b',"temperature":Infinity}'),
-    unreadable("W42 lone surrogate", BODY[:-1] + b',"user":"\\ud800"}'),
-    unreadable("W42 no UTF-8", BODY[:-1] + b',"user":"\xff"}'),
-    unreadable("W42 too deep", BODY[:-1] + b',"metadata":' + b"[" * 5000 + b"]" * 5000 + b"}"),
-    unreadable("W42 cut off", BODY[:-1]),
+    malformed_body("W42", b"{"),
+    malformed_body("W42 empty", b""),
+    malformed_body("W42 NaN", BODY[:-1] + b',"temperature":NaN}'),
+    malformed_body("W42 Infinity", BODY[:-1] + b',"temperature":Infinity}'),
+    malformed_body("W42 lone surrogate", BODY[:-1] + b',"user":"\\ud800"}'),
+    malformed_body("W42 no UTF-8", BODY[:-1] + b',"user":"\xff"}'),
+    malformed_body("W42 too deep", BODY[:-1] + b',"metadata":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    malformed_body("W42 cut off", BODY[:-1]),
     Case(
         "W42 two alike", "POST", CHAT, body=b'{"model":"none",' + BODY[1:], body_is=text_response()
     ),
-    unreadable("W42 a mark in front", b"\xef\xbb\xbf" + BODY),
-    unreadable("W43", b"[]"),
-    unreadable("W43 a string", b'"mock"'),
-    unreadable("W43 null", b"null"),
+    malformed_body("W42 a mark in front", b"\xef\xbb\xbf" + BODY),
+    malformed_body("W43", b"[]"),
+    malformed_body("W43 a string", b'"mock"'),
+    malformed_body("W43 null", b"null"),
     Case("W44", "POST", CHAT, {"content-type": None}, BODY, body_is=text_response()),
     Case(
         "W44 as a form",

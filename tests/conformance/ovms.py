@@ -50,7 +50,7 @@ def error(status: int, said: str) -> dict[str, Any]:
     return {"status": status, "body_is": {"error": said}}
 
 
-def sentence(inner: str, node: str) -> str:
+def mediapipe_error(inner: str, node: str) -> str:
     """What the server says around an error of a graph's node."""
     return (
         "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
@@ -61,7 +61,7 @@ def sentence(inner: str, node: str) -> str:
 def graph_error(inner: str, *, node: str = "LLMExecutor", stream: bool = False) -> dict[str, Any]:
     """An error of the graph; a promised stream has its header already."""
     kind = EVENTS if stream else JSON
-    return error(400, sentence(inner, node)) | {"content_type": kind}
+    return error(400, mediapipe_error(inner, node)) | {"content_type": kind}
 
 
 def chat_choice(
@@ -109,7 +109,7 @@ def delta(said: str | None, reason: str | None = None) -> dict[str, Any]:
     return {"index": 0, "logprobs": None, "delta": content, "finish_reason": reason}
 
 
-def piece(said: str, reason: str | None = None) -> dict[str, Any]:
+def completion_delta(said: str, reason: str | None = None) -> dict[str, Any]:
     """A choice in a chunk of a completion."""
     return {"index": 0, "logprobs": None, "text": said, "finish_reason": reason}
 
@@ -128,8 +128,8 @@ WITH_USAGE = [
 TEXT_KIND = "text_completion.chunk"
 TEXT_STREAM = [
     chunk({"index": 0, "text": "", "finish_reason": None}, kind=TEXT_KIND),
-    *(chunk(piece(said), kind=TEXT_KIND) for said in PIECES),
-    chunk(piece("", "stop"), kind=TEXT_KIND),
+    *(chunk(completion_delta(said), kind=TEXT_KIND) for said in PIECES),
+    chunk(completion_delta("", "stop"), kind=TEXT_KIND),
     "[DONE]",
 ]
 

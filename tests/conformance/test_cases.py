@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from tests.conformance.cases import Case, Mismatch, Response, judge, match, play
+from tests.conformance.cases import Case, Mismatch, Response, check_response, match, play
 
 YES: list[tuple[Any, Any]] = [
     (..., None),
@@ -42,19 +42,19 @@ NO: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("wanted", "got"), YES)
-def test_what_matches(wanted: Any, got: Any) -> None:
+def test_match_accepts_expected_values(wanted: Any, got: Any) -> None:
     match(wanted, got, "x")
 
 
 @pytest.mark.parametrize(("wanted", "got", "said"), NO)
-def test_what_does_not(wanted: Any, got: Any, said: str) -> None:
+def test_match_reports_mismatches(wanted: Any, got: Any, said: str) -> None:
     with pytest.raises(Mismatch) as caught:
         match(wanted, got, "x")
 
     assert str(caught.value) == said
 
 
-def test_a_part_may_stand_among_others() -> None:
+def test_partial_match_ignores_additional_keys() -> None:
     match({"b": {"c": 1}}, {"a": 0, "b": {"c": 1, "d": 2}}, "x", whole=False)
 
     with pytest.raises(Mismatch, match=r"x\.b: wanted e, got only c"):
@@ -81,14 +81,14 @@ BAD: list[tuple[dict[str, Any], Response, str]] = [
 
 
 @pytest.mark.parametrize(("row", "answer", "said"), BAD)
-def test_an_answer_that_is_not_its_cases(row: dict[str, Any], answer: Response, said: str) -> None:
+def test_wrong_response_is_a_mismatch(row: dict[str, Any], answer: Response, said: str) -> None:
     with pytest.raises(Mismatch) as caught:
-        judge(Case("X1", "GET", "/", **row), answer)
+        check_response(Case("X1", "GET", "/", **row), answer)
 
     assert said in str(caught.value)
 
 
-def test_events_are_read_as_they_stand() -> None:
+def test_response_events_are_parsed_without_loss() -> None:
     body = b'data: {"a":1}\n\ndata:x\n\n: ping\n\nevent: e\ndata: 1\n\n{"error":"e"}'
 
     answer = Response(200, EVENTS, body)
@@ -97,7 +97,7 @@ def test_events_are_read_as_they_stand() -> None:
     assert answer.chunks == [{"a": 1}]
 
 
-async def test_what_is_sent() -> None:
+async def test_case_request_is_sent_as_declared() -> None:
     seen: list[httpx.Request] = []
 
     def serve(request: httpx.Request) -> httpx.Response:
@@ -130,7 +130,7 @@ async def test_what_is_sent() -> None:
     assert "authorization" not in seen[2].headers
 
 
-async def test_what_is_played_meanwhile() -> None:
+async def test_meanwhile_case_is_sent_during_the_response() -> None:
     """Between the first bytes of an answer and the next."""
     seen: list[str] = []
 

@@ -25,7 +25,7 @@ SPOKEN = [name for name in PROTOCOLS if ProtocolRegistry(PROTOCOLS).serves_clien
 """Those that clients speak."""
 
 
-def conform(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_conformance(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.conformance", url, *arguments],
         cwd=ROOT,
@@ -50,7 +50,7 @@ def urls() -> Iterator[list[str]]:
     gateway.close()
 
 
-def ways(protocol: str) -> list[tuple[int, str, list[str]]]:
+def list_invocations(protocol: str) -> list[tuple[int, str, list[str]]]:
     """Listener, path and arguments by which, as the configuration says, a protocol is called."""
     known = [(0, "/mindie" if protocol == "mindie" else "", ["--protocol", protocol])]
     for port, path, rest in re.findall(r"# http://127.0.0.1:800(\d)(\S*) (--.*)", CONFORMANCE):
@@ -61,10 +61,10 @@ def ways(protocol: str) -> list[tuple[int, str, list[str]]]:
 
 
 @pytest.mark.parametrize("protocol", SPOKEN)
-def test_every_case_passes_somewhere_and_none_fails(urls: list[str], protocol: str) -> None:
+def test_every_case_passes_on_some_listener_and_none_fails(urls: list[str], protocol: str) -> None:
     passed = set[str]()
-    for listener, path, arguments in ways(protocol):
-        told = conform(urls[listener] + path, *arguments, "--json")
+    for listener, path, arguments in list_invocations(protocol):
+        told = run_conformance(urls[listener] + path, *arguments, "--json")
 
         outcomes = {case["id"]: case["outcome"] for case in parse_output(told)["cases"]}
         assert told.returncode == 0, told.stdout
@@ -74,8 +74,8 @@ def test_every_case_passes_somewhere_and_none_fails(urls: list[str], protocol: s
     assert passed == {case.id for case in cases_of(protocol)}
 
 
-def test_the_table_tells_each_case_and_the_sum(urls: list[str]) -> None:
-    told = conform(urls[0], "--protocol", "openai", "--only", "W41", "--only", "W1")
+def test_table_lists_each_case_and_the_totals(urls: list[str]) -> None:
+    told = run_conformance(urls[0], "--protocol", "openai", "--only", "W41", "--only", "W1")
 
     *rows, last = told.stdout.splitlines()
     assert last == "2 passed, 0 failed, 2 not applicable"
@@ -84,9 +84,9 @@ def test_the_table_tells_each_case_and_the_sum(urls: list[str]) -> None:
     assert told.returncode == 0
 
 
-def test_a_wrong_gateway_fails(urls: list[str]) -> None:
+def test_gateway_of_another_protocol_fails(urls: list[str]) -> None:
     """The cases of one protocol, against a server of another."""
-    told = conform(urls[1], "--protocol", "triton")
+    told = run_conformance(urls[1], "--protocol", "triton")
 
     *rows, last = told.stdout.splitlines()
     assert told.returncode == 1
@@ -95,8 +95,8 @@ def test_a_wrong_gateway_fails(urls: list[str]) -> None:
     assert "Traceback" not in told.stderr
 
 
-def test_a_wrong_key_fails(urls: list[str]) -> None:
-    told = conform(urls[0], "--protocol", "openai", "--only", "W1", "--key", "other")
+def test_wrong_key_fails(urls: list[str]) -> None:
+    told = run_conformance(urls[0], "--protocol", "openai", "--only", "W1", "--key", "other")
 
     assert told.returncode == 1
     assert "wanted 200, got 401" in told.stdout
@@ -118,8 +118,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[-30:])
-def test_wrong_usage(arguments: list[str], said: str) -> None:
-    told = conform(*arguments)
+def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], said: str) -> None:
+    told = run_conformance(*arguments)
 
     assert told.returncode == 2
     assert said in told.stdout + told.stderr

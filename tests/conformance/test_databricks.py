@@ -10,19 +10,19 @@ import pytest
 from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
 from tests.conformance.databricks import CASES
-from tests.conftest import Running, Serve
-from tests.fakes import ScriptedWorker, whole
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import ScriptedWorker, make_reply
 
 CHAT = "/serving-endpoints/mock/invocations"
 HI = {"role": "user", "content": "say hi"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_case(play: Play, case: Case) -> None:
+async def test_conformance_case(play: Play, case: Case) -> None:
     await play("databricks", case)
 
 
-def test_every_number_has_its_case() -> None:
+def test_every_case_number_is_covered_and_ids_are_unique() -> None:
     assert {case.number for case in CASES} == {f"W{n}" for n in range(84, 103)}
     assert len({case.id for case in CASES}) == len(CASES)
 
@@ -44,8 +44,8 @@ ANSWER = {
 }
 
 
-async def test_w92_the_worker_sees_a_number(serve: Serve) -> None:
-    async with ScriptedWorker([whole(msgspec.json.encode(ANSWER))]) as worker:
+async def test_w92_extra_params_strings_reach_the_worker_as_numbers(serve: Serve) -> None:
+    async with ScriptedWorker([make_reply(msgspec.json.encode(ANSWER))]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
         body = {"messages": [HI], "extra_params": {"top_k": "5", "temperature": "0.5"}}
 
@@ -59,12 +59,14 @@ async def test_w92_the_worker_sees_a_number(serve: Serve) -> None:
 
 
 @pytest.fixture
-def client(mock: Running) -> openai.AsyncOpenAI:
+def client(mock: RunningGateway) -> openai.AsyncOpenAI:
     url = f"{mock.url}/serving-endpoints"
     return openai.AsyncOpenAI(base_url=url, api_key="sk-test", max_retries=0)
 
 
-async def test_w97_openais_client(client: openai.AsyncOpenAI) -> None:
+async def test_w97_openai_client_completes_streams_and_lists_models(
+    client: openai.AsyncOpenAI,
+) -> None:
     async with client:
         said = await client.chat.completions.create(
             model="mock", messages=[{"role": "user", "content": "say hi"}]
@@ -86,7 +88,7 @@ async def test_w97_openais_client(client: openai.AsyncOpenAI) -> None:
         assert "ep-ab" in {one.id for one in listed.data}
 
 
-async def test_w97_openais_client_embeds(client: openai.AsyncOpenAI) -> None:
+async def test_w97_openai_client_gets_embeddings(client: openai.AsyncOpenAI) -> None:
     """The client asks for base64 of its own accord, and unpacks it."""
     async with client:
         found = await client.embeddings.create(model="ep-emb", input="a b")
@@ -99,7 +101,7 @@ async def test_w97_openais_client_embeds(client: openai.AsyncOpenAI) -> None:
         assert struct.unpack("<4f", base64.b64decode(text)) == (3.0, 2.0, 0.5, -0.25)
 
 
-async def test_w98_openais_client_raises(client: openai.AsyncOpenAI) -> None:
+async def test_w98_openai_client_raises_not_found(client: openai.AsyncOpenAI) -> None:
     async with client:
         with pytest.raises(openai.NotFoundError, match="The given endpoint does not exist"):
             await client.chat.completions.create(
@@ -107,7 +109,7 @@ async def test_w98_openais_client_raises(client: openai.AsyncOpenAI) -> None:
             )
 
 
-async def test_a_stream_that_breaks_raises_in_openais_client(client: openai.AsyncOpenAI) -> None:
+async def test_broken_stream_raises_in_the_openai_client(client: openai.AsyncOpenAI) -> None:
     """The dialect's own error shape would pass for a short answer there."""
     async with client:
         stream = await client.chat.completions.create(

@@ -10,7 +10,7 @@ from tests.conftest import Serve
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_case(serve: Serve, case: Case) -> None:
+async def test_conformance_case(serve: Serve, case: Case) -> None:
     text, prefix = configuration("mindie", case)
     gateway = await serve(text)
 
@@ -20,6 +20,6 @@ async def test_case(serve: Serve, case: Case) -> None:
     assert all(backend.running == 0 for backend in gateway.app.backends.values())  # type: ignore[attr-defined]
 
 
-def test_every_number_has_its_case() -> None:
+def test_every_case_number_is_covered_and_ids_are_unique() -> None:
     assert {case.number for case in CASES} == {f"MI-{n:02}" for n in range(1, 51)}
     assert len({case.id for case in CASES}) == len(CASES)

@@ -8,10 +8,10 @@ from tests.conformance.openai import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_case(play: Play, case: Case) -> None:
+async def test_conformance_case(play: Play, case: Case) -> None:
     await play("openai", case)
 
 
-def test_every_number_has_its_case() -> None:
+def test_every_case_number_is_covered_and_ids_are_unique() -> None:
     assert {case.number for case in CASES} == {f"W{n}" for n in range(1, 84)}
     assert len({case.id for case in CASES}) == len(CASES)

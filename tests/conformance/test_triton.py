@@ -10,7 +10,7 @@ from backends.interfaces import EventSink, PreparedRequest, RequestContext, Stre
 from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta
 from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
-from tests.conformance.triton import CASES, VLLM, events, text
+from tests.conformance.triton import CASES, VLLM, generate_response, stream_body
 from tests.conftest import MOCK, Serve
 
 TESTED_HERE = {"TR-34", "TR-50"}
@@ -18,16 +18,16 @@ TESTED_HERE = {"TR-34", "TR-50"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_case(play: Play, case: Case) -> None:
+async def test_conformance_case(play: Play, case: Case) -> None:
     await play("triton", case)
 
 
-def test_every_number_has_its_case() -> None:
+def test_every_case_number_is_covered_and_ids_are_unique() -> None:
     assert {case.number for case in CASES} | TESTED_HERE == {f"TR-{n:02}" for n in range(1, 53)}
     assert len({case.id for case in CASES}) == len(CASES)
 
 
-async def dump(
+async def echo_parameters(
     prepared: PreparedRequest, context: RequestContext, sink: EventSink | None = None
 ) -> StreamItems:
     """A model whose response is the parameters that it received."""
@@ -51,7 +51,7 @@ async def test_tr_34_parameters_keep_their_types(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str, told: Any
 ) -> None:
     gateway = await serve(MOCK)
-    monkeypatch.setattr(gateway.app.backends["words"], "send", dump)
+    monkeypatch.setattr(gateway.app.backends["words"], "send", echo_parameters)
     body = f'{{"text_input":"","exclude_input_in_output":true,"foo":{sent}}}'
 
     answer = await gateway.http.post(f"{VLLM}/generate", content=body)
@@ -60,7 +60,7 @@ async def test_tr_34_parameters_keep_their_types(
     assert (found, type(found)) == (told, type(told))
 
 
-async def test_tr_50_a_full_queue_is_told(serve: Serve) -> None:
+async def test_tr_50_full_queue_returns_503(serve: Serve) -> None:
     """The worker takes one at a time, and two wait: of eight, three are answered."""
     slow = MOCK.replace("words: {kind: echo,", "words: {kind: echo, delay: 60ms,")
     worker = await serve(slow)
@@ -83,7 +83,9 @@ async def test_tr_50_a_full_queue_is_told(serve: Serve) -> None:
     assert {one.json()["error"] for one in answers if one.status_code == 503} == {full}
 
 
-async def exchange(port: int, body: bytes, *, version: str = "1.1") -> tuple[bytes, bytes]:
+async def send_generate_stream(
+    port: int, body: bytes, *, version: str = "1.1"
+) -> tuple[bytes, bytes]:
     """Head and body of the answer to generate_stream, as they came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST {VLLM}/generate_stream HTTP/{version}\r\nHost: x\r\nConnection: close\r\n"
@@ -95,21 +97,23 @@ async def exchange(port: int, body: bytes, *, version: str = "1.1") -> tuple[byt
     return found, rest
 
 
-async def test_tr_43_each_event_is_a_chunk(serve: Serve) -> None:
+async def test_tr_43_each_event_is_one_http_chunk(serve: Serve) -> None:
     gateway = await serve(MOCK)
 
-    _, body = await exchange(gateway.port, b'{"text_input":"a","id":"s1","stream":true}')
+    _, body = await send_generate_stream(
+        gateway.port, b'{"text_input":"a","id":"s1","stream":true}'
+    )
 
-    said = [events(text(f" w{k}", name="s1")) for k in range(3)]
+    said = [stream_body(generate_response(f" w{k}", name="s1")) for k in range(3)]
     assert body == b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in [*said, b""])
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-async def test_a_client_without_chunks_is_sent_none(serve: Serve, stream: bytes) -> None:
+async def test_http_1_0_client_gets_no_chunked_encoding(serve: Serve, stream: bytes) -> None:
     gateway = await serve(MOCK)
 
     sent = b'{"text_input":"","max_tokens":1,"stream":%b}' % stream
-    head, body = await exchange(gateway.port, sent, version="1.0")
+    head, body = await send_generate_stream(gateway.port, sent, version="1.0")
 
     assert b"chunked" not in head
-    assert body == events(text(" w0"))
+    assert body == stream_body(generate_response(" w0"))

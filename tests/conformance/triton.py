@@ -84,7 +84,7 @@ def generate_stream(id: str, body: Any, model: str = VLLM, **rest: Any) -> Case:
     )
 
 
-def trt(id: str, body: Any, **rest: Any) -> Case:  # noqa: A002 - as above
+def generate_trtllm(id: str, body: Any, **rest: Any) -> Case:  # noqa: A002 - as above
     """A request to generate of the other model."""
     return generate(id, body, TRT, profile="trtllm", **rest)
 
@@ -94,18 +94,18 @@ def error(status: int, text: Any, **rest: Any) -> dict[str, Any]:
     return {"status": status, "body_is": {"error": text}, **rest}
 
 
-def parsing(reason: str) -> dict[str, Any]:
+def json_error(reason: str) -> dict[str, Any]:
     """The body is not JSON."""
     return error(500, f"failed to parse the request JSON buffer: {reason}")
 
 
-def no_parameter(name: str, before: str = "") -> dict[str, Any]:
+def invalid_parameter(name: str, before: str = "") -> dict[str, Any]:
     """What is no scalar is no parameter."""
     must = "It should be either 'int', 'bool', or 'string'."
     return error(400, f"{before}parameter '{name}' has invalid type. {must}")
 
 
-def text(said: Any, *, model: str = "vllm_like", name: str = "", **more: Any) -> bytes:
+def generate_response(said: Any, *, model: str = "vllm_like", name: str = "", **more: Any) -> bytes:
     """A whole answer, or the data of an event: its keys are sorted."""
     fields = {"model_name": model, "model_version": "1", "text_output": said, **more}
     if name:
@@ -113,14 +113,14 @@ def text(said: Any, *, model: str = "vllm_like", name: str = "", **more: Any) ->
     return msgspec.json.encode(fields, order="sorted")
 
 
-def events(*data: bytes) -> bytes:
+def stream_body(*data: bytes) -> bytes:
     """A stream: these events and nothing else, no mark of its end either."""
     return b"".join(b"data: " + one + b"\n\n" for one in data)
 
 
-def answers(said: Any, **more: Any) -> dict[str, Any]:
+def expected_response(said: Any, **more: Any) -> dict[str, Any]:
     """The whole answer, to the byte."""
-    return {"body_is": text(said, **more)}
+    return {"body_is": generate_response(said, **more)}
 
 
 def check_server_metadata(answer: Response) -> None:
@@ -146,7 +146,7 @@ def check_mock_ready(answer: Response) -> None:
 
 CHUNKED: Mapping[str, Any] = {"transfer-encoding": "chunked", "content-length": None}
 A = {"text_input": "a"}
-AW = answers("a w0 w1 w2")
+AW = expected_response("a w0 w1 w2")
 EXPLODED = {"error": str}
 BATCH = {"max_tokens": [2, 2], "exclude_input_in_output": [True, True]}
 NO_MAX = re.compile(r".*but missing required input\(s\) \['max_tokens'\]\. Please .*")
@@ -193,19 +193,21 @@ GENERATE = (
         "TR-11",
         {"id": "42", "text_input": "hi", "parameters": {"max_tokens": 2, "temperature": 0}},
         answer_headers=CHUNKED,
-        **answers("hi w0 w1", name="42"),
+        **expected_response("hi w0 w1", name="42"),
     ),
     generate(
         "TR-12",
         {"text_input": "hi", "parameters": {"max_tokens": 2, "temperature": 0}},
-        **answers("hi w0 w1"),
+        **expected_response("hi w0 w1"),
     ),
     generate("TR-13", A | {"id": ""}, **AW),
     generate("TR-14", A | {"id": 42}, **error(500, NO_ID)),
     generate("TR-15", A | {"id": None}, **error(500, NO_ID)),
-    generate("TR-16", A | {"id": 'q"b\\n\né'}, **answers("a w0 w1 w2", name='q"b\\n\né')),
+    generate("TR-16", A | {"id": 'q"b\\n\né'}, **expected_response("a w0 w1 w2", name='q"b\\n\né')),
     generate(
-        "TR-16 escaped", rb'{"text_input":"a","id":"\u00e9"}', **answers("a w0 w1 w2", name="é")
+        "TR-16 escaped",
+        rb'{"text_input":"a","id":"\u00e9"}',
+        **expected_response("a w0 w1 w2", name="é"),
     ),
     generate("TR-17", A, f"{VLLM}/versions/1", **AW),
     generate(
@@ -218,13 +220,13 @@ GENERATE = (
     generate("TR-19", A, f"{VLLM}/versions/99999999999999999999", **error(400, NO_VERSION)),
     get("TR-20", f"{VLLM}/generate", **error(405, "Method Not Allowed")),
     Case("TR-20 PUT", "PUT", f"{VLLM}/generate", body=A, **error(405, "Method Not Allowed")),
-    generate("TR-21", b"{", **parsing("Missing a name for object member. at 1")),
-    generate("TR-22", b"hello", **parsing("Invalid value. at 0")),
-    generate("TR-23", b"", **parsing("The document is empty. at 0")),
+    generate("TR-21", b"{", **json_error("Missing a name for object member. at 1")),
+    generate("TR-22", b"hello", **json_error("Invalid value. at 0")),
+    generate("TR-23", b"", **json_error("The document is empty. at 0")),
     generate(
         "TR-24",
         b'{"text_input":"a"} x',
-        **parsing("The document root must not be followed by other values. at 19"),
+        **json_error("The document root must not be followed by other values. at 19"),
     ),
     generate("TR-25", b"[]", **error(500, NO_MEMBERS)),
     generate("TR-25 string", b'"x"', **error(500, NO_MEMBERS)),
@@ -235,32 +237,34 @@ GENERATE = (
     generate("TR-28", {"text_input": ["a"]}, **AW),
     generate("TR-28 two", {"text_input": ["a", "b"]}, **error(400, NO_SHAPE)),
     generate("TR-28 none", {"text_input": []}, **error(400, NO_SHAPE)),
-    generate("TR-29", {"text_input": ""}, **answers(" w0 w1 w2")),
+    generate("TR-29", {"text_input": ""}, **expected_response(" w0 w1 w2")),
     generate("TR-30", A | {"parameters": None}, **error(500, NO_OBJECT)),
     generate("TR-30 number", A | {"parameters": 1}, **error(500, NO_OBJECT)),
     generate("TR-30 array", A | {"parameters": []}, **error(500, NO_OBJECT)),
     generate("TR-30 string", A | {"parameters": "{}"}, **error(500, NO_OBJECT)),
     generate("TR-31", A | {"parameters": {}}, **AW),
-    generate("TR-32", A | {"parameters": {"x": None}}, **no_parameter("x", NESTED)),
-    generate("TR-32 array", A | {"parameters": {"x": [1]}}, **no_parameter("x", NESTED)),
-    generate("TR-32 object", A | {"parameters": {"x": {"y": 1}}}, **no_parameter("x", NESTED)),
-    generate("TR-33", A | {"stop": ["x"]}, **no_parameter("stop")),
+    generate("TR-32", A | {"parameters": {"x": None}}, **invalid_parameter("x", NESTED)),
+    generate("TR-32 array", A | {"parameters": {"x": [1]}}, **invalid_parameter("x", NESTED)),
+    generate("TR-32 object", A | {"parameters": {"x": {"y": 1}}}, **invalid_parameter("x", NESTED)),
+    generate("TR-33", A | {"stop": ["x"]}, **invalid_parameter("stop")),
     generate("TR-35", {"parameters": A}, **AW),
     generate("TR-35 twice", A | {"parameters": {"text_input": "b"}}, **error(400, NESTED + TWICE)),
     generate("TR-36", b'{"text_input":"a","text_input":"b"}', **error(400, TWICE)),
     generate("TR-37", A | {"sampling_parameters": {"max_tokens": 1}}, **error(500, NO_STRING)),
-    generate("TR-37 string", A | {"sampling_parameters": '{"max_tokens":1}'}, **answers("a w0")),
+    generate(
+        "TR-37 string", A | {"sampling_parameters": '{"max_tokens":1}'}, **expected_response("a w0")
+    ),
     generate("TR-38", A | {"stream": "true"}, **error(500, NO_BOOLEAN)),
     generate("TR-38 number", A | {"stream": 1}, **error(500, NO_BOOLEAN)),
     generate("TR-38 null", A | {"stream": None}, **error(500, NO_BOOLEAN)),
-    generate("TR-39", A | {"stream": True}, why=ONE_RESPONSE, **answers(" w0 w1 w2")),
-    generate("TR-39 one", A | {"stream": True, "max_tokens": 1}, **answers(" w0")),
+    generate("TR-39", A | {"stream": True}, why=ONE_RESPONSE, **expected_response(" w0 w1 w2")),
+    generate("TR-39 one", A | {"stream": True, "max_tokens": 1}, **expected_response(" w0")),
     generate(
         "TR-40",
         A | {"return_finish_reason": True, "return_num_output_tokens": True},
-        **answers("a w0 w1 w2", finish_reason="length", num_output_tokens=3),
+        **expected_response("a w0 w1 w2", finish_reason="length", num_output_tokens=3),
     ),
-    generate("TR-41", A | {"n": 2}, **answers(["a w0 w1 w2", "a w0 w1 w2"])),
+    generate("TR-41", A | {"n": 2}, **expected_response(["a w0 w1 w2", "a w0 w1 w2"])),
     generate("TR-42", A, "/v2/models/vllm_fails_first", **error(400, str)),
 )
 
@@ -268,9 +272,9 @@ GENERATE_STREAM = (
     generate_stream(
         "TR-43",
         A | {"stream": True, "id": "s1"},
-        body_is=events(*(text(f" w{k}", name="s1") for k in range(3))),
+        body_is=stream_body(*(generate_response(f" w{k}", name="s1") for k in range(3))),
     ),
-    generate_stream("TR-44", A, body_is=events(text("a w0 w1 w2"))),
+    generate_stream("TR-44", A, body_is=stream_body(generate_response("a w0 w1 w2"))),
     generate_stream(
         "TR-45", A | {"stream": True}, "/v2/models/vllm_fails_first", status=400, events=[EXPLODED]
     ),
@@ -287,22 +291,26 @@ GENERATE_STREAM = (
 )
 
 BATCHES = (
-    trt("TR-48", A, **error(400, NO_MAX)),
-    trt("TR-48 5.5", A | {"max_tokens": 5.5}, **error(500, NO_SIGNED)),
-    trt("TR-48 '5'", A | {"max_tokens": "5"}, **error(500, NO_SIGNED)),
-    trt("TR-48 seed", A | {"max_tokens": 1, "seed": -1}, **error(500, NO_UNSIGNED)),
-    trt(
+    generate_trtllm("TR-48", A, **error(400, NO_MAX)),
+    generate_trtllm("TR-48 5.5", A | {"max_tokens": 5.5}, **error(500, NO_SIGNED)),
+    generate_trtllm("TR-48 '5'", A | {"max_tokens": "5"}, **error(500, NO_SIGNED)),
+    generate_trtllm("TR-48 seed", A | {"max_tokens": 1, "seed": -1}, **error(500, NO_UNSIGNED)),
+    generate_trtllm(
         "TR-48 temperature",
         A | {"max_tokens": 1, "temperature": 1},
-        **answers("a w0", model="trt_like"),
+        **expected_response("a w0", model="trt_like"),
     ),
-    trt("TR-49", BATCH | {"text_input": ["a", "b"]}, **answers([" w0 w1"] * 2, model="trt_like")),
-    trt(
+    generate_trtllm(
+        "TR-49",
+        BATCH | {"text_input": ["a", "b"]},
+        **expected_response([" w0 w1"] * 2, model="trt_like"),
+    ),
+    generate_trtllm(
         "TR-49 mismatch",
         {"text_input": ["a", "b"], "max_tokens": 1},
         **error(400, OTHER_BATCH),
     ),
-    trt(
+    generate_trtllm(
         "TR-49 five",
         {"text_input": list("abcde"), "max_tokens": [1] * 5},
         **error(400, LARGE_BATCH),

@@ -3,21 +3,21 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from tests.cross.stage import Asked
+from tests.cross.stage import ReceivedRequest
 
 Check = Callable[[Any], bool]
 Fields = Mapping[str, Check]
 
 
-def text(got: Any) -> bool:
+def is_text(got: Any) -> bool:
     return isinstance(got, str) and got != ""
 
 
-def flag(got: Any) -> bool:
+def is_flag(got: Any) -> bool:
     return isinstance(got, bool)
 
 
-def whole(low: int, high: int = 2**63 - 1) -> Check:
+def integer(low: int, high: int = 2**63 - 1) -> Check:
     """An integer in this range."""
     return lambda got: type(got) is int and low <= got <= high
 
@@ -31,31 +31,31 @@ def number(low: float, high: float = 3e38, *, above: bool = False) -> Check:
 
 def strings(most: int) -> Check:
     """So many non-empty strings at most."""
-    return lambda got: isinstance(got, list) and 0 < len(got) <= most and all(map(text, got))
+    return lambda got: isinstance(got, list) and 0 < len(got) <= most and all(map(is_text, got))
 
 
-def one_or(check: Check) -> Check:
+def string_or(check: Check) -> Check:
     """A lone string, or what the other takes."""
-    return lambda got: text(got) or check(got)
+    return lambda got: is_text(got) or check(got)
 
 
-def exactly(wanted: Any) -> Check:
+def equals(wanted: Any) -> Check:
     return lambda got: got == wanted and type(got) is type(wanted)
 
 
-def turns(got: Any) -> bool:
+def is_message_list(got: Any) -> bool:
     """A conversation of plain texts."""
     return (
         isinstance(got, list)
         and got != []
-        and all(turn.keys() == {"role", "content"} and text(turn["content"]) for turn in got)
+        and all(turn.keys() == {"role", "content"} and is_text(turn["content"]) for turn in got)
     )
 
 
-def tools(got: Any) -> bool:
+def is_tool_list(got: Any) -> bool:
     """Functions, each with a name and a schema."""
     return isinstance(got, list) and got != [] and all(
-        one["type"] == "function" and text(one["function"]["name"])
+        one["type"] == "function" and is_text(one["function"]["name"])
         and isinstance(one["function"]["parameters"], dict) for one in got
     )  # fmt: skip
 
@@ -63,8 +63,12 @@ def tools(got: Any) -> bool:
 ALWAYS: Final[Check] = lambda got: got is not None  # noqa: E731 - a check like the others
 
 
-def hold(
-    asked: Asked, got: Mapping[str, Any], known: Fields, must: Collection[str] = (), where: str = ""
+def check_fields(
+    asked: ReceivedRequest,
+    got: Mapping[str, Any],
+    known: Fields,
+    must: Collection[str] = (),
+    where: str = "",
 ) -> None:
     """Note fields that are unknown, wrong, or missing."""
     for name, value in got.items():

@@ -7,14 +7,14 @@ from typing import Any, Final, Literal
 import httpx
 from msgspec import Struct, field
 
-from tests.cross.script import PROMPT, TOOL, Json, Wish
+from tests.cross.script import PROMPT, TOOL, Json, RequestOptions
 
 Kind = Literal["chat", "text"]
 _JSON: Final = {"Content-Type": "application/json"}
 _SEED: Final = 11
 
 
-class Heard(Struct):
+class DecodedResponse(Struct):
     """What a client makes of an answer. ``usage``: prompt tokens where told, completion tokens."""
 
     texts: dict[int, str] = field(default_factory=dict)
@@ -40,8 +40,8 @@ class Client(Struct, frozen=True, kw_only=True):
     kind: Kind
     path: str
     stream_path: str = ""
-    fields: Callable[[str, Wish], Json]
-    read: Callable[[Heard, Any], None]
+    fields: Callable[[str, RequestOptions], Json]
+    read: Callable[[DecodedResponse, Any], None]
     """Adds an answer, or an event, to what was heard."""
     words: Mapping[str, str]
     """Of each finish reason."""
@@ -59,20 +59,20 @@ class Client(Struct, frozen=True, kw_only=True):
     """The last thing in a stream that came to its end."""
     prefix: bytes = b"data: "
 
-    def way(self, wish: Wish) -> str:
+    def way(self, wish: RequestOptions) -> str:
         """As the workers' rows name it."""
         return f"{self.kind} stream" if wish.stream else self.kind
 
-    def asks(self, model: str, wish: Wish) -> httpx.Request:
+    def asks(self, model: str, wish: RequestOptions) -> httpx.Request:
         """The request, without a host."""
         path = (wish.stream and self.stream_path) or self.path
         body = json.dumps(self.fields(model, wish), ensure_ascii=False).encode()
         url = f"http://x{path.replace('MODEL', model)}"
         return httpx.Request("POST", url, content=body, headers=_JSON)
 
-    def hears(self, answer: httpx.Response, wish: Wish) -> Heard:
+    def hears(self, answer: httpx.Response, wish: RequestOptions) -> DecodedResponse:
         """What the answer says."""
-        heard = Heard()
+        heard = DecodedResponse()
         if not wish.stream:
             self.read(heard, answer.json())
             heard.done = True
@@ -95,7 +95,7 @@ class Client(Struct, frozen=True, kw_only=True):
 # --- in OpenAI's manner ---------------------------------------------------------------------------
 
 
-def _asking(model: str, wish: Wish) -> dict[str, Any]:
+def _build_common_fields(model: str, wish: RequestOptions) -> dict[str, Any]:
     """The fields that all of these have."""
     fields: dict[str, Any] = {"model": model}
     if wish.stream:
@@ -109,8 +109,8 @@ def _asking(model: str, wish: Wish) -> dict[str, Any]:
     return fields
 
 
-def _chat(model: str, wish: Wish) -> Json:
-    fields = _asking(model, wish) | {"messages": [{"role": "user", "content": PROMPT}]}
+def _build_chat_body(model: str, wish: RequestOptions) -> Json:
+    fields = _build_common_fields(model, wish) | {"messages": [{"role": "user", "content": PROMPT}]}
     if wish.top is not None:
         fields |= {"logprobs": True} | ({"top_logprobs": wish.top} if wish.top else {})
     if wish.tool:
@@ -120,26 +120,32 @@ def _chat(model: str, wish: Wish) -> Json:
     return fields
 
 
-def _plain_chat(model: str, wish: Wish) -> Json:
+def _build_chat_body_without_stream_options(model: str, wish: RequestOptions) -> Json:
     """Without what this dialect does not name."""
-    return {name: got for name, got in _chat(model, wish).items() if name != "stream_options"}
+    return {
+        name: got for name, got in _build_chat_body(model, wish).items() if name != "stream_options"
+    }
 
 
-def _endpoint_chat(model: str, wish: Wish) -> Json:
-    return {name: got for name, got in _plain_chat(model, wish).items() if name != "model"}
+def _build_endpoint_chat_body(model: str, wish: RequestOptions) -> Json:
+    return {
+        name: got
+        for name, got in _build_chat_body_without_stream_options(model, wish).items()
+        if name != "model"
+    }
 
 
-def _completion(model: str, wish: Wish) -> Json:
-    fields = _asking(model, wish) | {"prompt": PROMPT}
+def _build_completion_body(model: str, wish: RequestOptions) -> Json:
+    fields = _build_common_fields(model, wish) | {"prompt": PROMPT}
     return fields if wish.top is None else fields | {"logprobs": wish.top}
 
 
-def _endpoint_completion(model: str, wish: Wish) -> Json:
-    got = _completion(model, wish)
+def _build_endpoint_completion_body(model: str, wish: RequestOptions) -> Json:
+    got = _build_completion_body(model, wish)
     return {name: one for name, one in got.items() if name not in ("model", "stream_options")}
 
 
-def _read_choices(heard: Heard, got: Any) -> None:
+def _read_choices(heard: DecodedResponse, got: Any) -> None:
     for choice in got["choices"]:
         index = choice["index"]
         said = choice.get("message") or choice.get("delta") or choice
@@ -156,7 +162,7 @@ def _read_choices(heard: Heard, got: Any) -> None:
         heard.usage = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def _read_npu_choices(heard: Heard, got: Any) -> None:
+def _read_mindie_choices(heard: DecodedResponse, got: Any) -> None:
     """In a stream each choice tells its own usage."""
     before = heard.usage[1] if heard.usage and "usage" in got else 0
     _read_choices(heard, got)
@@ -164,16 +170,16 @@ def _read_npu_choices(heard: Heard, got: Any) -> None:
         heard.usage = heard.usage[0], heard.usage[1] + before
 
 
-def _read_logprobs(heard: Heard, got: Json) -> None:
+def _read_logprobs(heard: DecodedResponse, got: Json) -> None:
     heard.logprobs += [(one["token"], one["logprob"]) for one in got.get("content") or ()]
     heard.logprobs += zip(got.get("tokens", ()), got.get("token_logprobs", ()), strict=True)
 
 
-def _error_message(got: Any) -> str:
+def _get_error_message(got: Any) -> str:
     return str(got["error"]["message"])
 
 
-def _error_text(got: Any) -> str:
+def _get_error_text(got: Any) -> str:
     return str(got["error"])
 
 
@@ -182,7 +188,7 @@ _OPENAI: Final[dict[str, Any]] = {
     "words": {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls",
               "unknown": "stop"},
     "statuses": {"refused": 400, "limited": 429, "failed": 502, "busy": 503},
-    "told": _error_message,
+    "told": _get_error_message,
 }  # fmt: skip
 
 _DATABRICKS: Final[dict[str, Any]] = {
@@ -194,13 +200,13 @@ _OVMS: Final[dict[str, Any]] = {
     **_OPENAI,
     "words": {**_OPENAI["words"], "unknown": "unknown"},
     "statuses": {"refused": 400, "limited": 429, "failed": 400, "busy": 503},
-    "told": _error_text,
+    "told": _get_error_text,
 }
 
 # --- Triton and MindIE ----------------------------------------------------------------------------
 
 
-def _generate(model: str, wish: Wish) -> Json:
+def _build_generate_body(model: str, wish: RequestOptions) -> Json:
     """For a model of vLLM's: all parameters in one tensor, and everything that it can tell."""
     del model
     told: dict[str, Any] = {}
@@ -220,31 +226,31 @@ def _generate(model: str, wish: Wish) -> Json:
     return fields | ({"sampling_parameters": json.dumps(told)} if told else {})
 
 
-def _read_generated(heard: Heard, got: Any) -> None:
-    for index, text in enumerate(_each(got["text_output"])):
+def _read_generate_response(heard: DecodedResponse, got: Any) -> None:
+    for index, text in enumerate(_as_list(got["text_output"])):
         heard.more(index, text)
-    for index, reason in enumerate(_each(got["finish_reason"])):
+    for index, reason in enumerate(_as_list(got["finish_reason"])):
         if heard.reasons.get(index, "None") == "None":
             heard.reasons[index] = reason
-    made = sum(_each(got["num_output_tokens"])) + (heard.usage[1] if heard.usage else 0)
+    made = sum(_as_list(got["num_output_tokens"])) + (heard.usage[1] if heard.usage else 0)
     heard.usage = got.get("num_input_tokens"), made
-    for column in _each(got.get("logprobs") or []):
+    for column in _as_list(got.get("logprobs") or []):
         for likely in json.loads(column) or ():
             taken = next(iter(likely.values()))
             heard.logprobs.append((taken["decoded_token"], taken["logprob"]))
 
 
-def _each(got: Any) -> list[Any]:
+def _as_list(got: Any) -> list[Any]:
     return got if isinstance(got, list) else [got]
 
 
-def _npu_text(model: str, wish: Wish) -> Json:
+def _build_mindie_text_body(model: str, wish: RequestOptions) -> Json:
     del model
     parameters: dict[str, Any] = {"details": True, "max_new_tokens": wish.most or 20}
     return {"text_input": PROMPT, "parameters": parameters}
 
 
-def _read_npu_text(heard: Heard, got: Any) -> None:
+def _read_mindie_text(heard: DecodedResponse, got: Any) -> None:
     heard.more(0, got["text_output"])
     details = got["details"]
     heard.usage = None, details["generated_tokens"]
@@ -253,13 +259,13 @@ def _read_npu_text(heard: Heard, got: Any) -> None:
 
 
 CLIENTS: Final = (
-    Client(name="openai chat", kind="chat", path="/v1/chat/completions", fields=_chat, **_OPENAI),
+    Client(name="openai chat", kind="chat", path="/v1/chat/completions", fields=_build_chat_body, **_OPENAI),
     Client(
         name="openai completions",
         kind="text",
         limits=True,
         path="/v1/completions",
-        fields=_completion,
+        fields=_build_completion_body,
         can=frozenset({"stop", "n", "logprobs"}),
         can_stream=frozenset({"stop", "n", "logprobs"}),
         **_OPENAI,
@@ -268,14 +274,14 @@ CLIENTS: Final = (
         name="databricks",
         kind="chat",
         path="/serving-endpoints/MODEL/invocations",
-        fields=_endpoint_chat,
+        fields=_build_endpoint_chat_body,
         **_DATABRICKS,
     ),
     Client(
         name="databricks completions",
         kind="chat",  # its prompts go through the worker's template
         path="/serving-endpoints/MODEL/invocations",
-        fields=_endpoint_completion,
+        fields=_build_endpoint_completion_body,
         can=frozenset({"stop"}),
         can_stream=frozenset({"stop"}),
         **_DATABRICKS,
@@ -285,11 +291,11 @@ CLIENTS: Final = (
         kind="text",
         path="/v2/models/MODEL/generate",
         stream_path="/v2/models/MODEL/generate_stream",
-        fields=_generate,
-        read=_read_generated,
+        fields=_build_generate_body,
+        read=_read_generate_response,
         words={"eos": "stop", "stop": "stop", "length": "length", "unknown": "None"},
         statuses={"refused": 400, "limited": 429, "failed": 400, "busy": 503},
-        told=_error_text,
+        told=_get_error_text,
         can=frozenset({"stop", "n", "logprobs"}),
         can_stream=frozenset({"stop", "n", "logprobs"}),
         end=b"",
@@ -300,12 +306,12 @@ CLIENTS: Final = (
         limits=True,
         path="/mindie/v2/models/MODEL/generate",
         stream_path="/mindie/v2/models/MODEL/generate_stream",
-        fields=_npu_text,
-        read=_read_npu_text,
+        fields=_build_mindie_text_body,
+        read=_read_mindie_text,
         words={"eos": "eos_token", "stop": "eos_token", "length": "length",
                "unknown": "invalid finishReason"},
         statuses={"refused": 422, "limited": 429, "failed": 500, "busy": 503},
-        told=_error_text,
+        told=_get_error_text,
         can=frozenset(),
         can_stream=frozenset(),
         end=b"",
@@ -315,19 +321,19 @@ CLIENTS: Final = (
         name="mindie chat",
         kind="chat",
         path="/mindie/v1/chat/completions",
-        fields=_plain_chat,
+        fields=_build_chat_body_without_stream_options,
         **{
             **_OPENAI,
-            "read": _read_npu_choices,
+            "read": _read_mindie_choices,
             "statuses": {"refused": 422, "limited": 429, "failed": 500, "busy": 503},
-            "told": _error_text,
+            "told": _get_error_text,
         },
     ),
     Client(
         name="ovms",
         kind="chat",
         path="/v3/chat/completions",
-        fields=_chat,
+        fields=_build_chat_body,
         keeps_streamed=True,
         can=frozenset({"stop", "logprobs", "tools"}),
         can_stream=frozenset({"stop", "tools"}),
@@ -337,7 +343,7 @@ CLIENTS: Final = (
         name="ovms completions",
         kind="text",
         path="/v3/completions",
-        fields=_completion,
+        fields=_build_completion_body,
         keeps_streamed=True,
         can=frozenset({"stop", "logprobs"}),
         can_stream=frozenset({"stop"}),

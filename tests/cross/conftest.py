@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
-from tests.cross.clients import CLIENTS, Client, Heard
-from tests.cross.script import PLAYS, Wish
-from tests.cross.stage import Stage
+from tests.cross.clients import CLIENTS, Client, DecodedResponse
+from tests.cross.script import PLAYS, RequestOptions
+from tests.cross.stage import WorkerServer
 from tests.cross.workers.rows import WORKERS
 
 PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
 
 
-def configuration(url: str) -> bytes:
+def build_configuration(url: str) -> bytes:
     """Each worker as a pool, and each of its plays as a model that is named after both.
 
     No fault of one test is to take a worker away from the next.
@@ -49,16 +49,16 @@ def configuration(url: str) -> bytes:
     )
 
 
-class Floor(Struct):
+class CrossEnvironment(Struct):
     """The gateway, its workers, and what it recorded."""
 
     http: httpx.AsyncClient
-    stage: Stage
+    stage: WorkerServer
     records: list[RequestRecord]
     port: int
 
     async def ask(
-        self, client: Client, worker: str, wish: Wish, play: str = "answer"
+        self, client: Client, worker: str, wish: RequestOptions, play: str = "answer"
     ) -> httpx.Response:
         """The answer to one question."""
         asked = client.asks(f"{worker}-{play}", wish)
@@ -66,7 +66,9 @@ class Floor(Struct):
             asked.url.raw_path.decode(), content=asked.content, headers=asked.headers
         )
 
-    async def hear(self, client: Client, worker: str, wish: Wish, play: str = "answer") -> Heard:
+    async def hear(
+        self, client: Client, worker: str, wish: RequestOptions, play: str = "answer"
+    ) -> DecodedResponse:
         """What a good answer says. Its headers must tell every loss."""
         answer = await self.ask(client, worker, wish, play)
         assert answer.status_code == 200, answer.text
@@ -89,26 +91,26 @@ class Floor(Struct):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def building() -> AsyncIterator[Floor]:
+async def environment() -> AsyncIterator[CrossEnvironment]:
     """Stands as long as the module."""
     records: list[RequestRecord] = []
-    async with Stage({name: row.desk for name, row in WORKERS.items()}) as stage:
+    async with WorkerServer({name: row.desk for name, row in WORKERS.items()}) as stage:
         outside = replace(build_services(), observe_request=records.append)
-        text = configuration(stage.url).decode()
+        text = build_configuration(stage.url).decode()
         app = Gateway(load_text(text, "test.json", env=dict(os.environ)), outside)
         [url] = await app.start()
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Floor(http, stage, records, int(url.rpartition(":")[2]))
+            yield CrossEnvironment(http, stage, records, int(url.rpartition(":")[2]))
         await app.stop()
 
 
 @pytest.fixture
-def floor(building: Floor) -> Iterator[Floor]:
+def floor(environment: CrossEnvironment) -> Iterator[CrossEnvironment]:
     """As it is before anybody asked. In the end no worker may have anything to find fault with."""
-    building.records.clear()
-    building.stage.asked.clear()
-    yield building
-    assert [(one.worker, fault) for one in building.stage.asked for fault in one.faults] == []
+    environment.records.clear()
+    environment.stage.asked.clear()
+    yield environment
+    assert [(one.worker, fault) for one in environment.stage.asked for fault in one.faults] == []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

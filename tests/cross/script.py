@@ -30,7 +30,7 @@ failed   the worker fails        busy     the worker is overloaded
 """
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class RequestOptions(Struct, frozen=True, kw_only=True):
     """What a worker understood of a request. ``top`` is None where no logprobs are wanted."""
 
     stream: bool = False
@@ -43,7 +43,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     tool: bool = False
 
 
-class Said(Struct, frozen=True):
+class ScriptedChoice(Struct, frozen=True):
     """One choice: ``made`` tokens were computed, of which these are told."""
 
     tokens: tuple[str, ...]
@@ -56,20 +56,20 @@ class Said(Struct, frozen=True):
         return "".join(self.tokens)
 
 
-def say(wish: Wish, *, leaves: bool = False) -> Said:
+def script_choice(wish: RequestOptions, *, leaves: bool = False) -> ScriptedChoice:
     """The answer. ``leaves``: a stop string stays in the text whether or not it was to."""
     if wish.tool:
-        return Said((), len(TOKENS), "tool")
+        return ScriptedChoice((), len(TOKENS), "tool")
     tokens = TOKENS[: wish.most]
     for made in range(1, len(tokens) + 1):
         text = "".join(tokens[:made])
         if at := [text.index(stop) for stop in wish.stops if stop in text]:
-            told = tokens[:made] if leaves or wish.keeps else _shortened(tokens, min(at))
-            return Said(told, made, "stop")
-    return Said(tokens, len(tokens), "eos" if len(tokens) == len(TOKENS) else "length")
+            told = tokens[:made] if leaves or wish.keeps else _truncate_tokens(tokens, min(at))
+            return ScriptedChoice(told, made, "stop")
+    return ScriptedChoice(tokens, len(tokens), "eos" if len(tokens) == len(TOKENS) else "length")
 
 
-def _shortened(tokens: Sequence[str], length: int) -> tuple[str, ...]:
+def _truncate_tokens(tokens: Sequence[str], length: int) -> tuple[str, ...]:
     out: list[str] = []
     for token in tokens:
         out.append(token[:length])
@@ -77,7 +77,7 @@ def _shortened(tokens: Sequence[str], length: int) -> tuple[str, ...]:
     return tuple(filter(None, out))
 
 
-def logprob(token: str) -> float:
+def get_logprob(token: str) -> float:
     """Of the token that was taken. Exact in 32 bits, as some workers count."""
     return -0.25 * (TOKENS.index(token) + 1)
 

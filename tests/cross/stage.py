@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, Self
 import msgspec
 from msgspec import Struct, field
 
-from tests.cross.script import Wish
+from tests.cross.script import RequestOptions
 from tests.fakes import END, chunk, head
-from tests.serving import serving
+from tests.serving import run_server
 
 SPLINTER = 11
 """Bytes; no character and no event has a length that it divides."""
@@ -24,7 +24,7 @@ _PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
             500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ScriptedResponse(Struct, frozen=True, kw_only=True):
     """What a worker answers: a body, or a stream of events."""
 
     status: int = 200
@@ -36,7 +36,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     splinters: bool = False
 
 
-class Asked(Struct, kw_only=True):
+class ReceivedRequest(Struct, kw_only=True):
     """One request, and what became of it. ``path`` is without the worker's prefix."""
 
     worker: str
@@ -64,7 +64,7 @@ class Asked(Struct, kw_only=True):
             self.faults.append(f"{self.method} {self.path} is none of the server's")
 
 
-class Lines(Struct, frozen=True):
+class StreamEvents(Struct, frozen=True):
     """A stream's events: before the tokens, one for each of them, and after."""
 
     opening: tuple[bytes, ...]
@@ -72,33 +72,33 @@ class Lines(Struct, frozen=True):
     closing: tuple[bytes, ...]
 
 
-class Desk(Protocol):
+class WorkerScript(Protocol):
     """One kind of worker."""
 
     kind: str
     """The content type of its streams."""
 
     @property
-    def refusals(self) -> Mapping[str, Answer]:
+    def refusals(self) -> Mapping[str, ScriptedResponse]:
         """By play: ``refused``, ``limited``, ``failed``, ``busy``."""
 
-    def aside(self, asked: Asked) -> Answer | None:
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
         """The answer to what asks for no text: probes and questions."""
 
-    def read(self, asked: Asked) -> Wish:
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
         """What is asked; its play, and all its faults, are noted in ``asked``."""
 
-    def lines(self, asked: Asked, wish: Wish) -> Lines:
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
         """The events of a stream."""
 
-    def whole(self, asked: Asked, wish: Wish) -> bytes:
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
         """The answer in one piece."""
 
-    def failure(self, asked: Asked) -> bytes:
+    def failure(self, asked: ReceivedRequest) -> bytes:
         """What an error looks like in a stream that has begun."""
 
 
-def perform(desk: Desk, asked: Asked) -> Answer:
+def create_response(desk: WorkerScript, asked: ReceivedRequest) -> ScriptedResponse:
     """What the desk answers, after the play that was asked for."""
     if (aside := desk.aside(asked)) is not None:
         return aside
@@ -109,36 +109,36 @@ def perform(desk: Desk, asked: Asked) -> Answer:
     if not wish.stream:
         body = desk.whole(asked, wish)
         ends: Mapping[str, Any] = {"cut": {"then": "cut"}, "slow": {"then": "hang"}}
-        return Answer(body=body, splinters=play == "packets", **ends.get(play, {}))
+        return ScriptedResponse(body=body, splinters=play == "packets", **ends.get(play, {}))
     told = desk.lines(asked, wish)
     begun = (*told.opening, *told.tokens[:2])
     match play:
         case "broken":
-            return Answer(kind=desk.kind, events=(*begun, desk.failure(asked)))
+            return ScriptedResponse(kind=desk.kind, events=(*begun, desk.failure(asked)))
         case "short":
-            return Answer(kind=desk.kind, events=begun)
+            return ScriptedResponse(kind=desk.kind, events=begun)
         case "cut":
-            return Answer(kind=desk.kind, events=begun, then="cut")
+            return ScriptedResponse(kind=desk.kind, events=begun, then="cut")
         case "slow":
-            return Answer(kind=desk.kind, events=begun[:-1], then="hang")
+            return ScriptedResponse(kind=desk.kind, events=begun[:-1], then="hang")
         case _:
             events = (*told.opening, *told.tokens, *told.closing)
-            return Answer(kind=desk.kind, events=events, splinters=play == "packets")
+            return ScriptedResponse(kind=desk.kind, events=events, splinters=play == "packets")
 
 
-class Stage:
+class WorkerServer:
     """Serves all desks from ``async with`` on; ``url`` and a desk's name are that worker's URL."""
 
-    def __init__(self, desks: Mapping[str, Desk]) -> None:
+    def __init__(self, desks: Mapping[str, WorkerScript]) -> None:
         self._desks = desks
         self._open = AsyncExitStack()
         self._news = asyncio.Event()
         self.url = ""
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         """What was asked, probes and questions left out."""
 
     async def __aenter__(self) -> Self:
-        self.url = await self._open.enter_async_context(serving(self._serve))
+        self.url = await self._open.enter_async_context(run_server(self._serve))
         return self
 
     async def __aexit__(
@@ -149,7 +149,7 @@ class Stage:
     ) -> None:
         await self._open.aclose()
 
-    async def until_asked(self) -> Asked:
+    async def until_asked(self) -> ReceivedRequest:
         """The first request for text."""
         async with asyncio.timeout(10):
             while not self.asked:
@@ -157,7 +157,7 @@ class Stage:
                 await self._news.wait()
         return self.asked[0]
 
-    async def until_left(self, asked: Asked) -> float:
+    async def until_left(self, asked: ReceivedRequest) -> float:
         """When the other side left this one unfinished."""
         async with asyncio.timeout(10):
             while asked.left is None:
@@ -170,15 +170,15 @@ class Stage:
             pass
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        asked = await _receive(reader)
+        asked = await _read_request(reader)
         desk = self._desks[asked.worker]
-        answer = perform(desk, asked)
+        answer = create_response(desk, asked)
         if asked.play:
             self.asked.append(asked)
             self._news.set()
         if answer.then == "hang" and answer.events is None:
             return await self._hang(asked, reader)
-        data = _written(answer)
+        data = _encode_response(answer)
         if answer.splinters:
             for start in range(0, len(data), SPLINTER):
                 writer.write(data[start : start + SPLINTER])
@@ -190,7 +190,7 @@ class Stage:
             return await self._hang(asked, reader)
         return answer.then == "end"
 
-    async def _hang(self, asked: Asked, reader: asyncio.StreamReader) -> bool:
+    async def _hang(self, asked: ReceivedRequest, reader: asyncio.StreamReader) -> bool:
         try:
             while await reader.read(1 << 16):
                 pass
@@ -201,16 +201,18 @@ class Stage:
         return False
 
 
-async def _receive(reader: asyncio.StreamReader) -> Asked:
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip("\r\n").split("\r\n")
     method, target, _ = first.split(" ")
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     worker, _, path = target.removeprefix("/").partition("/")
-    return Asked(worker=worker, method=method, path=f"/{path}", headers=headers, body=body)
+    return ReceivedRequest(
+        worker=worker, method=method, path=f"/{path}", headers=headers, body=body
+    )
 
 
-def _written(answer: Answer) -> bytes:
+def _encode_response(answer: ScriptedResponse) -> bytes:
     status = f"{answer.status} {_PHRASES[answer.status]}"
     if answer.events is None:
         length = str(len(answer.body))

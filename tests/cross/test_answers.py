@@ -3,18 +3,18 @@
 import pytest
 
 from tests.cross.clients import Client
-from tests.cross.conftest import Floor
-from tests.cross.script import PROMPT_TOKENS, TEXT, TOKENS, Wish
+from tests.cross.conftest import CrossEnvironment
+from tests.cross.script import PROMPT_TOKENS, TEXT, TOKENS, RequestOptions
 from tests.cross.workers.rows import WORKERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_an_answer_in_splinters(
-    floor: Floor, client: Client, worker: str, *, stream: bool
+async def test_response_in_small_packets_is_translated(
+    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=stream)
+    wish = RequestOptions(stream=stream)
 
     heard = await floor.hear(client, worker, wish, "packets")
 
@@ -26,11 +26,11 @@ async def test_an_answer_in_splinters(
     _check_usage(floor, heard.usage, len(TOKENS), told=client.way(wish) not in row.silent)
 
 
-async def test_an_answer_that_was_to_be_short(
-    floor: Floor, client: Client, worker: str, *, stream: bool
+async def test_max_tokens_limits_the_response(
+    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=stream, most=2)
+    wish = RequestOptions(stream=stream, most=2)
 
     heard = await floor.hear(client, worker, wish)
 
@@ -42,7 +42,7 @@ async def test_an_answer_that_was_to_be_short(
 
 
 def _check_usage(
-    floor: Floor, heard: tuple[int | None, int] | None, made: int, *, told: bool
+    floor: CrossEnvironment, heard: tuple[int | None, int] | None, made: int, *, told: bool
 ) -> None:
     """The worker's own figures where it has any, and what the gateway counts where not.
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.cross.clients import Client
-from tests.cross.conftest import Floor
-from tests.cross.script import TOKENS, Wish
+from tests.cross.conftest import CrossEnvironment
+from tests.cross.script import TOKENS, RequestOptions
 from tests.cross.workers.rows import WORKERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -17,15 +17,15 @@ SECRETS = ("0x7f00", "77", "12")
 """What only a worker's own people are to read of its complaints."""
 
 
-async def test_an_error_before_the_answer(
-    floor: Floor, client: Client, worker: str, *, stream: bool
+async def test_worker_error_is_translated_to_the_client_status(
+    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
     row = WORKERS[worker]
     own = row.alike == client.name
     for play, status in client.statuses.items():
         refusal = row.desk.refusals[play]
 
-        answer = await floor.ask(client, worker, Wish(stream=stream), play)
+        answer = await floor.ask(client, worker, RequestOptions(stream=stream), play)
 
         assert answer.status_code == (refusal.status if own else status), play
         told = client.told(
@@ -39,11 +39,11 @@ async def test_an_error_before_the_answer(
 
 
 @pytest.mark.parametrize("play", ["broken", "short", "cut"])
-async def test_a_stream_that_breaks_off_is_told_and_has_no_end(
-    floor: Floor, client: Client, worker: str, play: str
+async def test_truncated_stream_ends_with_an_error_and_no_finish_reason(
+    floor: CrossEnvironment, client: Client, worker: str, play: str
 ) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=True)
+    wish = RequestOptions(stream=True)
 
     heard = await floor.hear(client, worker, wish, play)
 
@@ -58,10 +58,10 @@ async def test_a_stream_that_breaks_off_is_told_and_has_no_end(
     assert floor.record.outcome == "truncated"
 
 
-async def test_a_whole_answer_that_breaks_off_is_none(
-    floor: Floor, client: Client, worker: str
+async def test_truncated_unary_response_returns_an_error(
+    floor: CrossEnvironment, client: Client, worker: str
 ) -> None:
-    answer = await floor.ask(client, worker, Wish(), "cut")
+    answer = await floor.ask(client, worker, RequestOptions(), "cut")
 
     assert answer.status_code >= httpx.codes.BAD_REQUEST
     assert TOKENS[0] not in answer.text

@@ -5,14 +5,23 @@ import json
 import pytest
 
 from tests.cross.clients import CLIENTS, Client
-from tests.cross.conftest import Floor
-from tests.cross.script import ARGUMENTS, BEFORE_STOP, STOP, TEXT, TOKENS, TOOL, Wish, logprob
+from tests.cross.conftest import CrossEnvironment
+from tests.cross.script import (
+    ARGUMENTS,
+    BEFORE_STOP,
+    STOP,
+    TEXT,
+    TOKENS,
+    TOOL,
+    RequestOptions,
+    get_logprob,
+)
 from tests.cross.workers.rows import MADE, WORKERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def clients_with(feature: str) -> pytest.MarkDecorator:
+def parametrize_clients_with(feature: str) -> pytest.MarkDecorator:
     """Each client that can ask for it, streamed and not."""
     ways = [(client, False) for client in CLIENTS if feature in client.can]
     ways += [(client, True) for client in CLIENTS if feature in client.can_stream]
@@ -20,12 +29,12 @@ def clients_with(feature: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("asker", "streamed"), ways, ids=names)
 
 
-@clients_with("stop")
-async def test_no_text_goes_past_a_stop_string(
-    floor: Floor, asker: Client, worker: str, *, streamed: bool
+@parametrize_clients_with("stop")
+async def test_stop_string_ends_the_text(
+    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=streamed, stops=("nie", STOP))
+    wish = RequestOptions(stream=streamed, stops=("nie", STOP))
     way = asker.way(wish)
     keeps = streamed and asker.keeps_streamed
 
@@ -47,10 +56,12 @@ async def test_no_text_goes_past_a_stop_string(
     assert heard.usage[1] > 0
 
 
-@clients_with("n")
-async def test_several_answers(floor: Floor, asker: Client, worker: str, *, streamed: bool) -> None:
+@parametrize_clients_with("n")
+async def test_n_returns_two_choices(
+    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
+) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=streamed, n=2)
+    wish = RequestOptions(stream=streamed, n=2)
 
     heard = await floor.hear(asker, worker, wish)
 
@@ -66,12 +77,12 @@ async def test_several_answers(floor: Floor, asker: Client, worker: str, *, stre
         assert heard.usage[1] == 2 * len(TOKENS)
 
 
-@clients_with("logprobs")
-async def test_log_probabilities(
-    floor: Floor, asker: Client, worker: str, *, streamed: bool
+@parametrize_clients_with("logprobs")
+async def test_logprobs_are_returned_or_reported_as_lost(
+    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=streamed, top=1 if asker.kind == "text" else 0)
+    wish = RequestOptions(stream=streamed, top=1 if asker.kind == "text" else 0)
 
     heard = await floor.hear(asker, worker, wish)
 
@@ -83,16 +94,16 @@ async def test_log_probabilities(
     if lost == "dropped":
         assert values == []
     else:
-        assert values == [logprob(token) for token in TOKENS]
+        assert values == [get_logprob(token) for token in TOKENS]
         assert lost or [token for token, _ in heard.logprobs] == list(TOKENS)
 
 
-@clients_with("tools")
-async def test_a_tool_is_called_or_it_is_told_that_none_can_be(
-    floor: Floor, asker: Client, worker: str, *, streamed: bool
+@parametrize_clients_with("tools")
+async def test_tool_call_is_returned_or_tools_are_reported_as_lost(
+    floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
     row = WORKERS[worker]
-    wish = Wish(stream=streamed, tool=True)
+    wish = RequestOptions(stream=streamed, tool=True)
 
     heard = await floor.hear(asker, worker, wish)
 

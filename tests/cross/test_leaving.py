@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.cross.clients import Client
-from tests.cross.conftest import Floor
-from tests.cross.script import Wish
+from tests.cross.conftest import CrossEnvironment
+from tests.cross.script import RequestOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -14,10 +14,10 @@ CEILING = 1.0
 """Seconds, on a machine that is shared; the aim is a tenth of that."""
 
 
-async def test_leaving_early_reaches_the_worker(
-    floor: Floor, client: Client, worker: str, *, stream: bool
+async def test_client_disconnect_closes_the_worker_connection(
+    floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
-    request = client.asks(f"{worker}-slow", Wish(stream=stream))
+    request = client.asks(f"{worker}-slow", RequestOptions(stream=stream))
     _, writer = await asyncio.open_connection("127.0.0.1", floor.port)
     lines = [f"POST {request.url.raw_path.decode()} HTTP/1.1", "Host: x"]
     lines += ["Content-Type: application/json", f"Content-Length: {len(request.content)}", "", ""]

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.processes import Stage
+from tests.deploy.processes import ProcessLauncher
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[ProcessLauncher]:
     """Closed at the end."""
-    made = Stage()
+    made = ProcessLauncher()
     yield made
     made.close()

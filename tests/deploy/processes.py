@@ -26,7 +26,7 @@ class Gateway(Struct, frozen=True):
     admin: str
 
 
-class Stage:
+class ProcessLauncher:
     """Starts containers' commands; ``close`` kills them."""
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class Stage:
             command.close()
 
 
-def new_key() -> Mapping[str, str]:
+def create_key() -> Mapping[str, str]:
     """As ``interlingua keys new --json`` has it."""
     told = CliRunner().invoke(main, ["keys", "new", "--json"])
     return json.decode(told.stdout, type=dict[str, str])
 
 
-def until(holds: Callable[[], bool], why: str) -> None:
+def wait_until(holds: Callable[[], bool], why: str) -> None:
     """Wait for something that comes about."""
     for _ in range(600):
         if holds():
@@ -66,22 +66,22 @@ def until(holds: Callable[[], bool], why: str) -> None:
     raise AssertionError(why)
 
 
-def ready(gateway: Gateway) -> None:
+def wait_until_ready(gateway: Gateway) -> None:
     """Wait until it has found a worker."""
-    until(
+    wait_until(
         lambda: httpx.get(f"{gateway.admin}/-/ready").status_code == httpx.codes.OK,
         gateway.command.said(),
     )
 
 
-def ask(gateway: Gateway, model: str, key: str = "") -> httpx.Response:
+def send_chat(gateway: Gateway, model: str, key: str = "") -> httpx.Response:
     """One question in OpenAI's words; a worker without a model says it back."""
     body: Any = {"model": model, "messages": [{"role": "user", "content": "say this back"}]}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
 
 
-def said_back(answer: httpx.Response) -> str:
+def get_response_text(answer: httpx.Response) -> str:
     """What the worker said."""
     assert answer.status_code == httpx.codes.OK, answer.text
     text: str = answer.json()["choices"][0]["message"]["content"]

@@ -14,13 +14,13 @@ import helm_python  # type: ignore[import-not-found]  # it is in .venv-deploy al
 _WARNING = 2
 
 
-def lint(chart: str, values: dict[str, Any]) -> str:
+def lint_chart(chart: str, values: dict[str, Any]) -> str:
     """What is worse than a hint, such as that an icon is missing."""
     found = helm_python.lint(chart, values)["messages"]
     return "\n".join(one["error"] for one in found if one["severity"] >= _WARNING)
 
 
-def rendered(chart: str, values: dict[str, Any]) -> str:
+def render_chart(chart: str, values: dict[str, Any]) -> str:
     """Every manifest, without the notes."""
     with helm_python.Chart.load(chart) as loaded:
         made = loaded.render(values, name="interlingua", namespace="models")
@@ -32,10 +32,10 @@ def main(chart: str, *asked: str) -> None:
     try:
         match asked:
             case ("--lint", config):
-                sys.stdout.write(lint(chart, {"config": Path(config).read_text("utf-8")}))
+                sys.stdout.write(lint_chart(chart, {"config": Path(config).read_text("utf-8")}))
             case (values,):
                 given = json.loads(Path(values).read_text("utf-8"))
-                sys.stdout.write(rendered(chart, given))
+                sys.stdout.write(render_chart(chart, given))
             case _:
                 sys.exit(__doc__)
     except helm_python.HelmError as error:

@@ -33,7 +33,7 @@ class _Argument(ctypes.Structure):
     _fields_ = (("arg", c_uint), ("op", c_int), ("a", c_uint64), ("b", c_uint64))
 
 
-def settings(unit: Path) -> Mapping[str, list[str]]:
+def parse_settings(unit: Path) -> Mapping[str, list[str]]:
     """What a unit sets, in its order."""
     found: dict[str, list[str]] = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", unit.read_text("utf-8"), re.MULTILINE):
@@ -41,7 +41,7 @@ def settings(unit: Path) -> Mapping[str, list[str]]:
     return found
 
 
-def groups() -> Mapping[str, list[str]]:
+def load_syscall_groups() -> Mapping[str, list[str]]:
     """Each group's system calls and further groups."""
     told = subprocess.run(
         ["systemd-analyze", "--no-pager", "syscall-filter"],  # noqa: S607 - the system's own
@@ -55,28 +55,28 @@ def groups() -> Mapping[str, list[str]]:
     return found
 
 
-def expanded(names: list[str], known: Mapping[str, list[str]]) -> Iterator[str]:
+def expand_syscalls(names: list[str], known: Mapping[str, list[str]]) -> Iterator[str]:
     """The system calls that are meant, of groups and of theirs."""
     for name in names:
         if name.startswith("@"):
-            yield from expanded(known[name], known)
+            yield from expand_syscalls(known[name], known)
         else:
             yield name
 
 
-def allowed(filters: list[str]) -> set[str]:
+def resolve_allowed_syscalls(filters: list[str]) -> set[str]:
     """The system calls that are left; what starts a program is always."""
-    known = groups()
-    left = set(expanded(["@default"], known))
+    known = load_syscall_groups()
+    left = set(expand_syscalls(["@default"], known))
     for line in filters:
-        called = set(expanded(line.removeprefix("~").split(), known))
+        called = set(expand_syscalls(line.removeprefix("~").split(), known))
         left = left - called if line.startswith("~") else left | called
     return left
 
 
 def confine(unit: Path) -> None:
     """Hold this process, and what it becomes, to the unit. Raises OSError."""
-    told = settings(unit)
+    told = parse_settings(unit)
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.argtypes, library.seccomp_init.restype = [c_uint32], ctypes.c_void_p
     library.seccomp_load.argtypes = [ctypes.c_void_p]
@@ -84,7 +84,7 @@ def confine(unit: Path) -> None:
         ctypes.c_void_p, c_uint32, c_int, c_uint, ctypes.c_void_p,
     ]  # fmt: skip
     made = library.seccomp_init(_REFUSE)
-    for name in allowed(told["SystemCallFilter"]) - {"socket"}:
+    for name in resolve_allowed_syscalls(told["SystemCallFilter"]) - {"socket"}:
         number = library.seccomp_syscall_resolve_name(name.encode())
         if number >= 0:
             _check(library.seccomp_rule_add_array(made, _ALLOW, number, 0, None))

@@ -11,52 +11,61 @@ import pytest
 
 from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
-from tests.deploy.processes import PLACE, Gateway, Stage, ask, new_key, ready, said_back, until
-from tests.deploy.tools import DEPLOY, good, read, run, tool
+from tests.deploy.processes import (
+    PLACE,
+    Gateway,
+    ProcessLauncher,
+    create_key,
+    get_response_text,
+    send_chat,
+    wait_until,
+    wait_until_ready,
+)
+from tests.deploy.tools import DEPLOY, find_tool, read_yaml, run_tool, run_tool_successfully
 from tests.redis_server import RedisServer
 
 COMPOSE = DEPLOY / "compose"
 FILE = COMPOSE / "compose.yaml"
-SERVICES: dict[str, Any] = read(FILE)["services"]
+SERVICES: dict[str, Any] = read_yaml(FILE)["services"]
 OURS = ("gateway", "worker-1", "worker-2")
 DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" * 64}
 
 
-def mounted(service: str) -> Path:
+def get_config_folder(service: str) -> Path:
     """The folder in which a service has its configuration."""
     [found] = [one for one in SERVICES[service]["volumes"] if f":{PLACE}:" in one]
     return COMPOSE / str(found).partition(":")[0]
 
 
-def test_it_is_a_compose_file() -> None:
-    good("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
-    good("compose-lint", "--fail-on", "high", FILE)
+def test_compose_file_is_valid() -> None:
+    run_tool_successfully("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
+    run_tool_successfully("compose-lint", "--fail-on", "high", FILE)
 
 
-def test_a_key_that_compose_has_not_is_found(tmp_path: Path) -> None:
+def test_compose_schema_check_detects_an_unknown_key(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text(FILE.read_text("utf-8").replace("cap_drop:", "capdrop:"))
-    said = run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
+    said = run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
     assert said.returncode == 1
     assert "capdrop" in said.stdout
 
 
-def test_everything_mounted_is_there() -> None:
+def test_every_mounted_folder_exists() -> None:
     mounts = [one for service in SERVICES.values() for one in service.get("volumes", ())]
     folders = [one.partition(":")[0] for one in mounts if one.startswith(".")]
     assert len(folders) == 8
     assert [one for one in folders if not any((COMPOSE / one).iterdir())] == []
 
 
-def test_who_is_asked_is_there_and_listens() -> None:
+def test_service_addresses_and_ports_match() -> None:
     """The addresses that stand in the files; the other tests put free ones in their place."""
     asked = load_text(
-        (mounted("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS
+        (get_config_folder("gateway") / "gateway.yaml").read_text(), "gateway.yaml", env=DIGESTS
     )
     pool = asked.backends["workers"]
     assert isinstance(pool, PoolSettings)
     worker = load_text(
-        (mounted("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True
+        (get_config_folder("worker-1") / "worker.yaml").read_text(), "w", env={}, insecure=True
     )
     listens = worker.listeners[0].address.rpartition(":")[2]
     urls = [urlsplit(str(one.url)) for one in pool.workers]
@@ -67,7 +76,7 @@ def test_who_is_asked_is_there_and_listens() -> None:
     assert health.endswith(f":{listens}/health")
 
     assert asked.admin is not None
-    scraped = read(COMPOSE / "prometheus" / "prometheus.yml")["scrape_configs"][0]
+    scraped = read_yaml(COMPOSE / "prometheus" / "prometheus.yml")["scrape_configs"][0]
     [target] = scraped["static_configs"][0]["targets"]
     assert target == f"gateway:{asked.admin.address.rpartition(':')[2]}"
     assert asked.state is not None
@@ -75,56 +84,57 @@ def test_who_is_asked_is_there_and_listens() -> None:
     assert set(SERVICES["redis"]["networks"]) <= set(SERVICES["gateway"]["networks"])
     [published] = SERVICES["gateway"]["ports"]
     assert published.endswith(":" + asked.listeners[0].address.rpartition(":")[2])
-    [source] = read(COMPOSE / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
+    [source] = read_yaml(COMPOSE / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
     assert urlsplit(source["url"]).hostname in SERVICES
 
 
-def test_it_stops_after_it_has_drained() -> None:
+def test_stop_grace_period_covers_the_drain() -> None:
     for name in OURS:
-        file = next(mounted(name).iterdir())
+        file = next(get_config_folder(name).iterdir())
         config = load_text(file.read_text("utf-8"), file.name, env=DIGESTS, insecure=True)
         grace = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
         assert grace >= config.limits.shutdown_delay + config.limits.drain_timeout + 5
 
 
-def test_without_a_key_it_does_not_start() -> None:
-    text = (mounted("gateway") / "gateway.yaml").read_text("utf-8")
+def test_missing_key_variable_prevents_the_start() -> None:
+    text = (get_config_folder("gateway") / "gateway.yaml").read_text("utf-8")
     with pytest.raises(Exception, match="INTERLINGUA_KEY_SHA256 is not set"):
         load_text(text, "gateway.yaml", env={})
     passed = set(SERVICES["gateway"]["environment"])
     assert passed == {"INTERLINGUA_KEY_SHA256", "INTERLINGUA_ADMIN_SHA256"}
 
 
-def served(
-    stage: Stage, key: str, admin: str, redis: str = "redis://127.0.0.1:9"
+def start_services(
+    stage: ProcessLauncher, key: str, admin: str, redis: str = "redis://127.0.0.1:9"
 ) -> tuple[Gateway, list[Gateway]]:
     """The gateway of compose.yaml and its workers, on free ports."""
     workers = [
-        stage.start(SERVICES[name]["command"], mounted(name)) for name in ("worker-1", "worker-2")
+        stage.start(SERVICES[name]["command"], get_config_folder(name))
+        for name in ("worker-1", "worker-2")
     ]
     gateway = stage.start(
         SERVICES["gateway"]["command"],
-        mounted("gateway"),
+        get_config_folder("gateway"),
         INTERLINGUA_KEY_SHA256=key,
         INTERLINGUA_ADMIN_SHA256=admin,
         WORKER_1=workers[0].url,
         WORKER_2=workers[1].url,
         REDIS=redis,
     )
-    ready(gateway)
+    wait_until_ready(gateway)
     return gateway, workers
 
 
-def test_its_commands_make_a_gateway_with_two_workers(stage: Stage) -> None:
-    key, admin = new_key(), new_key()
+def test_service_commands_start_a_gateway_with_two_workers(stage: ProcessLauncher) -> None:
+    key, admin = create_key(), create_key()
     with RedisServer(*SERVICES["redis"]["command"][1:]) as redis:
-        gateway, workers = served(stage, key["sha256"], admin["sha256"], redis.url)
+        gateway, workers = start_services(stage, key["sha256"], admin["sha256"], redis.url)
 
-        assert ask(gateway, "chat").status_code == 401
-        assert ask(gateway, "chat", admin["key"]).status_code == 401
+        assert send_chat(gateway, "chat").status_code == 401
+        assert send_chat(gateway, "chat", admin["key"]).status_code == 401
         took: set[int] = set()
         while len(took) < 2:
-            assert said_back(ask(gateway, "chat", key["key"])) == "say this back"
+            assert get_response_text(send_chat(gateway, "chat", key["key"])) == "say this back"
             said = [one.command.said() for one in workers]
             took |= {n for n, one in enumerate(said) if "/v1/chat/completions" in one}
 
@@ -132,7 +142,7 @@ def test_its_commands_make_a_gateway_with_two_workers(stage: Stage) -> None:
         assert redis.call("EXISTS", "interlingua:clients/requests/") == 1
 
 
-def prometheus_file(tmp_path: Path, gateway: Gateway, key: str) -> Path:
+def write_prometheus_config(tmp_path: Path, gateway: Gateway, key: str) -> Path:
     """That of compose.yaml, for this gateway and this key."""
     text = (COMPOSE / "prometheus" / "prometheus.yml").read_text("utf-8")
     (tmp_path / "admin.key").write_text(key)
@@ -150,12 +160,12 @@ def prometheus_file(tmp_path: Path, gateway: Gateway, key: str) -> Path:
 
 
 @pytest.mark.slow
-def test_prometheus_comes_for_the_metrics(stage: Stage, tmp_path: Path) -> None:
-    prometheus, key, admin = tool("prometheus"), new_key(), new_key()
-    gateway, _ = served(stage, key["sha256"], admin["sha256"])
-    said_back(ask(gateway, "chat", key["key"]))
-    file = prometheus_file(tmp_path, gateway, admin["key"])
-    good("promtool", "check", "config", file)
+def test_prometheus_scrapes_the_metrics(stage: ProcessLauncher, tmp_path: Path) -> None:
+    prometheus, key, admin = find_tool("prometheus"), create_key(), create_key()
+    gateway, _ = start_services(stage, key["sha256"], admin["sha256"])
+    get_response_text(send_chat(gateway, "chat", key["key"]))
+    file = write_prometheus_config(tmp_path, gateway, admin["key"])
+    run_tool_successfully("promtool", "check", "config", file)
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
     own = (f"--config.file={file}", f"--storage.tsdb.path={tmp_path}/data")
@@ -173,7 +183,7 @@ def test_prometheus_comes_for_the_metrics(stage: Stage, tmp_path: Path) -> None:
             [prometheus, *own, f"--web.listen-address={place}"], stdout=log, stderr=log
         )
         try:
-            until(found, (tmp_path / "log").read_text("utf-8"))
+            wait_until(found, (tmp_path / "log").read_text("utf-8"))
         finally:
             process.kill()
             process.wait()

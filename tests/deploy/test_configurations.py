@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from tests.deploy.tools import DEPLOY, ROOT, read
+from tests.deploy.tools import DEPLOY, ROOT, read_yaml
 
 DIGESTS = {"INTERLINGUA_KEY_SHA256": "a" * 64, "INTERLINGUA_ADMIN_SHA256": "b" * 64}
 PLACES = (DEPLOY / "compose", DEPLOY / "kubernetes")
@@ -18,14 +18,14 @@ FILES = [
 ]
 
 
-def test_they_are_found() -> None:
+def test_all_deploy_configurations_are_found() -> None:
     assert len(FILES) == 4
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_it_is_good(file: str) -> None:
+def test_deploy_configuration_is_valid(file: str) -> None:
     path = ROOT / Path(file)
-    keys = read(path).get("keys")
+    keys = read_yaml(path).get("keys")
     arguments = ["check", str(path)] if keys else ["check", "--insecure-no-auth", str(path)]
     said = CliRunner().invoke(main, arguments, env=DIGESTS)
     assert said.exit_code == 0, said.output

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from msgspec import Struct, json
 
-from tests.deploy.processes import Stage
-from tests.deploy.tools import DEPLOY, ROOT, good, run
+from tests.deploy.processes import ProcessLauncher
+from tests.deploy.tools import DEPLOY, ROOT, run_tool, run_tool_successfully
 
 FILE = DEPLOY / "Containerfile"
 ECHO = """
@@ -25,7 +25,7 @@ models: {m: {backend: e}}
 """
 
 
-class Built(Struct):
+class BuildStage(Struct):
     """One stage: what it is made of, and its instructions in their order."""
 
     base: str
@@ -35,35 +35,35 @@ class Built(Struct):
         return [text for given, text in self.steps if given == name]
 
 
-def stages(text: str) -> dict[str, Built]:
+def parse_stages(text: str) -> dict[str, BuildStage]:
     """By their names."""
-    found: dict[str, Built] = {}
-    last = Built("", [])
+    found: dict[str, BuildStage] = {}
+    last = BuildStage("", [])
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
         name, _, rest = line.partition(" ")
         if name == "FROM":
             base, _, called = rest.partition(" AS ")
-            last = found[called] = Built(base, [])
+            last = found[called] = BuildStage(base, [])
         elif name:
             last.steps.append((name, rest.strip()))
     return found
 
 
-STAGES = stages(FILE.read_text("utf-8"))
+STAGES = parse_stages(FILE.read_text("utf-8"))
 
 
-def test_it_is_a_good_containerfile() -> None:
-    assert good("hadolint", FILE) == ""
+def test_containerfile_passes_hadolint() -> None:
+    assert run_tool_successfully("hadolint", FILE) == ""
 
 
-def test_what_is_wrong_with_one_is_found(tmp_path: Path) -> None:
+def test_hadolint_detects_a_wrong_instruction(tmp_path: Path) -> None:
     file = tmp_path / "Containerfile"
     file.write_text(FILE.read_text("utf-8").replace("COPY gateway", "ADD gateway"))
-    assert "DL3020" in run("hadolint", file).stdout
+    assert "DL3020" in run_tool("hadolint", file).stdout
 
 
-def test_what_is_built_runs_as_nobody_and_holds_no_secret() -> None:
+def test_image_runs_unprivileged_and_contains_no_secret() -> None:
     assert [*STAGES][-1] == "gateway", "the last one is what is built when none is named"
     for name in ("gateway", "torch"):
         assert STAGES[name].base == "runtime"
@@ -75,7 +75,7 @@ def test_what_is_built_runs_as_nobody_and_holds_no_secret() -> None:
     assert re.findall(r"(?i)password|secret|token", FILE.read_text("utf-8")) == []
 
 
-def copied() -> set[str]:
+def list_copied_paths() -> set[str]:
     """What stages take from the folder that is built."""
     lines = [line for stage in STAGES.values() for line in stage.all("COPY")]
     return {
@@ -83,7 +83,7 @@ def copied() -> set[str]:
     }
 
 
-def test_pins_of_the_image_are_those_of_the_constraints_and_have_hashes() -> None:
+def test_image_requirements_match_constraints_and_have_hashes() -> None:
     pins = (DEPLOY / "requirements.txt").read_text("utf-8")
     versions = dict(re.findall(r"^([\w.-]+)==([\w.]+)", pins, re.MULTILINE))
     tested = (ROOT / "constraints.txt").read_text("utf-8").lower()
@@ -92,25 +92,25 @@ def test_pins_of_the_image_are_those_of_the_constraints_and_have_hashes() -> Non
     assert len(re.findall(r"==\S+ \\\n    --hash=sha256:", pins)) == len(versions) > 20
 
 
-def test_only_what_is_copied_leaves_the_folder() -> None:
+def test_dockerignore_allows_only_copied_paths() -> None:
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
-    assert {one.removeprefix("!") for one in rules if one.startswith("!")} == copied()
-    assert [one for one in copied() if not (ROOT / one).exists()] == []
+    assert {one.removeprefix("!") for one in rules if one.startswith("!")} == list_copied_paths()
+    assert [one for one in list_copied_paths() if not (ROOT / one).exists()] == []
     assert any(fnmatch("gateway/__pycache__", one) for one in rules[1:])
 
 
-def environment(stage: Built) -> Mapping[str, str]:
+def parse_environment(stage: BuildStage) -> Mapping[str, str]:
     return dict(part.split("=", 1) for line in stage.all("ENV") for part in shlex.split(line))
 
 
-def build(place: Path, name: str) -> None:
+def build_stage(place: Path, name: str) -> None:
     """Do what a stage says, with what it is based on, below ``place``."""
     stage = STAGES[name]
     if stage.base in STAGES:
-        build(place, stage.base)
-    env = {**os.environ, **environment(STAGES["empty"])}
+        build_stage(place, stage.base)
+    env = {**os.environ, **parse_environment(STAGES["empty"])}
     env = {key: value.replace("/src", f"{place}/src") for key, value in env.items()}
     env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     source = place / "src"
@@ -129,8 +129,8 @@ def build(place: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_what_it_installs_serves_and_tells_that_it_is_well(stage: Stage, tmp_path: Path) -> None:
-    build(tmp_path, "build")
+def test_installed_image_serves_and_reports_health(stage: ProcessLauncher, tmp_path: Path) -> None:
+    build_stage(tmp_path, "build")
     own = tmp_path / "opt" / "interlingua" / "bin"
     assert not (own / "pip").exists()
     found = subprocess.run(
@@ -146,12 +146,12 @@ def test_what_it_installs_serves_and_tells_that_it_is_well(stage: Stage, tmp_pat
     [entry], [command] = runtime.all("ENTRYPOINT"), runtime.all("CMD")
     assert json.decode(entry) == ["interlingua"]
     running = stage.start(json.decode(command), tmp_path, [str(own / json.decode(entry)[0])])
-    assert health(f"{running.url}/health", own) == 0
+    assert run_health_check(f"{running.url}/health", own) == 0
     assert running.command.stop() == 0
-    assert health(f"{running.url}/health", own) != 0
+    assert run_health_check(f"{running.url}/health", own) != 0
 
 
-def health(url: str, own: Path) -> int:
+def run_health_check(url: str, own: Path) -> int:
     """How the image's own check ends."""
     [line] = STAGES["runtime"].all("HEALTHCHECK")
     command = json.decode(line.partition("CMD ")[2], type=list[str])

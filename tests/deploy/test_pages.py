@@ -4,20 +4,20 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.deploy.tools import DEPLOY, ROOT, good, run, tool
-from tests.docs.pages import check
+from tests.deploy.tools import DEPLOY, ROOT, find_tool, run_tool, run_tool_successfully
+from tests.docs.pages import check_page
 
 HOWTO = ROOT / "docs" / "howto"
 
 
-def test_the_overlay_of_the_page_is_one(tmp_path: Path) -> None:
-    tool("kubectl")
+def test_documented_kubernetes_overlay_is_valid(tmp_path: Path) -> None:
+    find_tool("kubectl")
     folder = tmp_path / "checkout"
     shutil.copytree(DEPLOY / "kubernetes", folder / "deploy" / "kubernetes")
-    check((HOWTO / "kubernetes.md").read_text("utf-8"), folder)
-    made = good("kubectl", "kustomize", folder / "overlays" / "ours")
+    check_page((HOWTO / "kubernetes.md").read_text("utf-8"), folder)
+    made = run_tool_successfully("kubectl", "kustomize", folder / "overlays" / "ours")
     (tmp_path / "all.yaml").write_text(made)
-    good("kubernetes-validate", "--strict", tmp_path / "all.yaml")
+    run_tool_successfully("kubernetes-validate", "--strict", tmp_path / "all.yaml")
     assert "registry.example.com/interlingua:0.1.0" in made
     assert "app: vllm" in made
     assert "component: worker" not in made
@@ -25,7 +25,7 @@ def test_the_overlay_of_the_page_is_one(tmp_path: Path) -> None:
     assert key not in made
 
 
-def test_prometheus_takes_what_the_page_scrapes(tmp_path: Path) -> None:
+def test_documented_prometheus_scrape_config_is_valid(tmp_path: Path) -> None:
     text = (HOWTO / "kubernetes.md").read_text("utf-8")
     [block] = re.findall(r"```yaml\n(scrape_configs:\n.*?)```", text, re.DOTALL)
     (tmp_path / "key").write_text("il-1")
@@ -35,15 +35,15 @@ def test_prometheus_takes_what_the_page_scrapes(tmp_path: Path) -> None:
     assert found in block
     # Debian's Prometheus knows no Kubernetes; the rest of the job is for it to judge.
     file.write_text(block.replace(found, 'static_configs: [{targets: ["pod:8081"]}]'))
-    good("promtool", "check", "config", file)
+    run_tool_successfully("promtool", "check", "config", file)
 
 
-def test_systemd_takes_what_the_page_gives_back(tmp_path: Path) -> None:
+def test_documented_systemd_drop_ins_are_valid(tmp_path: Path) -> None:
     drop_ins = re.findall(r"```ini\n(.*?)```", (HOWTO / "systemd.md").read_text("utf-8"), re.DOTALL)
     assert len(drop_ins) == 2
     unit = (DEPLOY / "systemd" / "interlingua.service").read_text("utf-8")
     for drop_in in drop_ins:
         file = tmp_path / "interlingua.service"
         file.write_text(unit.replace("/opt/interlingua/bin/interlingua", "/bin/true") + drop_in)
-        said = run("systemd-analyze", "verify", "--man=no", file)
+        said = run_tool("systemd-analyze", "verify", "--man=no", file)
         assert (said.returncode, said.stderr) == (0, "")

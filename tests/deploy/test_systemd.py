@@ -11,9 +11,15 @@ import httpx
 import pytest
 
 from gateway.config.schema import ServerLimitsConfig
-from tests.deploy.processes import Stage, ask, ready, said_back, until
-from tests.deploy.sandbox import settings
-from tests.deploy.tools import DEPLOY, good, need, run, tool
+from tests.deploy.processes import (
+    ProcessLauncher,
+    get_response_text,
+    send_chat,
+    wait_until,
+    wait_until_ready,
+)
+from tests.deploy.sandbox import parse_settings
+from tests.deploy.tools import DEPLOY, find_tool, require, run_tool, run_tool_successfully
 
 UNIT = DEPLOY / "systemd" / "interlingua.service"
 SANDBOX = Path(__file__).with_name("sandbox.py")
@@ -36,33 +42,33 @@ def unit(tmp_path: Path) -> Path:
     return file
 
 
-def test_systemd_finds_nothing_wrong(unit: Path) -> None:
-    said = run("systemd-analyze", "verify", "--man=no", unit)
+def test_systemd_unit_is_valid(unit: Path) -> None:
+    said = run_tool("systemd-analyze", "verify", "--man=no", unit)
     assert (said.returncode, said.stderr) == (0, "")
 
 
-def test_what_systemd_does_not_know_is_found(unit: Path) -> None:
+def test_systemd_verify_detects_an_unknown_setting(unit: Path) -> None:
     unit.write_text(unit.read_text("utf-8").replace("ProtectClock=", "ProtectClocks="))
-    assert "ProtectClocks" in run("systemd-analyze", "verify", "--man=no", unit).stderr
+    assert "ProtectClocks" in run_tool("systemd-analyze", "verify", "--man=no", unit).stderr
 
 
-def test_it_is_hardly_exposed(unit: Path) -> None:
+def test_systemd_unit_has_a_low_exposure_level(unit: Path) -> None:
     """The threshold is ten times the exposure's level."""
     measure = ("security", "--offline=yes", "--no-pager")
-    good("systemd-analyze", *measure, "--threshold=20", unit)
-    assert run("systemd-analyze", *measure, "--threshold=5", unit).returncode == 1
+    run_tool_successfully("systemd-analyze", *measure, "--threshold=20", unit)
+    assert run_tool("systemd-analyze", *measure, "--threshold=5", unit).returncode == 1
 
 
-def test_it_has_time_to_drain() -> None:
+def test_stop_timeout_covers_the_drain() -> None:
     limits = ServerLimitsConfig()
     assert (
-        float(settings(UNIT)["TimeoutStopSec"][0])
+        float(parse_settings(UNIT)["TimeoutStopSec"][0])
         >= limits.shutdown_delay + limits.drain_timeout + 5
     )
 
 
-def test_a_reload_looks_at_the_file_first(unit: Path, tmp_path: Path) -> None:
-    check, hup = settings(unit)["ExecReload"]
+def test_reload_checks_the_configuration_first(unit: Path, tmp_path: Path) -> None:
+    check, hup = parse_settings(unit)["ExecReload"]
     assert hup == "/bin/kill -HUP $MAINPID"
     file = tmp_path / "gateway.yaml"
     command = check.replace("/etc/interlingua", str(tmp_path)).split()
@@ -74,28 +80,30 @@ def test_a_reload_looks_at_the_file_first(unit: Path, tmp_path: Path) -> None:
     assert ended == [0, 1]
 
 
-def test_its_user_may_read_the_configuration_and_not_change_it(tmp_path: Path) -> None:
-    need(os.geteuid() == 0, "only root may make users")
+def test_service_user_can_read_but_not_write_the_configuration(tmp_path: Path) -> None:
+    require(os.geteuid() == 0, "only root may make users")
     (tmp_path / "etc").mkdir()
-    good("systemd-sysusers", f"--root={tmp_path}", UNIT.with_name("sysusers.conf"))
-    good("systemd-tmpfiles", "--create", f"--root={tmp_path}", UNIT.with_name("tmpfiles.conf"))
+    run_tool_successfully("systemd-sysusers", f"--root={tmp_path}", UNIT.with_name("sysusers.conf"))
+    run_tool_successfully(
+        "systemd-tmpfiles", "--create", f"--root={tmp_path}", UNIT.with_name("tmpfiles.conf")
+    )
     user, _, number, group, *_ = (tmp_path / "etc" / "passwd").read_text("utf-8").split(":")
-    assert (settings(UNIT)["User"], settings(UNIT)["Group"]) == ([user], [user])
+    assert (parse_settings(UNIT)["User"], parse_settings(UNIT)["Group"]) == ([user], [user])
     place = (tmp_path / "etc" / "interlingua").stat()
     assert (place.st_uid, place.st_gid, place.st_mode & 0o777) == (0, int(group), 0o750)
     assert int(number) > 0
 
 
-def sandboxed(unit: Path, *command: str) -> list[str]:
+def build_sandbox_command(unit: Path, *command: str) -> list[str]:
     """A command under what can be had of the unit without systemd."""
-    need(os.geteuid() == 0, "only root may make a file system read-only")
+    require(os.geteuid() == 0, "only root may make a file system read-only")
     release = tuple(map(int, platform.release().split(".")[:2]))
-    need(release >= (6, 3), "this kernel can't keep memory from becoming code")
+    require(release >= (6, 3), "this kernel can't keep memory from becoming code")
     without = [f"--{which}=-all" for which in ("bounding-set", "inh-caps", "ambient-caps")]
     return [
-        *(tool("unshare"), "--mount", "--ipc"),
+        *(find_tool("unshare"), "--mount", "--ipc"),
         *("/bin/sh", "-ec", 'mount --make-rprivate /; mount -o remount,bind,ro /; exec "$@"', "sh"),
-        *(tool("setpriv"), *without),
+        *(find_tool("setpriv"), *without),
         *(sys.executable, str(SANDBOX), str(unit), *command),
     ]
 
@@ -110,21 +118,29 @@ def sandboxed(unit: Path, *command: str) -> list[str]:
         "import mmap; mmap.mmap(-1, 4096, prot=mmap.PROT_WRITE | mmap.PROT_EXEC)",
     ],
 )
-def test_the_sandbox_refuses_what_it_should(tried: str, unit: Path) -> None:
+def test_sandbox_denies_forbidden_operations(tried: str, unit: Path) -> None:
     done = "import sys; sys.exit(0)"
-    assert subprocess.run(sandboxed(unit, sys.executable, "-c", done), check=False).returncode == 0
+    assert (
+        subprocess.run(
+            build_sandbox_command(unit, sys.executable, "-c", done), check=False
+        ).returncode
+        == 0
+    )
     said = subprocess.run(
-        sandboxed(unit, sys.executable, "-c", tried), check=False, capture_output=True, text=True
+        build_sandbox_command(unit, sys.executable, "-c", tried),
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert said.returncode == 1
     assert "Error" in said.stderr
 
 
-def test_the_gateway_does_without_what_the_unit_takes(
-    unit: Path, stage: Stage, tmp_path: Path
+def test_gateway_works_inside_the_systemd_sandbox(
+    unit: Path, stage: ProcessLauncher, tmp_path: Path
 ) -> None:
     """It serves, finds a worker by DNS, reloads and stops."""
-    program = sandboxed(unit, sys.executable, "-m", "gateway")
+    program = build_sandbox_command(unit, sys.executable, "-m", "gateway")
     command = ("serve", "/etc/interlingua/gateway.yaml")
     files = [tmp_path / name / "gateway.yaml" for name in ("worker", "gateway")]
     for file, text in zip(files, (ECHO, POOL), strict=True):
@@ -133,10 +149,12 @@ def test_the_gateway_does_without_what_the_unit_takes(
     worker = stage.start(command, files[0].parent, program)
     port = worker.url.rpartition(":")[2]
     gateway = stage.start(command, files[1].parent, program, WORKER=port)
-    ready(gateway)
-    assert said_back(ask(gateway, "m")) == "say this back"
+    wait_until_ready(gateway)
+    assert get_response_text(send_chat(gateway, "m")) == "say this back"
 
     files[1].write_text(POOL.replace("models: {m: {", "models: {n: {model: m, "))
     gateway.command.process.send_signal(signal.SIGHUP)
-    until(lambda: ask(gateway, "n").status_code == httpx.codes.OK, gateway.command.said())
+    wait_until(
+        lambda: send_chat(gateway, "n").status_code == httpx.codes.OK, gateway.command.said()
+    )
     assert [gateway.command.stop(), worker.command.stop()] == [0, 0]

@@ -10,11 +10,20 @@ import yaml
 
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.metrics.definition import MetricDefinition
-from tests.deploy.tools import DEPLOY, good, read, run
-from tests.deploy.watched import BOARD, CASES, RULES, asked, labelled, named, panels, rules
+from tests.deploy.tools import DEPLOY, read_yaml, run_tool, run_tool_successfully
+from tests.deploy.watched import (
+    BOARD,
+    CASES,
+    RULES,
+    list_expressions,
+    list_labels,
+    list_panels,
+    list_rules,
+    list_samples,
+)
 
 
-def metric(sample: str) -> MetricDefinition:
+def get_metric(sample: str) -> MetricDefinition:
     """What a sample is one of."""
     for end in ("", "_bucket", "_sum", "_count"):
         if (found := METRICS_BY_NAME.get(sample.removesuffix(end))) is not None and sample.endswith(
@@ -25,85 +34,88 @@ def metric(sample: str) -> MetricDefinition:
     raise AssertionError(f"there is no {sample}")
 
 
-@pytest.mark.parametrize(("who", "expr"), asked().items(), ids=list(asked()))
-def test_what_is_asked_for_is_told_with_these_labels(who: str, expr: str) -> None:
-    names = named(expr)
+@pytest.mark.parametrize(("who", "expr"), list_expressions().items(), ids=list(list_expressions()))
+def test_every_queried_metric_and_label_exists(who: str, expr: str) -> None:
+    names = list_samples(expr)
     assert names or "model:interlingua" in expr or expr.startswith("up{"), who
-    known = {label for name in names for label in metric(name).label_names}
+    known = {label for name in names for label in get_metric(name).label_names}
     if names:
-        assert labelled(expr) <= known
+        assert list_labels(expr) <= known
 
 
-def test_the_board_is_what_its_script_makes() -> None:
+def test_dashboard_matches_its_script() -> None:
     made = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))["build_dashboard"]()
     assert msgspec.json.decode(BOARD.read_bytes()) == made
 
 
-def test_panels_have_their_own_ids_and_places() -> None:
+def test_dashboard_panels_have_unique_ids_titles_and_positions() -> None:
     board = msgspec.json.decode(BOARD.read_bytes())
     every = board["panels"]
     assert len({one["id"] for one in every}) == len(every)
-    taken = [place for one in every for place in squares(one["gridPos"])]
+    taken = [place for one in every for place in list_grid_cells(one["gridPos"])]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
-    for panel in panels():
+    for panel in list_panels():
         references = [one["refId"] for one in panel["targets"]]
         assert len(references) == len(set(references)) > 0
     titles = [one["title"] for one in every]
     assert len(titles) == len(set(titles))
 
 
-def squares(place: dict[str, int]) -> list[tuple[int, int]]:
+def list_grid_cells(place: dict[str, int]) -> list[tuple[int, int]]:
     across = range(place["x"], place["x"] + place["w"])
     return [(x, y) for x in across for y in range(place["y"], place["y"] + place["h"])]
 
 
-def test_prometheus_reads_what_the_board_asks(tmp_path: Path) -> None:
+def test_dashboard_queries_are_valid_promql(tmp_path: Path) -> None:
     recorded = [
-        {"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(asked().values())
+        {"record": f"panel:{number}", "expr": expr}
+        for number, expr in enumerate(list_expressions().values())
     ]
     file = tmp_path / "board.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": recorded}]}))
-    assert f"{len(recorded)} rules found" in good("promtool", "check", "rules", file)
+    assert f"{len(recorded)} rules found" in run_tool_successfully(
+        "promtool", "check", "rules", file
+    )
     recorded[0]["expr"] += " )"
     file.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": recorded}]}))
-    assert run("promtool", "check", "rules", file).returncode
+    assert run_tool("promtool", "check", "rules", file).returncode
 
 
-def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
-    good("promtool", "check", "rules", RULES)
-    good("promtool", "test", "rules", CASES)
+def test_alert_rules_pass_their_test_cases(tmp_path: Path) -> None:
+    run_tool_successfully("promtool", "check", "rules", RULES)
+    run_tool_successfully("promtool", "test", "rules", CASES)
     deaf = RULES.read_text("utf-8").replace("> 0.1\n", "> 0.9\n").replace("<= 0.5", "<= 0.1")
     (tmp_path / RULES.name).write_text(deaf)
     (tmp_path / CASES.name).write_text(CASES.read_text("utf-8"))
-    said = run("promtool", "test", "rules", tmp_path / CASES.name)
+    said = run_tool("promtool", "test", "rules", tmp_path / CASES.name)
     assert said.returncode
     assert "InterlinguaEventLoopLag" in said.stdout + said.stderr
     assert "InterlinguaWorkersDown" in said.stdout + said.stderr
 
 
-def test_each_alert_has_a_case_in_which_it_fires() -> None:
+def test_every_alert_has_a_firing_test_case() -> None:
     cases: list[dict[str, Any]] = [
-        case for test in read(CASES)["tests"] for case in test.get("alert_rule_test", ())
+        case for test in read_yaml(CASES)["tests"] for case in test.get("alert_rule_test", ())
     ]
-    alerts = {one["alert"] for one in rules() if "alert" in one}
+    alerts = {one["alert"] for one in list_rules() if "alert" in one}
     assert {case["alertname"] for case in cases if case["exp_alerts"]} == alerts
-    for one in rules():
+    for one in list_rules():
         assert "alert" not in one or one["labels"]["severity"] in ("page", "ticket")
 
 
-def test_the_composition_has_the_board_and_the_alerts() -> None:
+def test_compose_file_mounts_dashboard_and_alert_rules() -> None:
     compose = DEPLOY / "compose"
-    services = read(compose / "compose.yaml")["services"]
+    services = read_yaml(compose / "compose.yaml")["services"]
 
     def mounted(service: str, folder: str) -> str:
         [found] = [one for one in services[service]["volumes"] if one.startswith(f"{folder}:")]
         return str(found).split(":")[1]
 
-    [board] = read(compose / "grafana" / "dashboards" / "interlingua.yaml")["providers"]
+    [board] = read_yaml(compose / "grafana" / "dashboards" / "interlingua.yaml")["providers"]
     assert board["options"]["path"] == mounted("grafana", "../grafana")
     assert mounted("grafana", "./grafana/dashboards") == "/etc/grafana/provisioning/dashboards"
-    [glob] = read(compose / "prometheus" / "prometheus.yml")["rule_files"]
+    [glob] = read_yaml(compose / "prometheus" / "prometheus.yml")["rule_files"]
     folder, _, pattern = str(glob).rpartition("/")
     assert folder == mounted("prometheus", "../prometheus")
     assert [one.name for one in (DEPLOY / "prometheus").glob(pattern)] == [RULES.name]

@@ -18,7 +18,7 @@ LIBRARIES: Final = HOME / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
 _PLACES: Final = (HOME / "bin", HOME / "debian" / "usr" / "bin")
 
 
-def need(there: object, reason: str) -> None:
+def require(there: object, reason: str) -> None:
     """Skip the test unless it is ``there``; where every test must be run, fail it."""
     if there:
         return
@@ -27,33 +27,33 @@ def need(there: object, reason: str) -> None:
     pytest.skip(reason)
 
 
-def tool(name: str) -> str:
+def find_tool(name: str) -> str:
     """The path of a tool: our own, or else the system's."""
     own = next((place / name for place in _PLACES if (place / name).exists()), None)
     found = str(own) if own else None if name == "python" else shutil.which(name)
-    need(found, f"there is no {name} here; make deploy installs what can be had")
+    require(found, f"there is no {name} here; make deploy installs what can be had")
     assert found is not None
     return found
 
 
-def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """What a tool says of something, and the code it ends with."""
-    command = [tool(name), *map(str, arguments)]
+    command = [find_tool(name), *map(str, arguments)]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
 
 
-def good(name: str, *arguments: object) -> str:
+def run_tool_successfully(name: str, *arguments: object) -> str:
     """What a tool prints that finds nothing wrong."""
-    said = run(name, *arguments)
+    said = run_tool(name, *arguments)
     assert said.returncode == 0, said.stdout + said.stderr
     return said.stdout
 
 
-def read(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """A YAML file."""
     return yaml.safe_load(path.read_text("utf-8"))
 
 
-def manifests(text: str) -> Iterator[dict[str, Any]]:
+def parse_manifests(text: str) -> Iterator[dict[str, Any]]:
     """Those of a rendering."""
     return (one for one in yaml.safe_load_all(text) if one)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tests.deploy.tools import DEPLOY, read
+from tests.deploy.tools import DEPLOY, read_yaml
 
 BOARD: Final = DEPLOY / "grafana" / "interlingua.json"
 RULES: Final = DEPLOY / "prometheus" / "interlingua.rules.yaml"
@@ -18,42 +18,45 @@ _OURS: Final = frozenset({"job", "instance", "le"})
 """Labels that Prometheus gives itself, or a histogram has."""
 
 
-def panels() -> list[dict[str, Any]]:
+def list_panels() -> list[dict[str, Any]]:
     """Those of the board."""
     board = msgspec.json.decode(BOARD.read_bytes())
     return [one for one in board["panels"] if one["type"] != "row"]
 
 
-def rules() -> Iterator[dict[str, Any]]:
+def list_rules() -> Iterator[dict[str, Any]]:
     """Alerts, and what is recorded for them."""
-    for group in read(RULES)["groups"]:
+    for group in read_yaml(RULES)["groups"]:
         yield from group["rules"]
 
 
-def asked() -> Mapping[str, str]:
+def list_expressions() -> Mapping[str, str]:
     """Every expression, by who asks it. Grafana's own variables stand for what they may be."""
     of_panels = {
         f"{panel['title']} {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
-        for panel in panels()
+        for panel in list_panels()
         for target in panel["targets"]
     }
-    return of_panels | {one.get("alert") or one["record"]: one["expr"] for one in rules()}
+    return of_panels | {one.get("alert") or one["record"]: one["expr"] for one in list_rules()}
 
 
-def named(expr: str) -> set[str]:
+def list_samples(expr: str) -> set[str]:
     """The samples that an expression names."""
-    return {found[1] for found in _NAME.finditer(expr)} - _recorded()
+    return {found[1] for found in _NAME.finditer(expr)} - _list_recorded_names()
 
 
-def labelled(expr: str) -> set[str]:
+def list_labels(expr: str) -> set[str]:
     """The labels that it asks for, beside Prometheus's own."""
     matched = {one for found in _NAME.finditer(expr) for one in _MATCHED.findall(found[2] or "")}
     grouped = {one.strip() for found in _BY.findall(expr) for one in found.split(",")}
     return (matched | grouped) - _OURS
 
 
-def _recorded() -> set[str]:
+def _list_recorded_names() -> set[str]:
     """What the rules make themselves: ``model:interlingua_…``, of which the pattern sees a part."""
     return {
-        found[1] for one in rules() if "record" in one for found in _NAME.finditer(one["record"])
+        found[1]
+        for one in list_rules()
+        if "record" in one
+        for found in _NAME.finditer(one["record"])
     }

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w./]+\.py)::(\w+)`")
 
 
-def table(page: str, heading: str) -> Iterator[list[str]]:
+def parse_table(page: str, heading: str) -> Iterator[list[str]]:
     """The cells of the rows of the table that is under a heading."""
     _, found, below = page.partition(f"\n{heading}\n")
     assert found, heading
@@ -19,13 +19,13 @@ def table(page: str, heading: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in row.split(" | ")]
 
 
-def told(text: str) -> list[tuple[str, str]]:
+def find_test_references(text: str) -> list[tuple[str, str]]:
     """The file and the name of each test that is named."""
     return NAMED.findall(text)
 
 
 @cache
-def held(file: str) -> frozenset[str]:
+def list_tests(file: str) -> frozenset[str]:
     """The tests that a file holds; none where there is no such file."""
     path = ROOT / file
     if not path.exists():
@@ -38,6 +38,10 @@ def held(file: str) -> frozenset[str]:
     )
 
 
-def gone(text: str) -> list[str]:
+def find_missing_tests(text: str) -> list[str]:
     """Those that are named and are not there."""
-    return [f"{file}::{name}" for file, name in told(text) if name not in held(file)]
+    return [
+        f"{file}::{name}"
+        for file, name in find_test_references(text)
+        if name not in list_tests(file)
+    ]

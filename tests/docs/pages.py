@@ -26,7 +26,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.deploy.tools import LIBRARIES, tool
+from tests.deploy.tools import LIBRARIES, find_tool
 
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"\$\{(\w*PORT):-(\d+)\}")
@@ -65,7 +65,7 @@ class Block(Struct):
     file: str = ""
 
 
-class Ran(Struct, frozen=True):
+class PageRun(Struct, frozen=True):
     """How it went: the exit code, what each block printed, and all that was said on the side."""
 
     code: int
@@ -73,7 +73,7 @@ class Ran(Struct, frozen=True):
     errors: str
 
 
-def blocks(page: str) -> list[Block]:
+def parse_blocks(page: str) -> list[Block]:
     """The blocks of a page that a reader would follow."""
     found: list[Block] = []
     for fence in _FENCE.finditer(page):
@@ -90,7 +90,7 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def free_ports(page: str) -> dict[str, str]:
+def allocate_ports(page: str) -> dict[str, str]:
     """A free port for each that the page shows, by what is shown; and for each variable."""
     named = dict(_PORT.findall(page)) | _BUILT_IN
     shown = {*named.values(), *_SHOWN.findall(page)}
@@ -104,27 +104,29 @@ def free_ports(page: str) -> dict[str, str]:
     return free | {name: free[port] for name, port in named.items()}
 
 
-def run(page: str, folder: Path, stand_in: str = "") -> Ran:
+def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
     """Run the page's blocks in ``folder``.
 
     ``stand_in`` is the configuration of what serves beside, in the place of the reader's workers.
     """
-    every = blocks(page)
+    every = parse_blocks(page)
     beside = folder.with_name(f"{folder.name}-printed")
     beside.mkdir()
-    ports = free_ports(page + stand_in)
+    ports = allocate_ports(page + stand_in)
     pieces = [_LEFT]
     if stand_in:
-        (beside / "stand-in.yaml").write_text(_placed(stand_in, ports), "utf-8")
+        (beside / "stand-in.yaml").write_text(_replace_ports(stand_in, ports), "utf-8")
         pieces.append(f"left interlingua serve {beside}/stand-in.yaml; left=")
     for n, block in enumerate(every):
-        pieces.append(f"exec >{beside / str(n)}\n{_told(block, beside / f'{n}.py', ports)}")
-    servers = [tool(name) for name in _SERVERS if name in page]
+        pieces.append(f"exec >{beside / str(n)}\n{_build_script(block, beside / f'{n}.py', ports)}")
+    servers = [find_tool(name) for name in _SERVERS if name in page]
     with (beside / "errors").open("w+b") as errors:
         shell = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(pieces)],
             cwd=folder,
-            env=_found(servers) | _variables(ports) | {"BESIDE": str(beside)},
+            env=_build_path_environment(servers)
+            | _get_port_variables(ports)
+            | {"BESIDE": str(beside)},
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -136,68 +138,68 @@ def run(page: str, folder: Path, stand_in: str = "") -> Ran:
             with suppress(ProcessLookupError):  # nothing runs any more
                 os.killpg(shell.pid, signal.SIGKILL)
     files = [beside / str(n) for n in range(len(every))]
-    outputs = [_as_shown(file.read_text("utf-8"), ports) for file in files if file.exists()]
-    return Ran(code, outputs, (beside / "errors").read_text("utf-8"))
+    outputs = [_restore_ports(file.read_text("utf-8"), ports) for file in files if file.exists()]
+    return PageRun(code, outputs, (beside / "errors").read_text("utf-8"))
 
 
-def _found(servers: Sequence[str]) -> dict[str, str]:
+def _build_path_environment(servers: Sequence[str]) -> dict[str, str]:
     """Where a shell finds ``interlingua``, and these."""
     folders = [Path(one).parent for one in (sys.executable, *servers)]
     found = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
     return found | {"LD_LIBRARY_PATH": str(LIBRARIES)} if servers else found
 
 
-def differs(shown: str, printed: str) -> str:
+def describe_difference(shown: str, printed: str) -> str:
     """How what was printed is not what is shown; "" where it is."""
-    wanted = "\n".join(map(_line, shown.strip("\n").splitlines()))
-    wanted = wanted.replace(_line("…") + "\n", r"(?:.*\n)*")
-    got = "\n".join(map(_plain, printed.strip("\n").splitlines()))
+    wanted = "\n".join(map(_build_line_pattern, shown.strip("\n").splitlines()))
+    wanted = wanted.replace(_build_line_pattern("…") + "\n", r"(?:.*\n)*")
+    got = "\n".join(map(_normalize_spaces, printed.strip("\n").splitlines()))
     return "" if re.fullmatch(wanted, got) else f"shown:\n{shown}\nprinted:\n{printed}"
 
 
-def check(page: str, folder: Path, stand_in: str = "") -> None:
+def check_page(page: str, folder: Path, stand_in: str = "") -> None:
     """Run the page. Raises AssertionError with the first block that does not do as it says."""
-    every = blocks(page)
+    every = parse_blocks(page)
     assert every, "it has nothing to run: is a fence not closed?"
-    ran = run(page, folder, stand_in)
+    ran = run_page(page, folder, stand_in)
     for block, printed in zip(every, ran.outputs, strict=False):
-        if block.printed is not None and (why := differs(block.printed, printed)):
+        if block.printed is not None and (why := describe_difference(block.printed, printed)):
             raise AssertionError(f"line {block.line}: {why}\n{ran.errors}")
     assert ran.outputs or ran.code == 0, ran.errors
     last = every[len(ran.outputs) - 1]
     assert ran.code == 0, f"line {last.line} failed:\n{last.commands}\n{ran.errors}"
 
 
-def _told(block: Block, python: Path, ports: Mapping[str, str]) -> str:
+def _build_script(block: Block, python: Path, ports: Mapping[str, str]) -> str:
     """What the shell is told to do."""
     match block.kind:
         case "file":
-            body = _placed(block.commands, ports)
+            body = _replace_ports(block.commands, ports)
             return f"cat >{block.file} <<'END OF FILE'\n{body}END OF FILE\n"
         case "python":
-            python.write_text(_placed(block.commands, ports), "utf-8")
+            python.write_text(_replace_ports(block.commands, ports), "utf-8")
             return f"PYTHONPATH=. python {python}\n"
         case _:
-            return _placed(_SERVES.sub("left ", block.commands), ports)
+            return _replace_ports(_SERVES.sub("left ", block.commands), ports)
 
 
-def _variables(ports: Mapping[str, str]) -> dict[str, str]:
+def _get_port_variables(ports: Mapping[str, str]) -> dict[str, str]:
     return {name: port for name, port in ports.items() if not name.isdigit()}
 
 
-def _placed(text: str, ports: Mapping[str, str]) -> str:
+def _replace_ports(text: str, ports: Mapping[str, str]) -> str:
     return _SHOWN.sub(lambda shown: ports[shown[0]], text)
 
 
-def _as_shown(text: str, ports: Mapping[str, str]) -> str:
+def _restore_ports(text: str, ports: Mapping[str, str]) -> str:
     shown = {free: port for port, free in ports.items() if port.isdigit()}
     return _SHOWN.sub(lambda free: shown.get(free[0], free[0]), text)
 
 
-def _line(text: str) -> str:
+def _build_line_pattern(text: str) -> str:
     """A pattern for one line."""
-    return ".*".join(map(re.escape, _plain(text).split("…")))
+    return ".*".join(map(re.escape, _normalize_spaces(text).split("…")))
 
 
-def _plain(text: str) -> str:
+def _normalize_spaces(text: str) -> str:
     return " ".join(text.split())

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Final
 
 
-def _worker(*listeners: str, script: str = '"Paris", ",", " of", " course", "."') -> str:
+def _build_worker_config(
+    *listeners: str, script: str = '"Paris", ",", " of", " course", "."'
+) -> str:
     return f"""
 listeners: [{", ".join(listeners)}]
 limits: {{drain_timeout: 1s}}
@@ -22,14 +24,16 @@ models:
 """
 
 
-_VLLM: Final = _worker(*[
+_VLLM: Final = _build_worker_config(*[
     f'{{address: "127.0.0.1:{port}", protocols: [{{name: openai, profile: vllm}}]}}'
     for port in (8001, 8002)
 ])  # fmt: skip
-_TRITON: Final = _worker('{address: "127.0.0.1:8000", protocols: [{name: triton, profile: vllm}]}')
-_MINDIE: Final = _worker('{address: "127.0.0.1:1025", protocols: [mindie]}')
-_OVMS: Final = _worker('{address: "127.0.0.1:9000", protocols: [ovms]}')
-_BUILT_IN: Final = _worker(
+_TRITON: Final = _build_worker_config(
+    '{address: "127.0.0.1:8000", protocols: [{name: triton, profile: vllm}]}'
+)
+_MINDIE: Final = _build_worker_config('{address: "127.0.0.1:1025", protocols: [mindie]}')
+_OVMS: Final = _build_worker_config('{address: "127.0.0.1:9000", protocols: [ovms]}')
+_BUILT_IN: Final = _build_worker_config(
     '{address: "127.0.0.1:8000", protocols: [openai, databricks, '
     "{name: triton, profile: plain}, ovms, {name: mindie, prefix: /mindie}]}",
     '{address: "127.0.0.1:1025", protocols: [mindie]}',

@@ -15,7 +15,7 @@ _, _, TABLE = (HOWTO / "ab-test.md").read_text("utf-8").partition("## Metrics pe
 TABLE, _, _ = TABLE.partition("\n## ")
 
 
-def test_every_metric_of_a_version_is_listed() -> None:
+def test_page_lists_every_metric_of_a_version() -> None:
     told = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TABLE, re.MULTILINE)))
     metrics = MetricsCollector(ignore_record, dict)
     losses = (UnsupportedParameter("top_k", "dropped"),)

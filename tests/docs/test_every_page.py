@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.config.loader import load_text
-from tests.docs.pages import check
+from tests.docs.pages import check_page
 from tests.docs.stands_in import STANDS_IN
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENV: Final = re.compile(r"\$\{(\w+)\}")
 
 
-def runnable() -> list[Any]:
+def list_runnable_pages() -> list[Any]:
     return [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name, page in PAGES.items()
@@ -59,17 +59,19 @@ def runnable() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", runnable())
-def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list_runnable_pages())
+def test_page_commands_print_the_documented_output(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
-    check(PAGES[name], folder, STANDS_IN.get(name, ""))
+    check_page(PAGES[name], folder, STANDS_IN.get(name, ""))
 
 
-def test_what_is_not_run_is_listed_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_block_that_is_not_run_is_listed_with_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = [(name, line) for name, page in PAGES.items() for line in SHOWN.findall(page)]
-    unlisted = [one for one in found if not any(_begins(one, known) for known in NOT_RUN)]
-    gone = [known for known in NOT_RUN if not any(_begins(one, known) for one in found)]
+    unlisted = [one for one in found if not any(_matches_block(one, known) for known in NOT_RUN)]
+    gone = [known for known in NOT_RUN if not any(_matches_block(one, known) for one in found)]
     assert (unlisted, gone) == ([], [])
     with capsys.disabled():
         for (name, begins), why in NOT_RUN.items():
@@ -77,11 +79,11 @@ def test_what_is_not_run_is_listed_with_its_reason(capsys: pytest.CaptureFixture
         print()  # noqa: T201 - as above
 
 
-def _begins(found: tuple[str, str], known: tuple[str, str]) -> bool:
+def _matches_block(found: tuple[str, str], known: tuple[str, str]) -> bool:
     return found[0] == known[0] and found[1].startswith(known[1])
 
 
-def configurations() -> list[Any]:
+def list_configurations() -> list[Any]:
     return [
         pytest.param(text, id=f"{name}-{n}")
         for name, page in PAGES.items()
@@ -90,11 +92,11 @@ def configurations() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("text", configurations())
-def test_a_whole_configuration_that_is_shown_is_taken(text: str) -> None:
+@pytest.mark.parametrize("text", list_configurations())
+def test_every_documented_configuration_is_valid(text: str) -> None:
     env = dict.fromkeys(ENV.findall(text), "0" * 64)
     assert load_text(text, "shown.yaml", env=env).models
 
 
-def test_every_page_that_has_a_stand_in_is_there() -> None:
+def test_every_page_with_a_stand_in_exists() -> None:
     assert STANDS_IN.keys() | ELSEWHERE.keys() | SLOW <= PAGES.keys()

@@ -29,12 +29,12 @@ def pages() -> Mapping[str, str]:
 @pytest.mark.parametrize(
     "name", ["protocols.md", "errors.md", "configuration.md", "metrics.md", "commands.md"]
 )
-def test_the_page_is_fresh(pages: Mapping[str, str], name: str) -> None:
+def test_reference_page_is_up_to_date(pages: Mapping[str, str], name: str) -> None:
     held = (PAGES / name).read_text("utf-8")
     assert held == pages[name], f"docs/reference/{name} is stale; write it anew with: make docs"
 
 
-def test_there_is_no_other_page(pages: Mapping[str, str]) -> None:
+def test_reference_folder_has_only_generated_pages(pages: Mapping[str, str]) -> None:
     assert {file.name for file in PAGES.glob("*.md")} == set(pages)
 
 
@@ -47,11 +47,11 @@ def test_there_is_no_other_page(pages: Mapping[str, str]) -> None:
         "1 errors in FILE or found by --connect, 2 the file\ncan't be read.",
     ],
 )
-def test_every_command_is_told_with_its_options(pages: Mapping[str, str], told: str) -> None:
+def test_commands_page_lists_commands_and_options(pages: Mapping[str, str], told: str) -> None:
     assert told in pages["commands.md"]
 
 
-def test_the_command_writes_and_checks(tmp_path: Path) -> None:
+def test_generate_command_writes_pages_and_checks_them(tmp_path: Path) -> None:
     folder = tmp_path / "reference"
     run = CliRunner().invoke
 
@@ -68,7 +68,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-def test_every_dialect_shows_its_tables(name: str) -> None:
+def test_every_protocol_has_parameter_tables(name: str) -> None:
     dialects = ProtocolRegistry(PROTOCOLS)
     for profile in dialects.get_profiles(name):
         dialect = dialects.create_adapter(name, profile, {})
@@ -112,7 +112,7 @@ ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("given", "shown"), ROWS)
-def test_a_row_of_a_table(given: dict[str, Any], shown: tuple[str, ...]) -> None:
+def test_parameter_table_row(given: dict[str, Any], shown: tuple[str, ...]) -> None:
     param: dict[str, Any] = {"wire": "w", "field": "n", "type": "int", **given}
 
     assert parameter_row(Param(**param)) == shown
@@ -122,11 +122,11 @@ def test_a_row_of_a_table(given: dict[str, Any], shown: tuple[str, ...]) -> None
     ("value", "shown"),
     [(1e-6, "1e-06"), (-2.0, "-2"), (-(2**63), "-2^63"), (10**6, "1000000"), (3.4e38, "3.4e+38")],
 )
-def test_a_number(value: float, shown: str) -> None:
+def test_number_formatting(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
-class Narrow:
+class LimitedWorker:
     """Carries four fields, some within limits and one in part, and none beside a prompt."""
 
     carries: Mapping[str, ParameterSupport] = {
@@ -152,24 +152,24 @@ FATES = {
 }
 
 
-def test_what_becomes_of_a_field() -> None:
+def test_worker_table_shows_unsupported_parameters() -> None:
     dialects = ProtocolRegistry(PROTOCOLS)
     spoken = [ProtocolProfiles("ovms", {"2026": dialects.create_adapter("ovms", None, {})})]
-    text, vectors = worker_tables(spoken, {"narrow": Narrow()}).split("### Embeddings")
+    text, vectors = worker_tables(spoken, {"narrow": LimitedWorker()}).split("### Embeddings")
 
-    told = {cells[1]: cells[-2] for cells in map(cells_of, text.splitlines()) if len(cells) > 2}
+    told = {cells[1]: cells[-2] for cells in map(split_cells, text.splitlines()) if len(cells) > 2}
     assert {field: told[field] for field in FATES} == FATES
     assert ["`priority`", "", "approximated"] in [
-        cells[1:-1] for cells in map(cells_of, vectors.splitlines())
+        cells[1:-1] for cells in map(split_cells, vectors.splitlines())
     ]
     assert "| `sampling.beam_width` | `best_of` | dropped |" in text
 
 
-def cells_of(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
 
 
-def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
+def test_errors_page_lists_each_error_for_each_protocol(pages: Mapping[str, str]) -> None:
     page = pages["errors.md"]
 
     assert page.count("| `ContextTooLong` |") == 1 + len(SPOKEN)
@@ -177,7 +177,7 @@ def test_each_error_is_told_by_each_dialect(pages: Mapping[str, str]) -> None:
     assert "| `RateLimitExceeded` | 429 |" in page
 
 
-def test_a_text_with_marks_of_code_stays_one() -> None:
+def test_text_with_backticks_stays_one_code_span() -> None:
     dialects = ProtocolRegistry(PROTOCOLS)
     page = errors_page(
         [ProtocolProfiles("openai", {"openai": dialects.create_adapter("openai", None, {})})]
@@ -186,7 +186,7 @@ def test_a_text_with_marks_of_code_stays_one() -> None:
     assert '| `VersionNotFound` | 404 | `` {"error":{"message":"The model `MODEL`' in page
 
 
-def test_the_configuration_says_how_a_field_is_written() -> None:
+def test_configuration_page_shows_type_and_default_of_each_field() -> None:
     page = configuration_page()
 
     assert "| `drain_timeout` | [duration](#units) | `1m` |" in page

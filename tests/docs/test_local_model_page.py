@@ -17,12 +17,12 @@ TEXT = (ROOT / "docs" / "howto" / "serve-a-local-model.md").read_text("utf-8")
 ENV = {"INTERLINGUA_WORKER_KEY": "secret"}
 
 
-def shown(kind: str) -> list[str]:
+def find_code_blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_its_files_are_taken(tmp_path: Path) -> None:
-    front, listed, vectors = shown("yaml")
+def test_documented_worker_configurations_are_valid(tmp_path: Path) -> None:
+    front, listed, vectors = find_code_blocks("yaml")
     pool = load_text(front, "gateway.yaml", env=ENV).backends["far"]
     assert isinstance(pool, PoolSettings)
     assert (pool.profile, pool.workers[0].url) == ("interlingua", "http://10.0.0.21:8001")
@@ -45,8 +45,8 @@ def test_its_files_are_taken(tmp_path: Path) -> None:
     assert engine.matryoshka == (64, 128, 256)
 
 
-def test_its_options_are_the_commands() -> None:
-    commands = "\n".join(shown("(?:sh|console)"))
+def test_documented_worker_options_exist() -> None:
+    commands = "\n".join(find_code_blocks("(?:sh|console)"))
     known = {name for one in worker.params for name in one.opts}
     assert set(re.findall(r"--[a-z-]+", commands)) <= known
     assert {"--name", "--task"} <= known
@@ -56,6 +56,6 @@ def test_its_options_are_the_commands() -> None:
 
 
 @pytest.mark.parametrize("file", re.findall(r"\]\(([^)h][^)]*)\)|(deploy/[\w./]+)", TEXT))
-def test_what_it_points_to_is_there(file: tuple[str, str]) -> None:
+def test_linked_files_exist(file: tuple[str, str]) -> None:
     link, path = file
     assert (ROOT / path if path else ROOT / "docs" / "howto" / link).exists()

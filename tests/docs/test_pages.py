@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks, check, differs, free_ports, run
+from tests.docs.pages import allocate_ports, check_page, describe_difference, parse_blocks, run_page
 
 GATEWAY = """\
 listeners: [{address: "127.0.0.1:8000", protocols: [openai]}]
@@ -21,15 +21,15 @@ said = httpx.post("http://127.0.0.1:8000/v1/completions", json={"model": "chat",
 print(said.json()["choices"][0]["text"])"""
 
 
-def page(*fences: tuple[str, str]) -> str:
+def build_page(*fences: tuple[str, str]) -> str:
     return "\n\n".join(f"Some words.\n\n```{kind}\n{text}\n```" for kind, text in fences)
 
 
-def test_a_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
+def test_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
-    check(
-        page(
+    check_page(
+        build_page(
             ("sh", "echo one > file; word=two"),
             ("yaml", "this: is not run"),
             ("sh", 'cat file; echo "$word"'),
@@ -53,23 +53,23 @@ def test_a_page_is_run_in_one_shell_in_its_folder(tmp_path: Path) -> None:
         ([("sh", "echo"), ("text", ""), ("text", "")], "3: it is shown twice"),
     ],
 )
-def test_what_does_not_do_as_it_says_is_found(
+def test_page_with_wrong_output_or_failing_command_is_an_error(
     tmp_path: Path, fences: list[tuple[str, str]], said: str
 ) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     with pytest.raises(AssertionError, match=said):
-        check(page(*fences), folder)
+        check_page(build_page(*fences), folder)
 
 
-def test_what_still_runs_is_stopped(tmp_path: Path) -> None:
+def test_background_processes_of_a_page_are_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
-    [printed] = run(page(("sh", "sleep 600 & echo $!")), folder).outputs
-    assert runs(int(printed)) is False
+    [printed] = run_page(build_page(("sh", "sleep 600 & echo $!")), folder).outputs
+    assert is_running(int(printed)) is False
 
 
-def runs(process: int) -> bool:
+def is_running(process: int) -> bool:
     """Whether it still does after a while."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(200):
@@ -79,19 +79,21 @@ def runs(process: int) -> bool:
     return True
 
 
-def test_each_port_that_is_shown_is_a_free_one() -> None:
-    ports = free_ports("${PORT:-8000} ${ADMIN_PORT:-8081} 127.0.0.1:8001 127.0.0.1:9 ${HOME:-80}")
+def test_each_documented_port_is_replaced_by_a_free_port() -> None:
+    ports = allocate_ports(
+        "${PORT:-8000} ${ADMIN_PORT:-8081} 127.0.0.1:8001 127.0.0.1:9 ${HOME:-80}"
+    )
     assert set(ports) - {"PORT", "ADMIN_PORT", "MINDIE_PORT"} == {"8000", "8081", "8001", "1025"}
     assert ports["PORT"] == ports["8000"] != ports["ADMIN_PORT"] == ports["8081"]
     assert len(set(ports.values())) == 4
     assert not set(ports.values()) & set(ports)
 
 
-def test_what_serves_is_left_running_on_a_free_port_beside_its_stand_in(tmp_path: Path) -> None:
+def test_serve_commands_run_in_the_background_with_a_stand_in_worker(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
-    check(
-        page(
+    check_page(
+        build_page(
             ('yaml title="gateway.yaml"', GATEWAY),
             ("sh", "interlingua serve gateway.yaml   # in a shell of its own"),
             ("sh", "grep -o '127[^\"]*' gateway.yaml"),
@@ -105,11 +107,11 @@ def test_what_serves_is_left_running_on_a_free_port_beside_its_stand_in(tmp_path
     )
 
 
-def test_what_does_not_serve_fails_the_page(tmp_path: Path) -> None:
+def test_failing_serve_command_fails_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     with pytest.raises(AssertionError, match=r"line 3 failed(?s:.*)no such file: none\.yaml"):
-        check(page(("sh", "interlingua serve none.yaml")), folder)
+        check_page(build_page(("sh", "interlingua serve none.yaml")), folder)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +126,12 @@ def test_what_does_not_serve_fails_the_page(tmp_path: Path) -> None:
         ("a …", "b 1", False),
     ],
 )
-def test_dots_stand_for_anything(shown: str, printed: str, *, same: bool) -> None:
-    assert (differs(shown, printed) == "") == same
+def test_ellipsis_matches_any_text(shown: str, printed: str, *, same: bool) -> None:
+    assert (describe_difference(shown, printed) == "") == same
 
 
-def test_a_block_knows_its_line() -> None:
-    assert [block.line for block in blocks(page(("sh", "a\nb"), ("sh", "c")))] == [3, 10]
+def test_block_has_its_line_number() -> None:
+    assert [block.line for block in parse_blocks(build_page(("sh", "a\nb"), ("sh", "c")))] == [
+        3,
+        10,
+    ]

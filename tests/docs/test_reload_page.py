@@ -9,7 +9,7 @@ from gateway.runtime.reload import ReloadResult
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "reload.md").read_text("utf-8")
 
 
-def test_every_metric_of_reloads_is_told_of() -> None:
+def test_page_lists_every_reload_metric() -> None:
     reloads = ReloadCollector("hash", lambda: 0.0)
     reloads.record_reload(ReloadResult("hash"))
     counted = {sample.name for family in reloads.collect() for sample in family.samples}

@@ -9,7 +9,7 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from tests.deploy.tools import need
+from tests.deploy.tools import require
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -18,9 +18,9 @@ LOADED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="([^"]+)"
 NAV = re.compile(r'<a href="([^"]+)" class="md-nav__link')
 
 
-def build(docs: Path, site: Path) -> "subprocess.CompletedProcess[str]":
+def build_site(docs: Path, site: Path) -> "subprocess.CompletedProcess[str]":
     """Build it as ``make site`` does; every warning is an error."""
-    need(MKDOCS.exists(), "there is no MkDocs here; make site installs it")
+    require(MKDOCS.exists(), "there is no MkDocs here; make site installs it")
     return subprocess.run(
         [
             *(MKDOCS, "build", "--strict"),
@@ -36,26 +36,26 @@ def build(docs: Path, site: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("docs") / "site"
-    said = build(DOCS, built)
+    said = build_site(DOCS, built)
     assert said.returncode == 0, said.stderr
     return built
 
 
-def built_of(page: Path) -> str:
+def get_site_path(page: Path) -> str:
     """Where a page lies in the site."""
     name = page.relative_to(DOCS).with_suffix("")
     return str(name.parent / "index.html" if name.name == "index" else name / "index.html")
 
 
-def test_every_page_is_there_and_in_the_nav(site: Path) -> None:
-    pages = {built_of(page) for page in DOCS.rglob("*.md")}
+def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
+    pages = {get_site_path(page) for page in DOCS.rglob("*.md")}
     assert pages == {str(file.relative_to(site)) for file in site.rglob("index.html")}
     start = (site / "index.html").read_text("utf-8")
     linked = {str(Path(urldefrag(link)[0]) / "index.html") for link in NAV.findall(start)}
     assert pages <= linked | {"index.html"}
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_site_loads_no_external_resources(site: Path) -> None:
     loaded = [
         link for file in site.rglob("*.html") for link in LOADED.findall(file.read_text("utf-8"))
     ]
@@ -65,7 +65,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", style.read_text("utf-8"))
 
 
-def test_each_section_of_the_nav_has_a_page(site: Path) -> None:
+def test_each_navigation_section_has_a_page(site: Path) -> None:
     start = (site / "index.html").read_text("utf-8")
     _, *sections = re.split(r'<nav class="md-nav" data-md-level="1"', start)
     assert len(sections) > 5
@@ -82,24 +82,24 @@ def test_each_section_of_the_nav_has_a_page(site: Path) -> None:
         ("[a file](../deploy/none)", "there is no ../deploy/none"),
     ],
 )
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, words: str, said: str) -> None:
+def test_broken_link_fails_the_build(tmp_path: Path, words: str, said: str) -> None:
     docs = tmp_path / "docs"
     (docs / "site").mkdir(parents=True)
     for name in ("site/mkdocs.yml", "site/hooks.py", "glossary.md"):
         shutil.copy(DOCS / name, docs / name)
     (docs / "index.md").write_text(f"# Here\n\n{words}\n")
-    built = build(docs, tmp_path / "site")
+    built = build_site(docs, tmp_path / "site")
     assert built.returncode == 1
     assert said in built.stdout + built.stderr
 
 
-def test_what_the_readme_points_to_is_there() -> None:
+def test_readme_links_exist() -> None:
     links = re.findall(r"\]\(([^)h#][^)#]*)", (ROOT / "README.md").read_text("utf-8"))
     assert len(links) > 10
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_what_the_pages_name_of_the_code_is_there() -> None:
+def test_source_paths_named_in_the_docs_exist() -> None:
     named = re.compile(r"(?<![\w./])((?:gateway|backends|protocols|tests|deploy)/[\w./-]*\w)")
     folders = (DOCS, DOCS / "howto", DOCS / "maintainers")
     pages = [page for folder in folders for page in folder.glob("*.md")]

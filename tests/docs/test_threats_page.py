@@ -2,7 +2,7 @@
 
 import re
 
-from tests.docs.named import ROOT, gone, table, told
+from tests.docs.named import ROOT, find_missing_tests, find_test_references, parse_table
 
 PAGE = (ROOT / "docs" / "threats.md").read_text("utf-8")
 FAULTS = {
@@ -27,27 +27,28 @@ FAULTS = {
     "CVE-2025-8671, slow clients",
 }
 ROWS = {
-    fault: rest for fault, *rest in table(PAGE, "## Published vulnerabilities of similar software")
+    fault: rest
+    for fault, *rest in parse_table(PAGE, "## Published vulnerabilities of similar software")
 }
 
 
-def test_no_fault_is_missing() -> None:
+def test_every_fault_has_a_threat_row() -> None:
     assert ROWS.keys() == FAULTS
 
 
-def test_each_is_met_by_a_test_that_there_is() -> None:
-    assert [fault for fault, (*_, named) in ROWS.items() if not told(named)] == []
-    assert gone(PAGE) == []
+def test_every_threat_names_an_existing_test() -> None:
+    assert [fault for fault, (*_, named) in ROWS.items() if not find_test_references(named)] == []
+    assert find_missing_tests(PAGE) == []
 
 
-def test_what_is_named_and_is_not_there_is_found() -> None:
-    assert gone("`tests/docs/named.py::test_nothing` `tests/none.py::test_it`") == [
+def test_missing_test_reference_is_detected() -> None:
+    assert find_missing_tests("`tests/docs/named.py::test_nothing` `tests/none.py::test_it`") == [
         "tests/docs/named.py::test_nothing",
         "tests/none.py::test_it",
     ]
 
 
-def test_the_floor_of_aiohttp_is_above_what_was_broken() -> None:
+def test_minimum_aiohttp_version_excludes_vulnerable_releases() -> None:
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     [floor] = re.findall(r'"aiohttp>=([\d.]+)"', text)
     assert tuple(map(int, floor.split("."))) >= (3, 14)

@@ -11,17 +11,17 @@ PAGE = (HOWTO / "usage.md").read_text("utf-8")
 OBSERVABILITY = (HOWTO / "observability.md").read_text("utf-8")
 
 
-def test_every_column_is_listed() -> None:
+def test_page_lists_every_usage_column() -> None:
     rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", " ".join(rows)) == [name for name, _ in USAGE_COLUMNS]
 
 
-def test_every_grouping_is_listed() -> None:
+def test_page_lists_every_grouping_column() -> None:
     [line] = re.findall(r"^`--by` takes (.*)$", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", line) == list(GROUP_COLUMNS)
 
 
-def test_every_count_of_dropped_records_is_listed() -> None:
+def test_pages_list_every_dropped_record_metric() -> None:
     counted = [
         one.name for one in DroppedRecordCollector({"log_lines": int, "usage_rows": int}).collect()
     ]

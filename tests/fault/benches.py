@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from tests.fault.fronts import STREAM, WELL, WHOLE
-from tests.fault.history import Line
-from tests.serving import serving
+from tests.fault.history import WorkerLogLine
+from tests.serving import run_server
 
 
-class Bench:
+class SteppedWorker:
     """``inside`` are the requests that it has now; ``sizes`` those of all bodies, as they came.
 
     ``lines`` is its log.
@@ -22,13 +22,13 @@ class Bench:
     def __init__(self) -> None:
         self.inside: list[asyncio.Future[None]] = []
         self.sizes: list[int] = []
-        self.lines: list[Line] = []
+        self.lines: list[WorkerLogLine] = []
         self.most = 0
         self.url = ""
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self.url = await self._open.enter_async_context(serving(self._serve))
+        self.url = await self._open.enter_async_context(run_server(self._serve))
         return self
 
     async def __aexit__(
@@ -56,10 +56,10 @@ class Bench:
             body = await reader.readexactly(length)
             self.sizes.append(length)
             id_ = head.partition(b"x-request-id:")[2].partition(b"\r\n")[0].strip().decode()
-            self.lines.append(Line(id_, "asked"))
+            self.lines.append(WorkerLogLine(id_, "asked"))
             mine = asyncio.get_running_loop().create_future()
             self.inside.append(mine)
             self.most = max(self.most, len(self.inside))
             await mine
             writer.write(STREAM if b'"stream":true' in body else WHOLE)
-            self.lines.append(Line(id_, "completed"))
+            self.lines.append(WorkerLogLine(id_, "completed"))

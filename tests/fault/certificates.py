@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 _DAY = timedelta(days=1)
 
 
-def _name(text: str) -> x509.Name:
+def _build_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
@@ -23,10 +23,10 @@ class Authority:
 
     def __init__(self, folder: Path, name: str = "the tests' authority") -> None:
         self._folder = folder
-        self._name = _name(name)
+        self._name = _build_name(name)
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._count = 0
-        made = _made(self._name, self._name, self._key, timedelta(0))
+        made = _create_certificate_builder(self._name, self._name, self._key, timedelta(0))
         signed = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.path = folder / f"{name.replace(' ', '-')}.pem"
         pem = signed.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -45,14 +45,14 @@ class Authority:
         It ended so long ago, if it did. ``alone``: it is signed by itself.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _name(f"worker {self._count}")
+        name = _build_name(f"worker {self._count}")
         try:
             alternative: x509.GeneralName = x509.IPAddress(ip_address(host))
         except ValueError:
             alternative = x509.DNSName(host)
         issuer, signer = (name, key) if alone else (self._name, self._key)
         signed = (
-            _made(name, issuer, key, ended)
+            _create_certificate_builder(name, issuer, key, ended)
             .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
             .sign(signer, hashes.SHA256())
         )
@@ -69,7 +69,7 @@ class Authority:
         return path
 
 
-def _made(
+def _create_certificate_builder(
     name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, ended: timedelta
 ) -> x509.CertificateBuilder:
     end = datetime.now(UTC) + (-ended if ended else _DAY)
@@ -84,13 +84,13 @@ def _made(
     )
 
 
-def meeting(pem: Path) -> ssl.SSLContext:
+def create_server_context(pem: Path) -> ssl.SSLContext:
     """What meets clients with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     return context
 
 
-def serial(pem: bytes) -> int:
+def get_serial(pem: bytes) -> int:
     """The number of the first certificate in a file."""
     return x509.load_pem_x509_certificate(pem).serial_number

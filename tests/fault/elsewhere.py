@@ -36,14 +36,14 @@ Fate = Callable[[bytes, bool], float | None]
 """Seconds that a packet is on its way, or None if it never arrives. True: it goes to the worker."""
 
 
-def not_here(why: str) -> NoReturn:
+def skip_unavailable(why: str) -> NoReturn:
     """Skip the test; where the checks run for all, it must not be skipped."""
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
 
 
-class Wire:
+class NetworkLink:
     """A network namespace, and every packet between it and this one in the test's own hands.
 
     The line is a pair of TUN devices, between which this process carries the packets: ``fate`` says
@@ -74,7 +74,7 @@ class Wire:
             self._lay()
         except (OSError, subprocess.CalledProcessError) as error:
             self._remove()
-            not_here(f"a network namespace can't be made here: {error}")
+            skip_unavailable(f"a network namespace can't be made here: {error}")
         loop = asyncio.get_running_loop()
         for number, end in enumerate(self._ends):
             loop.add_reader(end, self._pass, number)
@@ -107,7 +107,7 @@ class Wire:
 
     def lose_calls(self, packet: bytes, there: bool) -> float | None:
         """No new connection comes about."""
-        return None if _flags(packet) & _SYN else 0.0
+        return None if _get_tcp_flags(packet) & _SYN else 0.0
 
     def lose_some(self, part: float) -> Fate:
         """This part of all packets is lost."""
@@ -119,8 +119,8 @@ class Wire:
 
     def reset(self, packet: bytes, there: bool) -> float | None:
         """What goes to the worker is answered with RST, as a firewall does that rejects it."""
-        if there and packet[9] == _TCP and not _flags(packet) & _RST:
-            os.write(self._ends[0], _rejection(packet))
+        if there and packet[9] == _TCP and not _get_tcp_flags(packet) & _RST:
+            os.write(self._ends[0], _build_rst_packet(packet))
         return None
 
     # --- the line ---------------------------------------------------------------------------------
@@ -155,27 +155,27 @@ class Wire:
                 os.write(self._ends[end], packet)
 
     def _lay(self) -> None:
-        _ip("netns", "add", self._namespace)
-        self._ends = [_tun(self._near), _tun(self._far)]
-        _ip("link", "set", self._far, "netns", self._namespace)
+        _run_ip("netns", "add", self._namespace)
+        self._ends = [_open_tun(self._near), _open_tun(self._far)]
+        _run_ip("link", "set", self._far, "netns", self._namespace)
         inside = ("-n", self._namespace)
         for where, device, address in ((), self._near, self._here), (inside, self._far, self.there):
-            _ip(*where, "address", "add", f"{address}/30", "dev", device)
-            _ip(*where, "link", "set", device, "up")
+            _run_ip(*where, "address", "add", f"{address}/30", "dev", device)
+            _run_ip(*where, "link", "set", device, "up")
 
     def _remove(self) -> None:
         for end in self._ends:
             os.close(end)
         self._ends = []
         with suppress(OSError, subprocess.CalledProcessError):
-            _ip("netns", "delete", self._namespace)
+            _run_ip("netns", "delete", self._namespace)
 
 
-def _ip(*words: str) -> None:
+def _run_ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)  # noqa: S607 - where it may be
 
 
-def _tun(name: str) -> int:
+def _open_tun(name: str) -> int:
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _TUN_WITHOUT_HEADER))
     return device
@@ -184,12 +184,12 @@ def _tun(name: str) -> int:
 # ── packets ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _flags(packet: bytes) -> int:
+def _get_tcp_flags(packet: bytes) -> int:
     """TCP's; 0 where it is something else."""
     return packet[4 * (packet[0] & 15) + _FLAGS_AT] if packet[9] == _TCP else 0
 
 
-def _rejection(packet: bytes) -> bytes:
+def _build_rst_packet(packet: bytes) -> bytes:
     """The RST that answers a TCP packet (RFC 9293, 3.10.7.1)."""
     start = 4 * (packet[0] & 15)
     near, far, number, awaited, offset, flags = struct.unpack_from("!HHIIBB", packet, start)
@@ -200,13 +200,13 @@ def _rejection(packet: bytes) -> bytes:
         acknowledged = (number + size) & 0xFFFFFFFF
         tcp = struct.pack("!HHIIBBHHH", far, near, 0, acknowledged, 0x50, _RST | _ACK, 0, 0, 0)
     ends = packet[16:20] + packet[12:16]
-    check = _checksum(ends + struct.pack("!BBH", 0, _TCP, len(tcp)) + tcp)
+    check = _compute_checksum(ends + struct.pack("!BBH", 0, _TCP, len(tcp)) + tcp)
     tcp = tcp[:16] + struct.pack("!H", check) + tcp[18:]
     head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, _TCP, 0) + ends
-    return head[:10] + struct.pack("!H", _checksum(head)) + head[12:] + tcp
+    return head[:10] + struct.pack("!H", _compute_checksum(head)) + head[12:] + tcp
 
 
-def _checksum(data: bytes) -> int:
+def _compute_checksum(data: bytes) -> int:
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -217,7 +217,7 @@ def _checksum(data: bytes) -> int:
 
 
 @contextmanager
-def little_memory(size: int) -> Iterator[Callable[[int], object]]:
+def limit_memory(size: int) -> Iterator[Callable[[int], object]]:
     """What puts a process into a group that may have ``size`` bytes, and is killed for more."""
     group = _MEMORY / f"interlingua-{os.getpid()}-{next(_numbers)}"
     try:
@@ -225,7 +225,7 @@ def little_memory(size: int) -> Iterator[Callable[[int], object]]:
         (group / "memory.limit_in_bytes").write_text(str(size))
         (group / "memory.swappiness").write_text("0")
     except OSError as error:
-        not_here(f"memory can't be limited here: {error}")
+        skip_unavailable(f"memory can't be limited here: {error}")
     try:
         yield lambda process: (group / "cgroup.procs").write_text(str(process))
     finally:

@@ -19,21 +19,21 @@ from backends.pool.pool import PoolBackend
 from backends.pool.workers import WorkerReport
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway
-from tests.conftest import Running, Serve
-from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, whole
-from tests.integration.test_end_to_end import JSON, WAYS, Way
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, make_reply
+from tests.integration.test_end_to_end import JSON, WAYS, ClientProtocol
 
 # ── what workers write ──────────────────────────────────────────────────────────────────────────
 
 
-def event(text: str = "", finish: str | None = None) -> bytes:
+def build_event(text: str = "", finish: str | None = None) -> bytes:
     """One event, of a conversation and of a completion alike."""
     choice = {"index": 0, "text": text, "delta": {"content": text}, "finish_reason": finish}
     told = {"id": "c", "object": "chunk", "created": 1, "model": "m", "choices": [choice]}
     return b"data: " + msgspec.json.encode(told) + b"\n\n"
 
 
-def answer(text: str) -> bytes:
+def build_response_body(text: str) -> bytes:
     """A whole answer, of a conversation and of a completion alike."""
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "text": text, "message": message, "finish_reason": "stop"}
@@ -42,28 +42,30 @@ def answer(text: str) -> bytes:
     return msgspec.json.encode(told)
 
 
-HELLO = event("Hello") + event(" world")
+HELLO = build_event("Hello") + build_event(" world")
 """Two tokens: one alone is held back where an event must tell whether it is the last."""
-STOP = event(finish="stop")
+STOP = build_event(finish="stop")
 DONE = b"data: [DONE]\n\n"
 SAYS = CHUNKED + chunk(HELLO)
 """A stream that has begun."""
 STREAM = SAYS + chunk(STOP) + chunk(DONE) + END
-WHOLE = whole(answer("Hello"))
-WELL = whole(b"{}")
+WHOLE = make_reply(build_response_body("Hello"))
+WELL = make_reply(b"{}")
 
 
-def refused(status: str, body: bytes = b'{"error":{"message":"no"}}', **headers: str) -> Reply:
+def build_error_reply(
+    status: str, body: bytes = b'{"error":{"message":"no"}}', **headers: str
+) -> Reply:
     """An answer of another status than 200."""
-    return [whole(body, status, **headers)]
+    return [make_reply(body, status, **headers)]
 
 
-def good(*, stream: bool) -> Reply:
+def build_good_reply(*, stream: bool) -> Reply:
     """A complete answer."""
     return [STREAM if stream else WHOLE]
 
 
-def raw(*replies: Reply, probed: bytes = WELL) -> ScriptedWorker:
+def create_raw_worker(*replies: Reply, probed: bytes = WELL) -> ScriptedWorker:
     """A scripted worker whose probes are good, and no part of its script."""
     return ScriptedWorker(*replies, probed=probed)
 
@@ -75,7 +77,7 @@ POOL = {"protocol": "openai", "profile": "vllm", "policy": "round_robin"}
 PROTOCOLS = ["openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"}]
 
 
-def configuration(
+def build_pool_config(
     workers: Sequence[str],
     limits: Mapping[str, str] | None = None,
     timeouts: Mapping[str, str] | None = None,
@@ -93,45 +95,47 @@ def configuration(
     return msgspec.json.encode(told).decode()
 
 
-async def before(
+async def serve_gateway(
     serve: Serve,
     *workers: ScriptedWorker | str,
     limits: Mapping[str, str] | None = None,
     timeouts: Mapping[str, str] | None = None,
     **pool: Any,
-) -> Running:
+) -> RunningGateway:
     """A gateway before these workers, asked in turn; see ``configuration``."""
     urls = [one if isinstance(one, str) else one.url for one in workers]
-    return await serve(configuration(urls, limits, timeouts, **pool))
+    return await serve(build_pool_config(urls, limits, timeouts, **pool))
 
 
-def pool_of(app: Gateway) -> PoolBackend:
+def get_pool(app: Gateway) -> PoolBackend:
     """The only backend of such a gateway."""
     return cast("PoolBackend", app.backends["pool"])
 
 
-def reports(front: Running) -> Sequence[WorkerReport]:
+def get_worker_reports(front: RunningGateway) -> Sequence[WorkerReport]:
     """How the gateway thinks of its workers, in their order."""
-    return pool_of(front.app).report_workers()
+    return get_pool(front.app).report_workers()
 
 
-def waiting(front: Running) -> int:
+def get_queue_length(front: RunningGateway) -> int:
     """How many requests wait for a place at a worker."""
-    return pool_of(front.app)._workers.queue_length
+    return get_pool(front.app)._workers.queue_length
 
 
-async def until(true: Callable[[], object], seconds: float = 5.0) -> None:
+async def wait_until(true: Callable[[], object], seconds: float = 5.0) -> None:
     """Wait until something is so. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
 
-async def one_record(front: Running) -> RequestRecord:
+async def get_single_record(front: RunningGateway) -> RequestRecord:
     """What was recorded of the only request; and no worker has it any more."""
-    await until(lambda: front.records)
+    await wait_until(lambda: front.records)
     [record] = front.records
-    assert [one.in_flight for one in reports(front)] == [0] * len(reports(front))
+    assert [one.in_flight for one in get_worker_reports(front)] == [0] * len(
+        get_worker_reports(front)
+    )
     return record
 
 
@@ -141,7 +145,7 @@ async def one_record(front: Running) -> RequestRecord:
 class Client(Struct, frozen=True):
     """One dialect: how a request is written, and how a stream's end and an error in it show."""
 
-    way: Way
+    way: ClientProtocol
     ends: bytes
     """Nothing for Triton, whose streams end with their body."""
     told: bytes
@@ -177,7 +181,7 @@ both = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 RELAYED, TRANSLATED = CHAT, CLIENTS[3]
 
 
-def crossed(cases: Mapping[str, Any], *common: str) -> pytest.MarkDecorator:
+def parametrize_cases(cases: Mapping[str, Any], *common: str) -> pytest.MarkDecorator:
     """Clients by ``case``: all cases for one that is relayed and one that is translated.
 
     For the others those in ``common``.
@@ -191,7 +195,7 @@ def crossed(cases: Mapping[str, Any], *common: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("client", "case"), pairs)
 
 
-async def ask(front: Running, client: Client, *, stream: bool) -> httpx.Response:
+async def send_request(front: RunningGateway, client: Client, *, stream: bool) -> httpx.Response:
     """One request in this dialect, and its answer."""
     path, body = client.way.call("m", stream=stream)
     return await front.http.post(path, content=body, headers=JSON)
@@ -202,7 +206,7 @@ def is_complete(got: httpx.Response, client: Client) -> bool:
     return got.status_code == 200 and client.ends in got.content and client.told not in got.content
 
 
-def assert_told(got: httpx.Response, client: Client) -> None:
+def assert_error_in_stream(got: httpx.Response, client: Client) -> None:
     """What was said of "Hello" was passed on, then an error was told, and no end made up."""
     assert got.status_code == 200, (got.status_code, got.content)
     rest = got.content.rpartition(b"Hello")[2]
@@ -211,7 +215,7 @@ def assert_told(got: httpx.Response, client: Client) -> None:
     assert not client.ends or client.ends not in got.content
 
 
-def assert_refused(got: httpx.Response, *statuses: int) -> None:
+def assert_error_response(got: httpx.Response, *statuses: int) -> None:
     """An error of one of these statuses, in JSON or as an event, and nothing of the answer."""
     assert got.status_code in statuses, (got.status_code, got.content)
     told = msgspec.json.decode(got.content.removeprefix(b"data: "))
@@ -220,7 +224,7 @@ def assert_refused(got: httpx.Response, *statuses: int) -> None:
     assert b"127.0.0.1" not in got.content
 
 
-class Caller:
+class RawClient:
     """A client on a raw socket, which may leave or stop reading when it likes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -229,8 +233,8 @@ class Caller:
 
     @classmethod
     async def ask(
-        cls, front: Running, path: str, body: bytes, *, length: int | None = None
-    ) -> "Caller":
+        cls, front: RunningGateway, path: str, body: bytes, *, length: int | None = None
+    ) -> "RawClient":
         """Send a request, or its beginning where it has a ``length`` beyond that of ``body``."""
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -20,7 +20,7 @@ import httpx
 import msgspec
 
 from gateway.observability.record import RequestRecord
-from tests.fault.fronts import until
+from tests.fault.fronts import wait_until
 
 _SERVES = re.compile(r"interlingua serves .* on (\S+)(?: and (\S+))*")
 _RECORD = msgspec.json.Decoder(RequestRecord)
@@ -50,7 +50,7 @@ class GatewayProcess:
 
     async def __aenter__(self) -> Self:
         self.process = self._spawn()
-        await until(lambda: _SERVES.search(self.said()) or self.process.poll() is not None, 30)
+        await wait_until(lambda: _SERVES.search(self.said()) or self.process.poll() is not None, 30)
         said = _SERVES.search(self.said())
         assert said is not None, self.said()
         self.urls = re.findall(r"http\S+", said[0])
@@ -87,7 +87,7 @@ class GatewayProcess:
         """Ask it to stop; gives its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        await until(lambda: self.process.poll() is not None, within)
+        await wait_until(lambda: self.process.poll() is not None, within)
         return self.process.returncode
 
     # --- its configuration ------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class GatewayProcess:
         return len([*Path(f"/proc/{self.process.pid}/fd").iterdir()])
 
 
-def written(**parts: Any) -> str:
+def build_config(**parts: Any) -> str:
     """A configuration with a client and an admin listener, as JSON, which YAML reads.
 
     A part that is None is left out.

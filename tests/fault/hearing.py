@@ -3,9 +3,9 @@
 import asyncio
 import re
 
-from tests.conftest import Running
-from tests.fault.fronts import Client, until
-from tests.fault.worker_process import word
+from tests.conftest import RunningGateway
+from tests.fault.fronts import Client, wait_until
+from tests.fault.worker_process import format_word
 from tests.integration.test_end_to_end import JSON
 
 _LATE = b"Engine callback timeout"
@@ -13,11 +13,11 @@ _LATE = b"Engine callback timeout"
 _WORD = re.compile(rb"t(\d+)\.* ")
 
 
-class Hearing:
+class StreamingRequest:
     """One request, sent at once, and what came of its answer so far."""
 
     def __init__(
-        self, front: Running, client: Client, model: str = "m", *, stream: bool = True
+        self, front: RunningGateway, client: Client, model: str = "m", *, stream: bool = True
     ) -> None:
         self.client = client
         self.data = bytearray()
@@ -43,7 +43,7 @@ class Hearing:
     def is_told(self) -> bool:
         """Whether an error follows what came, and nothing looks like an end."""
         client = self.client
-        rest = self.data[max(map(self.data.rfind, map(_written, self.words)), default=0) :]
+        rest = self.data[max(map(self.data.rfind, map(_encode_word, self.words)), default=0) :]
         ended = client.ends and client.ends in self.data
         told = client.told in rest or (client.name.startswith("mindie") and _LATE in rest)
         return self.status == 200 and told and not ended
@@ -57,16 +57,16 @@ class Hearing:
                 self.times.append(asyncio.get_running_loop().time())
 
 
-def _written(number: int) -> bytes:
-    return word(number).rstrip().encode()
+def _encode_word(number: int) -> bytes:
+    return format_word(number).rstrip().encode()
 
 
-async def all_heard(hearings: list[Hearing], number: int) -> None:
+async def wait_for_word(hearings: list[StreamingRequest], number: int) -> None:
     """Waits until the word of this number has come in each."""
-    await until(lambda: all(number in one.words for one in hearings))
+    await wait_until(lambda: all(number in one.words for one in hearings))
 
 
-async def all_over(hearings: list[Hearing], within: float) -> None:
+async def wait_for_end(hearings: list[StreamingRequest], within: float) -> None:
     """Waits until each answer has ended. Raises TimeoutError."""
     async with asyncio.timeout(within):
         await asyncio.gather(*(one.task for one in hearings))

@@ -28,7 +28,7 @@ Seen = Literal["complete", "error", "told", "left", "cut"]
 End = Literal["complete", "refused", "failed", "truncated", "left"]
 
 
-class Heard(Struct, frozen=True):
+class ClientObservation(Struct, frozen=True):
     """One request, as its client saw it. ``tokens`` are the numbers of the words, as they came."""
 
     id: str
@@ -41,7 +41,7 @@ class Heard(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
 
 
-class Line(Struct, frozen=True):
+class WorkerLogLine(Struct, frozen=True):
     """A line of a worker's log: a request came (``asked``), or its answer ended."""
 
     id: str
@@ -60,16 +60,18 @@ class Violation(Struct, frozen=True):
 class History(Struct, frozen=True):
     """All that was said of some time. ``lines`` are the logs of the workers, one after another."""
 
-    heard: Sequence[Heard]
+    heard: Sequence[ClientObservation]
     records: Sequence[RequestRecord]
-    lines: Sequence[Line]
+    lines: Sequence[WorkerLogLine]
 
     def ends(self) -> Counter[End]:
         """How many requests ended how, where both sides agree."""
         records = {record.id: record for record in self.records}
         ended = ((one, records.get(one.id)) for one in self.heard)
         return Counter(
-            end for one, record in ended if record is not None and (end := _end(one, record))
+            end
+            for one, record in ended
+            if record is not None and (end := _classify_end(one, record))
         )
 
     def violations(self) -> list[Violation]:
@@ -95,7 +97,7 @@ class History(Struct, frozen=True):
         for one, record in self._pairs():
             if one.seen == "cut":
                 yield Violation("cut", one.id, f"after {one.size} bytes, and nothing was told")
-            elif _end(one, record) is None:
+            elif _classify_end(one, record) is None:
                 yield Violation("ends differ", one.id, f"{one.seen} and {record.outcome}")
             elif one.seen != "left" and one.status != record.status:
                 yield Violation("statuses differ", one.id, f"{one.status} and {record.status}")
@@ -128,7 +130,7 @@ class History(Struct, frozen=True):
         said |= {line.id: line.tokens for line in self.lines if line.what == "completed"}
         for one, record in self._pairs():
             delivered = len(one.tokens)
-            recorded = _recorded(one, record)
+            recorded = _count_billed_tokens(one, record)
             if one.tokens != tuple(range(delivered)):
                 yield Violation("garbled", one.id, f"{one.tokens}")
             if one.seen == "left" and delivered > recorded:
@@ -140,7 +142,7 @@ class History(Struct, frozen=True):
             if one.seen == "complete" and recorded < most:
                 yield Violation("tokens lost", one.id, f"{recorded} of {most}")
 
-    def _pairs(self) -> Iterator[tuple[Heard, RequestRecord]]:
+    def _pairs(self) -> Iterator[tuple[ClientObservation, RequestRecord]]:
         records = {record.id: record for record in self.records}
         for one in self.heard:
             if one.id in records:
@@ -158,18 +160,18 @@ _ENDS: Final[dict[tuple[Seen, RequestOutcome], End]] = {
 }
 
 
-def _end(one: Heard, record: RequestRecord) -> End | None:
+def _classify_end(one: ClientObservation, record: RequestRecord) -> End | None:
     return _ENDS.get((one.seen, record.outcome))
 
 
-def _recorded(one: Heard, record: RequestRecord) -> int:
+def _count_billed_tokens(one: ClientObservation, record: RequestRecord) -> int:
     """The tokens for which the gateway would ask to be paid."""
     if one.stream:
         return record.tokens
     return record.usage.completion_tokens or 0 if record.usage is not None else 0
 
 
-def read_logs(paths: Iterable[Path]) -> list[Line]:
+def read_logs(paths: Iterable[Path]) -> list[WorkerLogLine]:
     """The lines of these logs of workers; a log that is not there has none."""
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(WorkerLogLine).decode
     return [decode(line) for one in paths if one.exists() for line in one.read_bytes().splitlines()]

@@ -42,7 +42,7 @@ STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stre
 UNARY = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 
 
-def say(text: str) -> bytes:
+def encode_line(text: str) -> bytes:
     """A line that a worker writes."""
     return msgspec.json.encode({"text": text}) + b"\n"
 
@@ -77,7 +77,7 @@ class LineDecoder:
             raise WorkerFailed("a line is not JSON") from None
 
 
-class Lines:
+class LineProtocol:
     """A WorkerDialect."""
 
     name = "lines"
@@ -124,7 +124,7 @@ def pool_settings(*workers: WorkerConfig | str, **settings: Any) -> PoolSettings
 
 
 @asynccontextmanager
-async def pool(
+async def run_pool(
     *workers: WorkerConfig | str,
     timeouts: Timeouts = SOON,
     upstream: HttpClient | None = None,
@@ -139,7 +139,7 @@ async def pool(
         pool_settings(
             *workers, timeouts=timeouts, health=health or HealthCheckSettings(), **settings
         ),
-        adapter=dialect or Lines(),
+        adapter=dialect or LineProtocol(),
         clock=clock,
         draw=Random(7).random,
         context=PoolContext(models=models),
@@ -153,12 +153,12 @@ async def pool(
         await backend.aclose()
 
 
-def context(total: float = 20.0, **more: Any) -> RequestContext:
+def build_context(total: float = 20.0, **more: Any) -> RequestContext:
     """An exchange that may take ``total`` seconds."""
     return RequestContext("req-1", Deadline(monotonic, total), monotonic, **more)
 
 
-class Hear(Protocol):
+class CollectEvents(Protocol):
     """``heard`` or ``poured``."""
 
     async def __call__(
@@ -166,18 +166,18 @@ class Hear(Protocol):
     ) -> list[Event]: ...
 
 
-async def heard(
+async def collect_events(
     backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
 ) -> list[Event]:
     """Every event of the answer; ``into`` keeps those that came before an error."""
     events: list[Event] = [] if into is None else into
-    async with aclosing(backend.send(PreparedRequest(request), context())) as batches:
+    async with aclosing(backend.send(PreparedRequest(request), build_context())) as batches:
         async for _, batch in batches:
             events += batch
     return events
 
 
-async def poured(
+async def collect_pushed_events(
     backend: PoolBackend, request: Request = STREAMED, into: list[Event] | None = None
 ) -> list[Event]:
     """As ``heard``, by one who takes what comes at once."""
@@ -188,21 +188,21 @@ async def poured(
         events.extend(batch)
         return True
 
-    async with aclosing(backend.send(PreparedRequest(request), context(), take)) as batches:
+    async with aclosing(backend.send(PreparedRequest(request), build_context(), take)) as batches:
         async for _, batch in batches:
             events += batch
     return events
 
 
-every_way = pytest.mark.parametrize("hear", [heard, poured])
+every_way = pytest.mark.parametrize("hear", [collect_events, collect_pushed_events])
 
 
-def text(events: Sequence[Event]) -> str:
+def join_text(events: Sequence[Event]) -> str:
     """What was said."""
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def wait_until(true: Callable[[], bool]) -> None:
     """Waits until something is so, for 5 s at most. Raises TimeoutError."""
     for _ in range(500):
         if true():

@@ -14,7 +14,7 @@ from typing import Self
 import aiohttp
 
 from tests.fault.fronts import CLIENTS, Client
-from tests.fault.history import Heard, Seen
+from tests.fault.history import ClientObservation, Seen
 from tests.integration.test_end_to_end import JSON
 
 _WORD = re.compile(rb"t(\d+) ")
@@ -22,7 +22,7 @@ PATIENCE = 60.0
 """Seconds after which a request that nobody answers counts as cut."""
 
 
-class Load:
+class LoadGenerator:
     """Sends requests in every dialect in turn, streamed and whole.
 
     Of every ``leaves`` requests one leaves when it has heard something; 0: all stay.
@@ -33,7 +33,7 @@ class Load:
         self._clients = clients
         self._leaves = leaves
         self._number = 0
-        self.heard: list[Heard] = []
+        self.heard: list[ClientObservation] = []
         self.rate = 0.0
         """Requests a second that were really sent."""
 
@@ -83,14 +83,16 @@ class Load:
                         answer.close()
                         break
                 else:
-                    seen = _judge(client, status, got, stream=stream)
+                    seen = _classify_response(client, status, got, stream=stream)
         except (aiohttp.ClientError, TimeoutError):
             pass  # it stays cut
         words = tuple(int(word) for word in _WORD.findall(got))
-        self.heard.append(Heard(f"q{number}", client.name, stream, seen, status, len(got), words))
+        self.heard.append(
+            ClientObservation(f"q{number}", client.name, stream, seen, status, len(got), words)
+        )
 
 
-def _judge(client: Client, status: int, got: bytes, *, stream: bool) -> Seen:
+def _classify_response(client: Client, status: int, got: bytes, *, stream: bool) -> Seen:
     """What an answer is whose body ended as HTTP has it."""
     if status != 200:
         return "error" if got else "cut"

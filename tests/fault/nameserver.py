@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tests.serving import serving
+from tests.serving import run_server
 
 Fault = Literal["silence", "garbage", "servfail", "empty", "other", "oversized"] | None
 Value = str | tuple[int, int, int, str]
@@ -46,13 +46,13 @@ class StubNameserver:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        streams, datagrams = one_port(
+        streams, datagrams = bind_same_port(
             ("127.0.0.1", socket.SOCK_STREAM), ("127.0.0.1", socket.SOCK_DGRAM)
         )
         self._transport, _ = await loop.create_datagram_endpoint(
             lambda: _Datagrams(self), sock=datagrams
         )
-        await self._open.enter_async_context(serving(self._serve, sock=streams))
+        await self._open.enter_async_context(run_server(self._serve, sock=streams))
         self.address = f"127.0.0.1:{streams.getsockname()[1]}"
         return self
 
@@ -72,14 +72,14 @@ class StubNameserver:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         size = int.from_bytes(await reader.readexactly(2))
         question = await reader.readexactly(size)
-        self.over_tcp.append(_asked(question)[0])
+        self.over_tcp.append(_parse_question(question)[0])
         answer = self.answer(question, room=1 << 16)
         writer.write(len(answer).to_bytes(2) + answer)
         await writer.drain()
 
     def answer(self, question: bytes, room: int) -> bytes:
         """The bytes that answer; none in silence."""
-        asked, end = _asked(question)
+        asked, end = _parse_question(question)
         self.asked.append(asked)
         self.questions.append(question)
         extended = question[10:12] != b"\0\0"
@@ -90,23 +90,23 @@ class StubNameserver:
             case "garbage":
                 return question[:2] + b"\x81\x80\x00\x01\x00\x09" + bytes(4) + body + b"\xff" * 20
             case "servfail":
-                return _message(question, body, code=2)
+                return _build_message(question, body, code=2)
             case "empty":
-                return _message(question, body)
+                return _build_message(question, body)
             case "other":
-                return _message(bytes((question[0] ^ 1, question[1])), body)
+                return _build_message(bytes((question[0] ^ 1, question[1])), body)
             case "oversized":
-                return _message(question, body, cut=True)
+                return _build_message(question, body, cut=True)
             case None:
                 pass
         if extended and not self.extended:
-            return _message(question, b"", code=1)
+            return _build_message(question, b"", code=1)
         if asked not in self.zone:
-            return _message(question, body, code=3)
-        records = [_record(asked[0], ttl, value) for ttl, value in self.zone[asked]]
-        whole = _message(question, body, records)
+            return _build_message(question, body, code=3)
+        records = [_build_record(asked[0], ttl, value) for ttl, value in self.zone[asked]]
+        whole = _build_message(question, body, records)
         room = self.room or (room if extended else 512)
-        return whole if len(whole) <= room else _message(question, body, cut=True)
+        return whole if len(whole) <= room else _build_message(question, body, cut=True)
 
 
 class _Datagrams(asyncio.DatagramProtocol):
@@ -125,7 +125,7 @@ class _Datagrams(asyncio.DatagramProtocol):
             self._transport.sendto(answer, addr)
 
 
-def one_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket]:
+def bind_same_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket]:
     """Sockets of these addresses and sorts, all bound to one port."""
     for _ in range(50):
         made: list[socket.socket] = []
@@ -144,7 +144,7 @@ def one_port(*wanted: tuple[str, socket.SocketKind]) -> list[socket.socket]:
     raise AssertionError("no port is free for all of them")
 
 
-def _asked(question: bytes) -> tuple[Question, int]:
+def _parse_question(question: bytes) -> tuple[Question, int]:
     """The kind and the name that are asked for, and where the question ends."""
     labels, at = [], 12
     while size := question[at]:
@@ -154,7 +154,7 @@ def _asked(question: bytes) -> tuple[Question, int]:
     return (_KINDS[kind], ".".join(labels).lower()), at + 5
 
 
-def _message(
+def _build_message(
     question: bytes,
     body: bytes,
     records: list[bytes] | None = None,
@@ -168,7 +168,7 @@ def _message(
     return question[:2] + numbers + body + b"".join(records or [])
 
 
-def _record(kind: str, ttl: int, value: Value) -> bytes:
+def _build_record(kind: str, ttl: int, value: Value) -> bytes:
     if isinstance(value, str):
         data = ipaddress.ip_address(value).packed
     else:

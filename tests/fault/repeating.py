@@ -12,7 +12,7 @@ import click
 from tests.fault.history import History
 
 
-class Run(Protocol):
+class LoadRun(Protocol):
     """What came of one. ``rate``: requests a second that were really sent."""
 
     @property
@@ -36,7 +36,7 @@ class Run(Protocol):
         """Whether anything was wrong, beside what its history tells."""
 
 
-def repeat(runs: int, once: Callable[[Path], Coroutine[Any, Any, Run]]) -> NoReturn:
+def run_repeatedly(runs: int, once: Callable[[Path], Coroutine[Any, Any, LoadRun]]) -> NoReturn:
     """Run it so often, each time in a folder of its own. Exits with 1 if anything was wrong."""
     failed = False
     for number in range(runs):

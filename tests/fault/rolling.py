@@ -25,11 +25,11 @@ from backends.pool.pool import PoolBackend
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
-from tests.fault.fronts import configuration, pool_of, until
+from tests.fault.fronts import build_pool_config, get_pool, wait_until
 from tests.fault.history import History, read_logs
-from tests.fault.load import Load
+from tests.fault.load import LoadGenerator
 from tests.fault.processes import WorkerProcess
-from tests.fault.repeating import repeat
+from tests.fault.repeating import run_repeatedly
 
 HEALTH = {"interval": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 GRACE = 0.5
@@ -39,7 +39,7 @@ BETWEEN = 0.2
 WAYS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Roll(Struct, frozen=True):
+class RollingRestartRun(Struct, frozen=True):
     """What came of one run. ``rate``: requests a second that were really sent."""
 
     history: History
@@ -64,7 +64,9 @@ class Roll(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def gateway(text: str, records: list[RequestRecord]) -> AsyncIterator[tuple[Gateway, int]]:
+async def run_gateway(
+    text: str, records: list[RequestRecord]
+) -> AsyncIterator[tuple[Gateway, int]]:
     """A gateway of this configuration, and its port."""
     outside = replace(build_services(), observe_request=records.append)
     app = Gateway(load_text(text, "rolling.yaml", env=os.environ), outside)
@@ -75,9 +77,9 @@ async def gateway(text: str, records: list[RequestRecord]) -> AsyncIterator[tupl
         await app.stop()
 
 
-async def roll(
+async def run_rolling_restarts(
     folder: Path, *, rounds: int = 3, rate: float = 200.0, workers: int = 3, leaves: int = 0
-) -> Roll:
+) -> RollingRestartRun:
     """Restart each worker once in each round, and load the gateway all the while.
 
     Of every ``leaves`` clients one leaves in the middle; 0: all stay.
@@ -90,38 +92,42 @@ async def roll(
             for log in logs
         ]
         for one in crew:
-            await _up(one)
-        text = configuration([one.url for one in crew], policy="least_load", health=HEALTH)
-        app, port = await stack.enter_async_context(gateway(text, records))
-        load = await stack.enter_async_context(Load(port, leaves=leaves))
-        pool = pool_of(app)
+            await _wait_until_healthy(one)
+        text = build_pool_config([one.url for one in crew], policy="least_load", health=HEALTH)
+        app, port = await stack.enter_async_context(run_gateway(text, records))
+        load = await stack.enter_async_context(LoadGenerator(port, leaves=leaves))
+        pool = get_pool(app)
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run(rate, over))
             try:
                 for number in range(rounds):
-                    await _round(crew, pool, number)
+                    await _restart_each_worker(crew, pool, number)
             finally:
                 over.set()
-        await until(lambda: len(records) >= len(load.heard))
+        await wait_until(lambda: len(records) >= len(load.heard))
         for one in crew:
             one.process.send_signal(signal.SIGINT)
             await one.ended()
-    return Roll(History(load.heard, records, read_logs(logs)), load.rate, rounds * workers)
+    return RollingRestartRun(
+        History(load.heard, records, read_logs(logs)), load.rate, rounds * workers
+    )
 
 
-async def _round(crew: Sequence[WorkerProcess], pool: PoolBackend, number: int) -> None:
+async def _restart_each_worker(
+    crew: Sequence[WorkerProcess], pool: PoolBackend, number: int
+) -> None:
     for place, one in enumerate(crew):
         one.process.send_signal(WAYS[(number + place) % 2])
         status = await one.ended()
         assert status == 0, f"the worker ended with {status}"
         await one.start()
-        await _up(one)
-        await until(lambda: all(it.state == "up" for it in pool.report_workers()), 10.0)
+        await _wait_until_healthy(one)
+        await wait_until(lambda: all(it.state == "up" for it in pool.report_workers()), 10.0)
         await asyncio.sleep(BETWEEN)
 
 
-async def _up(one: WorkerProcess) -> None:
+async def _wait_until_healthy(one: WorkerProcess) -> None:
     """Wait until the process answers: its socket listens before it does."""
     async with aiohttp.ClientSession() as session, session.get(f"{one.url}/health") as answer:
         assert answer.status == HTTPStatus.OK
@@ -133,7 +139,7 @@ async def _up(one: WorkerProcess) -> None:
 @click.option("--rounds", default=3, show_default=True, help="Restarts of each worker in a run.")
 def main(runs: int, rate: float, rounds: int) -> None:
     """Restart workers under load, and tell what was lost. Exits with 1 if anything was."""
-    repeat(runs, lambda folder: roll(folder, rounds=rounds, rate=rate))
+    run_repeatedly(runs, lambda folder: run_rolling_restarts(folder, rounds=rounds, rate=rate))
 
 
 if __name__ == "__main__":

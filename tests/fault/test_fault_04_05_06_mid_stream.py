@@ -6,9 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.conftest import Running, Serve
-from tests.fault.fronts import CLIENTS, TIMEOUTS, ask, before, reports, until
-from tests.fault.hearing import Hearing, all_heard, all_over
+from tests.conftest import RunningGateway, Serve
+from tests.fault.fronts import (
+    CLIENTS,
+    TIMEOUTS,
+    get_worker_reports,
+    send_request,
+    serve_gateway,
+    wait_until,
+)
+from tests.fault.hearing import StreamingRequest, wait_for_end, wait_for_word
 from tests.fault.processes import WorkerProcess
 
 CHAT = CLIENTS[0]
@@ -16,7 +23,7 @@ OFTEN = {"interval": "100ms", "timeout": "300ms", "fall": 2, "rise": 1, "slow_st
 WORDS = 50
 
 
-def assert_broken_off(front: Running, hearings: list[Hearing]) -> None:
+def assert_truncated(front: RunningGateway, hearings: list[StreamingRequest]) -> None:
     """Each client was told in its dialect, and what it got was recorded, no more and no less."""
     for one in hearings:
         assert one.is_told, (one.client.name, bytes(one.data))
@@ -27,76 +34,78 @@ def assert_broken_off(front: Running, hearings: list[Hearing]) -> None:
     assert sorted(record.tokens for record in front.records) == heard
 
 
-async def test_fault_04_a_worker_killed_mid_stream_is_told(serve: Serve) -> None:
+async def test_fault_04_worker_killed_mid_stream_ends_each_stream_with_an_error(
+    serve: Serve,
+) -> None:
     async with WorkerProcess(words=WORDS, pace=0.03) as worker:
-        front = await before(serve, worker.url)
-        hearings = [Hearing(front, client) for client in CLIENTS]
-        await all_heard(hearings, 4)
+        front = await serve_gateway(serve, worker.url)
+        hearings = [StreamingRequest(front, client) for client in CLIENTS]
+        await wait_for_word(hearings, 4)
         worker.kill()
-        await all_over(hearings, within=1.0)
+        await wait_for_end(hearings, within=1.0)
 
-        assert_broken_off(front, hearings)
+        assert_truncated(front, hearings)
         assert {record.error for record in front.records} == {"StreamBroken"}
-        [report] = reports(front)
+        [report] = get_worker_reports(front)
         assert (report.in_flight, report.error) == (0, "disconnect")
         assert report.state == "out", f"{len(hearings)} answers were cut"
 
 
-async def test_fault_04_another_worker_answers_those_that_come_after(serve: Serve) -> None:
+async def test_fault_04_later_requests_use_another_worker(serve: Serve) -> None:
     async with WorkerProcess(words=WORDS, pace=0.03) as bad, WorkerProcess() as good:
-        front = await before(serve, bad.url, good.url, health=OFTEN | {"timeout": "2s"})
-        hearing = Hearing(front, CHAT)
-        await all_heard([hearing], 4)
+        front = await serve_gateway(serve, bad.url, good.url, health=OFTEN | {"timeout": "2s"})
+        hearing = StreamingRequest(front, CHAT)
+        await wait_for_word([hearing], 4)
         bad.kill()
-        await all_over([hearing], within=1.0)
-        after = [await ask(front, CHAT, stream=False) for _ in range(20)]
+        await wait_for_end([hearing], within=1.0)
+        after = [await send_request(front, CHAT, stream=False) for _ in range(20)]
 
         assert hearing.is_told
         assert {answer.status_code for answer in after} == {200}
-        await until(lambda: [one.state for one in reports(front)] == ["out", "up"])
-        assert [one.in_flight for one in reports(front)] == [0, 0]
+        await wait_until(lambda: [one.state for one in get_worker_reports(front)] == ["out", "up"])
+        assert [one.in_flight for one in get_worker_reports(front)] == [0, 0]
 
 
-def told_by(log: Path) -> list[str]:
+def read_worker_log(log: Path) -> list[str]:
     """How requests ended, by the worker's own log."""
     lines = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
     return [line["what"] for line in lines if line["what"] != "asked"]
 
 
-async def test_fault_05_a_worker_that_halts_mid_stream_is_told_and_left(
+async def test_fault_05_stalled_worker_ends_streams_with_an_error_and_is_ejected(
     serve: Serve, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     limits = TIMEOUTS | {"idle": "500ms"}
     async with WorkerProcess(words=WORDS, pace=0.03, log=log) as bad:
-        front = await before(serve, bad.url, timeouts=limits, health=OFTEN)
-        hearings = [Hearing(front, client) for client in CLIENTS]
-        await all_heard(hearings, 4)
+        front = await serve_gateway(serve, bad.url, timeouts=limits, health=OFTEN)
+        hearings = [StreamingRequest(front, client) for client in CLIENTS]
+        await wait_for_word(hearings, 4)
         bad.freeze()
-        await all_over(hearings, within=5.0)
+        await wait_for_end(hearings, within=5.0)
 
-        assert_broken_off(front, hearings)
+        assert_truncated(front, hearings)
         assert {record.error for record in front.records} == {"DeadlineExceeded"}
-        await until(lambda: reports(front)[0].state == "out")
-        assert [one.in_flight for one in reports(front)] == [0]
+        await wait_until(lambda: get_worker_reports(front)[0].state == "out")
+        assert [one.in_flight for one in get_worker_reports(front)] == [0]
 
         bad.thaw()
-        await until(lambda: len(told_by(log)) == len(CLIENTS))
-        assert set(told_by(log)) == {"cancelled"}, "it was not left alone with them"
+        await wait_until(lambda: len(read_worker_log(log)) == len(CLIENTS))
+        assert set(read_worker_log(log)) == {"cancelled"}, "it was not left alone with them"
 
 
-async def test_fault_05_its_requests_go_elsewhere_until_it_goes_on(serve: Serve) -> None:
+async def test_fault_05_stalled_worker_gets_no_requests_before_resuming(serve: Serve) -> None:
     limits = TIMEOUTS | {"idle": "500ms"}
     async with WorkerProcess(words=WORDS, pace=0.03) as bad, WorkerProcess() as good:
-        front = await before(serve, bad.url, good.url, timeouts=limits, health=OFTEN)
-        hearing = Hearing(front, CHAT)
-        await all_heard([hearing], 4)
+        front = await serve_gateway(serve, bad.url, good.url, timeouts=limits, health=OFTEN)
+        hearing = StreamingRequest(front, CHAT)
+        await wait_for_word([hearing], 4)
         bad.freeze()
-        await until(lambda: reports(front)[0].state == "out")
-        after = [await ask(front, CHAT, stream=False) for _ in range(10)]
-        await all_over([hearing], within=5.0)
+        await wait_until(lambda: get_worker_reports(front)[0].state == "out")
+        after = [await send_request(front, CHAT, stream=False) for _ in range(10)]
+        await wait_for_end([hearing], within=5.0)
         bad.thaw()
-        await until(lambda: reports(front)[0].state == "up")
+        await wait_until(lambda: get_worker_reports(front)[0].state == "up")
 
     assert {answer.status_code for answer in after} == {200}
     assert hearing.is_told
@@ -109,21 +118,21 @@ HALTS = [
 
 
 @pytest.mark.parametrize(("seconds", "idle"), HALTS)
-async def test_fault_06_a_worker_that_halts_for_a_moment_does_no_harm(
+async def test_fault_06_short_stall_does_not_break_streams(
     serve: Serve, seconds: float, idle: str
 ) -> None:
     async with WorkerProcess(words=10, pace=0.03) as worker:
-        front = await before(serve, worker.url, timeouts=TIMEOUTS | {"idle": idle})
-        hearings = [Hearing(front, client) for client in CLIENTS]
-        await all_heard(hearings, 4)
+        front = await serve_gateway(serve, worker.url, timeouts=TIMEOUTS | {"idle": idle})
+        hearings = [StreamingRequest(front, client) for client in CLIENTS]
+        await wait_for_word(hearings, 4)
         worker.freeze()
         await asyncio.sleep(seconds)
         assert not any(one.task.done() for one in hearings)
         worker.thaw()
-        await all_over(hearings, within=5.0)
+        await wait_for_end(hearings, within=5.0)
 
         for one in hearings:
             assert one.is_complete, (one.client.name, bytes(one.data))
             assert one.words == list(range(10))
         assert {record.outcome for record in front.records} == {"ok"}
-        assert [(one.state, one.in_flight) for one in reports(front)] == [("up", 0)]
+        assert [(one.state, one.in_flight) for one in get_worker_reports(front)] == [("up", 0)]

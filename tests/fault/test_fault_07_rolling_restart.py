@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.rolling import roll
+from tests.fault.rolling import run_rolling_restarts
 
 RATE = 100.0
 """Requests a second: what a machine that does other things too can send. By hand: rolling.py."""
 
 
 @pytest.mark.slow
-async def test_fault_07_no_request_is_lost_to_a_rolling_restart(
+async def test_fault_07_rolling_restart_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Streams run to their end; in every dialect nobody notices."""
-    got = await roll(tmp_path, rate=RATE)
+    got = await run_rolling_restarts(tmp_path, rate=RATE)
     record_property("requests a second", round(got.rate))
 
     assert got.history.violations() == []
@@ -26,11 +26,11 @@ async def test_fault_07_no_request_is_lost_to_a_rolling_restart(
 
 
 @pytest.mark.slow
-async def test_fault_07_32_those_who_leave_meanwhile_are_told_from_those_who_are_lost(
+async def test_fault_07_32_client_disconnects_during_a_rolling_restart_are_not_losses(
     tmp_path: Path,
 ) -> None:
     """What they got until then is what was recorded, and their workers' calls have ended."""
-    got = await roll(tmp_path, rate=RATE, rounds=1, leaves=3)
+    got = await run_rolling_restarts(tmp_path, rate=RATE, rounds=1, leaves=3)
 
     assert got.history.violations() == []
     assert got.lost == 0

@@ -3,9 +3,9 @@
 import signal
 
 from tests.conftest import Serve
-from tests.fault.elsewhere import little_memory
-from tests.fault.fronts import CLIENTS, ask, before, reports, until
-from tests.fault.hearing import Hearing, all_over
+from tests.fault.elsewhere import limit_memory
+from tests.fault.fronts import CLIENTS, get_worker_reports, send_request, serve_gateway, wait_until
+from tests.fault.hearing import StreamingRequest, wait_for_end
 from tests.fault.processes import WorkerProcess
 
 CHAT = CLIENTS[0]
@@ -13,15 +13,15 @@ HEALTH = {"interval": "60s", "slow_start": "30s"}
 BREAKER = {"consecutive_failures": 1, "open_for": "300ms"}
 
 
-async def test_fault_08_a_worker_killed_for_its_memory_is_told_and_comes_back_slowly(
+async def test_fault_08_oom_killed_worker_breaks_streams_with_an_error_and_slow_starts(
     serve: Serve,
 ) -> None:
-    with little_memory(64 << 20) as settle:
+    with limit_memory(64 << 20) as settle:
         async with WorkerProcess(words=50, pace=0.01, settle=settle) as worker:
-            front = await before(serve, worker.url, health=HEALTH, breaker=BREAKER)
-            hearings = [Hearing(front, client, "greedy") for client in CLIENTS]
+            front = await serve_gateway(serve, worker.url, health=HEALTH, breaker=BREAKER)
+            hearings = [StreamingRequest(front, client, "greedy") for client in CLIENTS]
             assert await worker.ended() == -signal.SIGKILL
-            await all_over(hearings, within=1.0)
+            await wait_for_end(hearings, within=1.0)
 
             for one in hearings:
                 assert one.is_told, (one.client.name, bytes(one.data))
@@ -30,14 +30,14 @@ async def test_fault_08_a_worker_killed_for_its_memory_is_told_and_comes_back_sl
             heard = sorted(len(one.words) for one in hearings)
             assert sorted(record.tokens for record in front.records) == heard
             assert {record.outcome for record in front.records} == {"truncated"}
-            [report] = reports(front)
+            [report] = get_worker_reports(front)
             assert (report.state, report.error, report.in_flight) == ("out", "disconnect", 0)
 
             await worker.start()
-            await until(lambda: reports(front)[0].state == "trial")
-            answer = await ask(front, CHAT, stream=False)
+            await wait_until(lambda: get_worker_reports(front)[0].state == "trial")
+            answer = await send_request(front, CHAT, stream=False)
 
     assert answer.status_code == 200
-    [report] = reports(front)
+    [report] = get_worker_reports(front)
     assert report.state == "up"
     assert 0.1 <= report.weight < 0.5, "its share grows slowly"

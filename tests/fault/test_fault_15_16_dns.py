@@ -14,14 +14,14 @@ from backends.pool.dns_discovery import DnsSource
 from backends.pool.dns_resolver import DnsAnswer, StubResolver
 from backends.pool.settings import DnsSettings
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
-from tests.fault.lines import heard, pool, say, text
-from tests.fault.nameserver import Fault, StubNameserver, one_port
+from tests.fault.lines import collect_events, encode_line, join_text, run_pool
+from tests.fault.nameserver import Fault, StubNameserver, bind_same_port
 
 SERVICE = "_http._tcp.w.local"
 FAULTS: Sequence[Fault] = ("silence", "garbage", "servfail", "empty", "other", "oversized")
 
 
-class Pauses:
+class RecordedSleep:
     """Pauses of no length. ``asked`` are the seconds that were asked for."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Pauses:
         await asyncio.sleep(0.001)
 
 
-class Pool:
+class RecordedWorkerSets:
     def __init__(self) -> None:
         self.sets: list[list[str]] = []
 
@@ -40,26 +40,26 @@ class Pool:
         self.sets.append(sorted(worker.url for worker in workers))
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def discovering(
-    stub: StubNameserver, pauses: Pauses, *, service: bool = False
-) -> AsyncIterator[tuple[WorkerDiscovery, Pool]]:
+async def run_discovery(
+    stub: StubNameserver, pauses: RecordedSleep, *, service: bool = False
+) -> AsyncIterator[tuple[WorkerDiscovery, RecordedWorkerSets]]:
     resolver = StubResolver(stub.address, timeout=0.05)
     if service:
         settings = DnsSettings(SERVICE, record="srv", nameserver=stub.address)
     else:
         settings = DnsSettings("w.local:8000", nameserver=stub.address)
     source = DnsSource(settings, resolver=resolver)
-    pool = Pool()
+    pool = RecordedWorkerSets()
     discovery = WorkerDiscovery("gpu", [], [source], pool.replace, sleep=pauses)
     await discovery.start()
-    await until(lambda: bool(pool.sets))
+    await wait_until(lambda: bool(pool.sets))
     try:
         yield discovery, pool
     finally:
@@ -78,25 +78,25 @@ async def stub() -> AsyncIterator[StubNameserver]:
 # --- 15 ------------------------------------------------------------------------------------------
 
 
-async def test_fault_15_a_new_address_is_a_worker_within_its_time_and_a_second(
+async def test_fault_15_new_address_becomes_a_worker_within_ttl_plus_one_second(
     stub: StubNameserver,
 ) -> None:
-    pauses = Pauses()
-    async with discovering(stub, pauses) as (_, pool):
+    pauses = RecordedSleep()
+    async with run_discovery(stub, pauses) as (_, pool):
         assert pool.sets == [["http://127.0.0.1:8000", "http://127.0.0.2:8000"]]
         stub.zone["A", "w.local"] = [(3, "127.0.0.2"), (3, "127.0.0.3")]
-        await until(lambda: len(pool.sets) == 2)
+        await wait_until(lambda: len(pool.sets) == 2)
 
     assert pool.sets[1] == ["http://127.0.0.2:8000", "http://127.0.0.3:8000"]
     assert max(pauses.asked) <= 3 + 1
 
 
-async def test_fault_15_a_new_place_of_a_service_is_a_worker(stub: StubNameserver) -> None:
-    pauses = Pauses()
-    async with discovering(stub, pauses, service=True) as (_, pool):
+async def test_fault_15_new_srv_record_becomes_a_worker(stub: StubNameserver) -> None:
+    pauses = RecordedSleep()
+    async with run_discovery(stub, pauses, service=True) as (_, pool):
         stub.zone["A", "b.w.local"] = [(30, "127.0.0.7")]
         stub.zone["SRV", SERVICE].append((3, (0, 1, 8001, "b.w.local")))
-        await until(lambda: len(pool.sets) == 2)
+        await wait_until(lambda: len(pool.sets) == 2)
 
     assert pool.sets == [
         ["http://127.0.0.1:8000"],
@@ -105,45 +105,56 @@ async def test_fault_15_a_new_place_of_a_service_is_a_worker(stub: StubNameserve
     assert max(pauses.asked) <= 3 + 1
 
 
-async def test_fault_15_requests_go_to_the_new_worker_and_old_streams_end_well(
+async def test_fault_15_dns_change_moves_requests_and_lets_old_streams_finish(
     stub: StubNameserver,
 ) -> None:
-    first, second = one_port(*((host, socket.SOCK_STREAM) for host in ("127.0.0.1", "127.0.0.2")))
+    first, second = bind_same_port(
+        *((host, socket.SOCK_STREAM) for host in ("127.0.0.1", "127.0.0.2"))
+    )
     gate = asyncio.Event()
-    slow: Reply = [CHUNKED, chunk(say("old ")), gate, chunk(say("stream")), chunk(b"end\n"), END]
+    slow: Reply = [
+        CHUNKED,
+        chunk(encode_line("old ")),
+        gate,
+        chunk(encode_line("stream")),
+        chunk(b"end\n"),
+        END,
+    ]
     port = first.getsockname()[1]
     stub.zone["A", "w.local"] = [(3, "127.0.0.1")]
     source = DnsSource(DnsSettings(f"w.local:{port}", nameserver=stub.address))
     async with (
         ScriptedWorker(slow, listener=first) as old,
-        ScriptedWorker([chunked(say("new"), b"end\n")], listener=second) as new,
-        pool() as backend,
+        ScriptedWorker([chunked(encode_line("new"), b"end\n")], listener=second) as new,
+        run_pool() as backend,
     ):
-        discovery = WorkerDiscovery("gpu", [], [source], backend.replace_workers, sleep=Pauses())
+        discovery = WorkerDiscovery(
+            "gpu", [], [source], backend.replace_workers, sleep=RecordedSleep()
+        )
         await discovery.start()
-        running = asyncio.get_running_loop().create_task(heard(backend))
+        running = asyncio.get_running_loop().create_task(collect_events(backend))
         await old.until_asked()
         stub.zone["A", "w.local"] = [(3, "127.0.0.2")]
-        await until(lambda: [worker.url for worker in discovery.workers] == [new.url])
+        await wait_until(lambda: [worker.url for worker in discovery.workers] == [new.url])
 
-        answers = [text(await heard(backend)) for _ in range(3)]
+        answers = [join_text(await collect_events(backend)) for _ in range(3)]
         gate.set()
 
-        assert text(await running) == "old stream"
+        assert join_text(await running) == "old stream"
         assert answers == ["new"] * 3
         assert (old.asked, new.asked) == (1, 3)
         await discovery.aclose()
 
 
-async def test_fault_15_by_the_real_clock_too(stub: StubNameserver) -> None:
+async def test_fault_15_dns_refresh_works_with_the_real_clock(stub: StubNameserver) -> None:
     stub.zone["A", "w.local"] = [(1, "127.0.0.1")]
-    pool = Pool()
+    pool = RecordedWorkerSets()
     source = DnsSource(DnsSettings("w.local:8000", nameserver=stub.address))
     discovery = WorkerDiscovery("gpu", [], [source], pool.replace)
     await discovery.start()
     stub.zone["A", "w.local"] = [(1, "127.0.0.2")]
 
-    await until(lambda: len(pool.sets) == 2)
+    await wait_until(lambda: len(pool.sets) == 2)
 
     assert pool.sets == [["http://127.0.0.1:8000"], ["http://127.0.0.2:8000"]]
     await discovery.aclose()
@@ -154,13 +165,13 @@ async def test_fault_15_by_the_real_clock_too(stub: StubNameserver) -> None:
 
 @pytest.mark.parametrize("service", [False, True], ids=["addresses", "service"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_fault_16_the_last_good_set_is_kept_and_the_failures_are_counted(
+async def test_fault_16_dns_failure_keeps_the_last_workers_and_is_counted(
     stub: StubNameserver, fault: Fault, *, service: bool
 ) -> None:
-    async with discovering(stub, Pauses(), service=service) as (discovery, pool):
+    async with run_discovery(stub, RecordedSleep(), service=service) as (discovery, pool):
         known, before = list(discovery.workers), discovery.failures
         stub.fault = fault
-        await until(lambda: discovery.failures >= before + 2)
+        await wait_until(lambda: discovery.failures >= before + 2)
 
         assert list(discovery.workers) == known
         assert len(pool.sets) == 1
@@ -169,17 +180,17 @@ async def test_fault_16_the_last_good_set_is_kept_and_the_failures_are_counted(
         stub.fault = None
         for name in ("w.local", "a.w.local"):
             stub.zone["A", name] = [(3, "127.0.0.9")]
-        await until(lambda: len(pool.sets) == 2)
+        await wait_until(lambda: len(pool.sets) == 2)
 
     assert pool.sets[1] == ["http://127.0.0.9:8000"]
     assert discovery.source_errors == []
 
 
-async def test_fault_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
+async def test_fault_16_unreachable_nameserver_does_not_delay_the_start(
     stub: StubNameserver,
 ) -> None:
     stub._transport.abort()
-    pool = Pool()
+    pool = RecordedWorkerSets()
     source = DnsSource(DnsSettings("w.local:8000", nameserver=stub.address))
     discovery = WorkerDiscovery("gpu", [WorkerConfig("http://127.0.0.1:1")], [source], pool.replace)
 
@@ -204,7 +215,7 @@ async def test_fault_16_a_nameserver_that_is_not_there_keeps_nobody_waiting(
         ("oversized", "truncated even over TCP"),
     ],
 )
-async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault, said: str) -> None:
+async def test_dns_failure_names_its_cause(stub: StubNameserver, fault: Fault, said: str) -> None:
     stub.fault = fault
     timeout = 0.05 if said == "does not answer" else 5.0
 
@@ -214,7 +225,7 @@ async def test_a_failure_says_what_was_wrong(stub: StubNameserver, fault: Fault,
     assert stub.asked.count(("A", "w.local")) >= 2
 
 
-async def test_strays_and_doubles_do_not_matter(stub: StubNameserver) -> None:
+async def test_stray_and_duplicate_dns_datagrams_are_ignored(stub: StubNameserver) -> None:
     stub.strays = True
 
     answer = await StubResolver(stub.address).query("w.local", "A")
@@ -222,7 +233,7 @@ async def test_strays_and_doubles_do_not_matter(stub: StubNameserver) -> None:
     assert answer.addresses == ("127.0.0.1", "127.0.0.2")
 
 
-async def test_an_answer_too_long_for_a_datagram_comes_over_tcp(stub: StubNameserver) -> None:
+async def test_truncated_dns_response_is_retried_over_tcp(stub: StubNameserver) -> None:
     many = [f"127.0.{n // 250}.{n % 250 + 1}" for n in range(600)]
     stub.zone["A", "w.local"] = [(30, one) for one in many]
 
@@ -232,7 +243,7 @@ async def test_an_answer_too_long_for_a_datagram_comes_over_tcp(stub: StubNamese
     assert stub.over_tcp == [("A", "w.local")]
 
 
-async def test_a_nameserver_that_hangs_up_over_tcp_is_a_failure(stub: StubNameserver) -> None:
+async def test_dns_over_tcp_connection_failure_is_an_error(stub: StubNameserver) -> None:
     stub.room = 20
     await stub.hang_up()
 
@@ -240,7 +251,7 @@ async def test_a_nameserver_that_hangs_up_over_tcp_is_a_failure(stub: StubNamese
         await StubResolver(stub.address).query("w.local", "A")
 
 
-async def test_an_old_nameserver_is_asked_in_its_own_way(stub: StubNameserver) -> None:
+async def test_nameserver_without_edns_gets_a_query_without_edns(stub: StubNameserver) -> None:
     stub.extended = False
 
     answer = await StubResolver(stub.address).query("w.local", "A")
@@ -250,14 +261,14 @@ async def test_an_old_nameserver_is_asked_in_its_own_way(stub: StubNameserver) -
     assert [question.endswith(size) for question in stub.questions] == [True, False]
 
 
-async def test_a_name_that_does_not_exist_is_settled_by_one_answer(stub: StubNameserver) -> None:
+async def test_nxdomain_response_is_not_retried(stub: StubNameserver) -> None:
     answer = await StubResolver(stub.address).query("nobody.local", "A")
 
     assert answer == DnsAnswer(name_exists=False)
     assert len(stub.asked) == 1
 
 
-async def test_the_systems_nameservers_are_asked_in_their_order(tmp_path: Path) -> None:
+async def test_resolv_conf_nameservers_are_used_in_order(tmp_path: Path) -> None:
     conf = tmp_path / "resolv.conf"
     conf.write_text("# nobody\nsearch local\nnameserver\nnameserver 127.0.0.1\nnameserver ::1\n")
 
@@ -267,7 +278,7 @@ async def test_the_systems_nameservers_are_asked_in_their_order(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", [None, "", "nameserver dns.local\n"])
-async def test_without_a_nameserver_there_is_nobody_to_ask(
+async def test_missing_nameserver_configuration_is_an_error(
     tmp_path: Path, text: str | None
 ) -> None:
     conf = tmp_path / "resolv.conf"

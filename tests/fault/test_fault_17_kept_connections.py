@@ -7,21 +7,29 @@ import pytest
 
 from tests.conftest import Serve
 from tests.fakes import CLOSE, RESET, Step
-from tests.fault.fronts import CLIENTS, before, good, raw, reports
+from tests.fault.fronts import (
+    CLIENTS,
+    build_good_reply,
+    create_raw_worker,
+    get_worker_reports,
+    serve_gateway,
+)
 
 PAIRS = 125
 """Of requests in a row from each of four clients: 500 for each way to close, 1,000 in all."""
 
 
 @pytest.mark.parametrize("how", [CLOSE, RESET], ids=["closed", "reset"])
-async def test_fault_17_no_request_is_lost_to_connections_that_end_as_it_comes(
+async def test_fault_17_connection_closed_during_reuse_loses_no_request(
     serve: Serve, how: Step
 ) -> None:
     """The worker ends each connection some 2 ms after an answer; requests come about then."""
     luck = random.Random(17)
-    script = [[*good(stream=False), luck.uniform(0.0, 0.004), how] for _ in range(4 * PAIRS)]
-    async with raw(*script) as worker:
-        front = await before(serve, worker)
+    script = [
+        [*build_good_reply(stream=False), luck.uniform(0.0, 0.004), how] for _ in range(4 * PAIRS)
+    ]
+    async with create_raw_worker(*script) as worker:
+        front = await serve_gateway(serve, worker)
 
         async def one_after_another(number: int) -> list[int]:
             pauses = random.Random(number)
@@ -34,7 +42,7 @@ async def test_fault_17_no_request_is_lost_to_connections_that_end_as_it_comes(
             return got
 
         statuses = await asyncio.gather(*map(one_after_another, range(4)))
-        [report] = reports(front)
+        [report] = get_worker_reports(front)
 
     assert {status for got in statuses for status in got} == {200}
     assert [record.outcome for record in front.records] == ["ok"] * 4 * PAIRS

@@ -9,29 +9,35 @@ from tests.fakes import Reply
 from tests.fault.fronts import (
     CHAT,
     Client,
-    ask,
-    assert_refused,
-    before,
+    assert_error_response,
     both,
+    build_error_reply,
+    build_good_reply,
+    create_raw_worker,
     every_client,
-    good,
-    raw,
-    refused,
-    reports,
-    until,
+    get_worker_reports,
+    send_request,
+    serve_gateway,
+    wait_until,
 )
 
-FAILS = refused("500 Internal Server Error")
+FAILS = build_error_reply("500 Internal Server Error")
 
 
-async def test_fault_18_a_worker_that_fails_at_times_is_left_by_its_rate(serve: Serve) -> None:
+async def test_fault_18_intermittently_failing_worker_is_ejected_by_failure_rate(
+    serve: Serve,
+) -> None:
     """Three of ten requests fail, never five in a row: only the rate tells."""
-    well = good(stream=False)
+    well = build_good_reply(stream=False)
     ill = [FAILS, well, well, FAILS, well, well, FAILS, well, well, well]
-    async with raw(*ill * 100) as bad, raw(well) as a, raw(well) as b:
-        front = await before(serve, bad, a, b)
-        answers = [await ask(front, CHAT, stream=False) for _ in range(1500)]
-        states = [one.state for one in reports(front)]
+    async with (
+        create_raw_worker(*ill * 100) as bad,
+        create_raw_worker(well) as a,
+        create_raw_worker(well) as b,
+    ):
+        front = await serve_gateway(serve, bad, a, b)
+        answers = [await send_request(front, CHAT, stream=False) for _ in range(1500)]
+        states = [one.state for one in get_worker_reports(front)]
 
     worked = sum(answer.status_code == 200 for answer in answers)
     assert worked >= 0.995 * len(answers)
@@ -39,24 +45,27 @@ async def test_fault_18_a_worker_that_fails_at_times_is_left_by_its_rate(serve: 
     assert bad.asked >= 20
 
 
-def busy(seconds: int) -> Reply:
-    return refused("429 Too Many Requests", retry_after=str(seconds))
+def build_busy_reply(seconds: int) -> Reply:
+    return build_error_reply("429 Too Many Requests", retry_after=str(seconds))
 
 
 @both
-async def test_fault_19_a_busy_worker_gets_less_and_is_not_left(
+async def test_fault_19_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ejected(
     serve: Serve, *, stream: bool
 ) -> None:
     """Six requests at a time; one worker refuses each for which it has no place."""
     gate = asyncio.Event()
-    waits: Reply = [gate, *good(stream=stream)]
-    async with raw(waits, waits, busy(1)) as a, raw(waits) as b:
-        front = await before(serve, a, b)
+    waits: Reply = [gate, *build_good_reply(stream=stream)]
+    async with (
+        create_raw_worker(waits, waits, build_busy_reply(1)) as a,
+        create_raw_worker(waits) as b,
+    ):
+        front = await serve_gateway(serve, a, b)
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(ask(front, CHAT, stream=stream)) for _ in range(6)]
-            await until(lambda: a.asked == 3)
-            await until(lambda: b.asked == 4)
-            limited = reports(front)
+            asked = [tasks.create_task(send_request(front, CHAT, stream=stream)) for _ in range(6)]
+            await wait_until(lambda: a.asked == 3)
+            await wait_until(lambda: b.asked == 4)
+            limited = get_worker_reports(front)
             gate.set()
 
     assert [task.result().status_code for task in asked] == [200] * 6
@@ -68,25 +77,32 @@ async def test_fault_19_a_busy_worker_gets_less_and_is_not_left(
 
 @both
 @every_client
-async def test_fault_19_that_all_are_busy_is_told_with_the_shortest_wait(
+async def test_fault_19_all_workers_busy_returns_429_with_the_shortest_retry_after(
     serve: Serve, client: Client, *, stream: bool
 ) -> None:
-    async with raw(busy(9)) as a, raw(busy(4)) as b, raw(busy(7)) as c:
-        front = await before(serve, a, b, c)
-        answer = await ask(front, client, stream=stream)
-        states = [one.state for one in reports(front)]
+    async with (
+        create_raw_worker(build_busy_reply(9)) as a,
+        create_raw_worker(build_busy_reply(4)) as b,
+        create_raw_worker(build_busy_reply(7)) as c,
+    ):
+        front = await serve_gateway(serve, a, b, c)
+        answer = await send_request(front, client, stream=stream)
+        states = [one.state for one in get_worker_reports(front)]
 
-    assert_refused(answer, 429)
+    assert_error_response(answer, 429)
     assert answer.headers["retry-after"] == "4"
     assert [one.asked for one in (a, b, c)] == [1, 1, 1]
     assert states == ["up", "up", "up"]
 
 
-async def test_fault_19_who_is_not_asked_is_not_counted_as_busy(serve: Serve) -> None:
+async def test_fault_19_free_worker_serves_requests_while_another_is_busy(serve: Serve) -> None:
     """One worker of two says so: the other makes up for it."""
-    async with raw(busy(9)) as a, raw(good(stream=False)) as b:
-        front = await before(serve, a, b)
-        answers = [await ask(front, CHAT, stream=False) for _ in range(20)]
+    async with (
+        create_raw_worker(build_busy_reply(9)) as a,
+        create_raw_worker(build_good_reply(stream=False)) as b,
+    ):
+        front = await serve_gateway(serve, a, b)
+        answers = [await send_request(front, CHAT, stream=False) for _ in range(20)]
 
     assert {answer.status_code for answer in answers} == {200}
     assert b.asked == 20
@@ -94,35 +110,36 @@ async def test_fault_19_who_is_not_asked_is_not_counted_as_busy(serve: Serve) ->
 
 PUSHBACK = [
     pytest.param(
-        refused("503 Busy", b'{"error":{"message":"The server is overloaded"}}'), id="says so"
+        build_error_reply("503 Busy", b'{"error":{"message":"The server is overloaded"}}'),
+        id="says so",
     ),
-    pytest.param(refused("503 Busy", retry_after="3"), id="names a time"),
+    pytest.param(build_error_reply("503 Busy", retry_after="3"), id="names a time"),
 ]
 
 
 @every_client
 @pytest.mark.parametrize("reply", PUSHBACK)
-async def test_fault_20_a_worker_that_pushes_back_is_not_asked_again(
+async def test_fault_20_overloaded_worker_is_not_retried(
     serve: Serve, client: Client, reply: Reply
 ) -> None:
-    async with raw(reply) as worker:
-        front = await before(serve, worker, retries={"max": 5})
-        answer = await ask(front, client, stream=True)
-        [report] = reports(front)
+    async with create_raw_worker(reply) as worker:
+        front = await serve_gateway(serve, worker, retries={"max": 5})
+        answer = await send_request(front, client, stream=True)
+        [report] = get_worker_reports(front)
 
-    assert_refused(answer, 503)
+    assert_error_response(answer, 503)
     assert int(answer.headers["retry-after"]) >= 1
     assert worker.asked == 1
     assert (report.state, report.limit) == ("up", 1), "it is given less, and is not ill"
 
 
 @pytest.mark.parametrize("reply", PUSHBACK)
-async def test_fault_20_another_worker_makes_up_for_one_that_pushes_back(
+async def test_fault_20_overloaded_worker_is_replaced_by_another_worker(
     serve: Serve, reply: Reply
 ) -> None:
-    async with raw(reply) as a, raw(good(stream=True)) as b:
-        front = await before(serve, a, b)
-        answer = await ask(front, CHAT, stream=True)
+    async with create_raw_worker(reply) as a, create_raw_worker(build_good_reply(stream=True)) as b:
+        front = await serve_gateway(serve, a, b)
+        answer = await send_request(front, CHAT, stream=True)
 
     assert answer.status_code == 200
     assert (a.asked, b.asked) == (1, 1)

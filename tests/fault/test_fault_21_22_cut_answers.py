@@ -10,18 +10,18 @@ from tests.fault.fronts import (
     SAYS,
     WHOLE,
     Client,
-    answer,
-    ask,
-    assert_refused,
-    assert_told,
-    before,
-    crossed,
-    one_record,
-    raw,
-    reports,
+    assert_error_in_stream,
+    assert_error_response,
+    build_response_body,
+    create_raw_worker,
+    get_single_record,
+    get_worker_reports,
+    parametrize_cases,
+    send_request,
+    serve_gateway,
 )
 
-BODY = answer("Hello")
+BODY = build_response_body("Hello")
 PLAIN = head(content_type="text/event-stream")
 """Of an answer that ends with its connection."""
 CUT: dict[str, Reply] = {
@@ -38,19 +38,19 @@ CUT: dict[str, Reply] = {
 }
 
 
-@crossed(CUT, "21 in a pause", "22 after an event")
-async def test_fault_21_22_a_stream_that_is_cut_is_told(
+@parametrize_cases(CUT, "21 in a pause", "22 after an event")
+async def test_fault_21_22_truncated_stream_ends_with_an_error(
     serve: Serve, client: Client, case: Reply
 ) -> None:
-    async with raw(case) as worker, raw(case) as other:
-        front = await before(serve, worker, other)
-        got = await ask(front, client, stream=True)
-        record = await one_record(front)
+    async with create_raw_worker(case) as worker, create_raw_worker(case) as other:
+        front = await serve_gateway(serve, worker, other)
+        got = await send_request(front, client, stream=True)
+        record = await get_single_record(front)
 
-    assert_told(got, client)
+    assert_error_in_stream(got, client)
     assert (record.outcome, record.error, record.tokens) == ("truncated", "StreamBroken", 2)
     assert (worker.asked, other.asked) == (1, 0), "what was said is final"
-    assert reports(front)[0].error == "disconnect"
+    assert get_worker_reports(front)[0].error == "disconnect"
 
 
 WHOLES: dict[str, Reply] = {
@@ -60,26 +60,26 @@ WHOLES: dict[str, Reply] = {
 }
 
 
-@crossed(WHOLES, "21")
-async def test_fault_21_22_a_whole_answer_that_is_cut_is_none(
+@parametrize_cases(WHOLES, "21")
+async def test_fault_21_22_truncated_unary_response_is_an_error(
     serve: Serve, client: Client, case: Reply
 ) -> None:
-    async with raw(case) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, client, stream=False)
-        record = await one_record(front)
+    async with create_raw_worker(case) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=False)
+        record = await get_single_record(front)
 
-    assert_refused(got, *client.bad)
+    assert_error_response(got, *client.bad)
     assert (record.outcome, record.usage) == ("worker_error", None)
 
 
 @pytest.mark.parametrize("reply", WHOLES.values(), ids=WHOLES)
-async def test_fault_21_22_another_worker_makes_up_for_a_whole_answer(
+async def test_fault_21_22_truncated_unary_response_is_retried_on_another_worker(
     serve: Serve, reply: Reply
 ) -> None:
-    async with raw(reply) as worker, raw([WHOLE]) as other:
-        front = await before(serve, worker, other)
-        got = await ask(front, CHAT, stream=False)
+    async with create_raw_worker(reply) as worker, create_raw_worker([WHOLE]) as other:
+        front = await serve_gateway(serve, worker, other)
+        got = await send_request(front, CHAT, stream=False)
 
     assert got.status_code == 200
     assert (worker.asked, other.asked) == (1, 1)

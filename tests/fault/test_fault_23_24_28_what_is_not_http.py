@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, chunk, head
 from tests.fault.fronts import (
     CHAT,
@@ -13,27 +13,27 @@ from tests.fault.fronts import (
     STOP,
     STREAM,
     WHOLE,
-    Caller,
     Client,
-    answer,
-    ask,
-    assert_refused,
-    assert_told,
-    before,
+    RawClient,
+    assert_error_in_stream,
+    assert_error_response,
     both,
-    crossed,
+    build_response_body,
+    create_raw_worker,
     every_client,
-    one_record,
-    raw,
-    reports,
-    until,
+    get_single_record,
+    get_worker_reports,
+    parametrize_cases,
+    send_request,
+    serve_gateway,
+    wait_until,
 )
 
-BODY = answer("Hello")
+BODY = build_response_body("Hello")
 LENGTH = len(BODY)
 
 
-def sized(*lengths: int, more: bytes = b"", body: bytes = BODY) -> bytes:
+def build_sized_reply(*lengths: int, more: bytes = b"", body: bytes = BODY) -> bytes:
     """An answer with these Content-Length headers."""
     lines = b"".join(b"Content-Length: %d\r\n" % length for length in lengths)
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%b%b\r\n%b" % (lines, more, body)
@@ -41,28 +41,30 @@ def sized(*lengths: int, more: bytes = b"", body: bytes = BODY) -> bytes:
 
 TE = b"Transfer-Encoding: chunked\r\n"
 LENGTHS: dict[str, Reply] = {
-    "short": [sized(LENGTH - 10)],
-    "long, then closed": [sized(LENGTH + 10), CLOSE],
-    "long, then silent": [sized(LENGTH + 10), HANG],
-    "doubled": [sized(LENGTH, LENGTH + 1), HANG],
-    "doubled and equal": [sized(LENGTH, LENGTH), HANG],
-    "beside chunks": [sized(LENGTH, more=TE, body=chunk(BODY) + END), HANG],
-    "after chunks": [sized(body=b"", more=TE + b"Content-Length: 9\r\n") + chunk(BODY) + END],
+    "short": [build_sized_reply(LENGTH - 10)],
+    "long, then closed": [build_sized_reply(LENGTH + 10), CLOSE],
+    "long, then silent": [build_sized_reply(LENGTH + 10), HANG],
+    "doubled": [build_sized_reply(LENGTH, LENGTH + 1), HANG],
+    "doubled and equal": [build_sized_reply(LENGTH, LENGTH), HANG],
+    "beside chunks": [build_sized_reply(LENGTH, more=TE, body=chunk(BODY) + END), HANG],
+    "after chunks": [
+        build_sized_reply(body=b"", more=TE + b"Content-Length: 9\r\n") + chunk(BODY) + END
+    ],
 }
 
 
-@crossed(LENGTHS, "doubled")
-async def test_fault_23_a_wrong_length_is_an_error_and_ends_the_connection(
+@parametrize_cases(LENGTHS, "doubled")
+async def test_fault_23_wrong_content_length_is_an_error_and_closes_the_connection(
     serve: Serve, client: Client, case: Reply
 ) -> None:
     """What is left of it never becomes part of the next answer."""
-    async with raw(case, [WHOLE]) as worker:
-        front = await before(serve, worker, timeouts={"idle": "500ms"})
-        got = await ask(front, client, stream=False)
-        record = await one_record(front)
-        after = await ask(front, client, stream=False)
+    async with create_raw_worker(case, [WHOLE]) as worker:
+        front = await serve_gateway(serve, worker, timeouts={"idle": "500ms"})
+        got = await send_request(front, client, stream=False)
+        record = await get_single_record(front)
+        after = await send_request(front, client, stream=False)
 
-    assert_refused(got, *client.bad)
+    assert_error_response(got, *client.bad)
     assert record.outcome in ("worker_error", "gateway_error")
     assert after.status_code == 200
     assert b"Hello" in after.content
@@ -71,31 +73,31 @@ async def test_fault_23_a_wrong_length_is_an_error_and_ends_the_connection(
 
 
 @every_client
-async def test_fault_23_a_stream_shorter_than_its_length_is_told(
+async def test_fault_23_stream_shorter_than_content_length_ends_with_an_error(
     serve: Serve, client: Client
 ) -> None:
-    async with raw([sized(9999, body=HELLO), CLOSE], [STREAM]) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, client, stream=True)
-        record = await one_record(front)
+    async with create_raw_worker([build_sized_reply(9999, body=HELLO), CLOSE], [STREAM]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
+        record = await get_single_record(front)
 
-    assert_told(got, client)
+    assert_error_in_stream(got, client)
     assert record.outcome == "truncated"
 
 
 @every_client
-async def test_fault_23_a_stream_longer_than_its_length_is_told(
+async def test_fault_23_stream_longer_than_content_length_ends_with_an_error(
     serve: Serve, client: Client
 ) -> None:
     """The end that lies past the length is none."""
-    begun = sized(len(HELLO), body=HELLO)
-    async with raw([begun, 0.05, STOP + DONE, CLOSE], [STREAM]) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, client, stream=True)
-        await one_record(front)
-        after = await ask(front, client, stream=True)
+    begun = build_sized_reply(len(HELLO), body=HELLO)
+    async with create_raw_worker([begun, 0.05, STOP + DONE, CLOSE], [STREAM]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
+        await get_single_record(front)
+        after = await send_request(front, client, stream=True)
 
-    assert_told(got, client)
+    assert_error_in_stream(got, client)
     assert after.status_code == 200
     assert worker.requests[0].connection != worker.requests[1].connection
 
@@ -115,46 +117,48 @@ GARBAGE: dict[str, Reply] = {
 
 @both
 @pytest.mark.parametrize("reply", GARBAGE.values(), ids=GARBAGE)
-async def test_fault_24_what_is_no_answer_is_a_bad_gateway(
+async def test_fault_24_invalid_http_response_returns_502(
     serve: Serve, reply: Reply, *, stream: bool
 ) -> None:
-    async with raw(reply) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, CHAT, stream=stream)
-        record = await one_record(front)
-        await until(lambda: not worker.active)
+    async with create_raw_worker(reply) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, CHAT, stream=stream)
+        record = await get_single_record(front)
+        await wait_until(lambda: not worker.active)
 
-    assert_refused(got, 502)
+    assert_error_response(got, 502)
     assert record.outcome == "worker_error"
-    assert reports(front)[0].error != ""
+    assert get_worker_reports(front)[0].error != ""
 
 
 @every_client
-async def test_fault_24_every_dialect_has_words_for_it(serve: Serve, client: Client) -> None:
-    async with raw(GARBAGE["garbage"]) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, client, stream=True)
+async def test_fault_24_invalid_http_response_is_an_error_in_every_protocol(
+    serve: Serve, client: Client
+) -> None:
+    async with create_raw_worker(GARBAGE["garbage"]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
 
-    assert_refused(got, *client.bad)
+    assert_error_response(got, *client.bad)
 
 
-async def test_fault_24_an_endless_flood_of_1xx_ends_in_time(serve: Serve) -> None:
+async def test_fault_24_endless_1xx_responses_time_out(serve: Serve) -> None:
     """And meanwhile others are served."""
     hints: Reply = [head("103 Early Hints") * 100, 0.001]
     flood = [*hints] * 100_000
-    async with raw(flood) as worker, raw([STREAM]) as other:
-        front = await before(
+    async with create_raw_worker(flood) as worker, create_raw_worker([STREAM]) as other:
+        front = await serve_gateway(
             serve, worker, other, retries={"max": 0}, timeouts={"first_token": "1s"}
         )
         async with asyncio.TaskGroup() as tasks:
-            flooded = tasks.create_task(ask(front, CHAT, stream=True))
+            flooded = tasks.create_task(send_request(front, CHAT, stream=True))
             await worker.until_asked()
-            beside = await ask(front, CHAT, stream=True)
+            beside = await send_request(front, CHAT, stream=True)
             assert not flooded.done()
-        await until(lambda: not worker.active)
+        await wait_until(lambda: not worker.active)
 
     assert beside.status_code == 200
-    assert_refused(flooded.result(), 502, 504)
+    assert_error_response(flooded.result(), 502, 504)
 
 
 # ── what a worker says beside its answer ────────────────────────────────────────────────────────
@@ -192,10 +196,10 @@ ODD: dict[str, bytes] = {
 }
 
 
-async def head_of(front: Running, *, stream: bool) -> tuple[bytes, list[bytes]]:
+async def read_response_head(front: RunningGateway, *, stream: bool) -> tuple[bytes, list[bytes]]:
     """The status line and the headers that a client gets, as they are on the wire."""
     path, body = CHAT.way.call("m", stream=stream)
-    caller = await Caller.ask(front, path, body)
+    caller = await RawClient.ask(front, path, body)
     heard = await caller.hear(b"\r\n\r\n")
     caller.leave()
     status, *lines = heard.partition(b"\r\n\r\n")[0].split(b"\r\n")
@@ -204,23 +208,25 @@ async def head_of(front: Running, *, stream: bool) -> tuple[bytes, list[bytes]]:
 
 @both
 @pytest.mark.parametrize("start", ODD.values(), ids=ODD)
-async def test_fault_28_what_a_worker_says_in_its_head_stays_here(
+async def test_fault_28_unknown_worker_response_headers_are_not_forwarded(
     serve: Serve, start: bytes, *, stream: bool
 ) -> None:
     body = STREAM[len(CHUNKED) :] if stream else chunk(BODY) + END
-    async with raw([start + b"Transfer-Encoding: chunked\r\n\r\n" + body]) as worker:
-        front = await before(serve, worker)
-        status, headers = await head_of(front, stream=stream)
+    async with create_raw_worker([start + b"Transfer-Encoding: chunked\r\n\r\n" + body]) as worker:
+        front = await serve_gateway(serve, worker)
+        status, headers = await read_response_head(front, stream=stream)
 
     assert status in (b"HTTP/1.1 200 OK", b"HTTP/1.1 502 Bad Gateway")
     assert {line.partition(b":")[0].decode().lower() for line in headers} <= ALLOWED
     assert b"vil" not in b"\r\n".join(headers)
 
 
-async def test_fault_28_the_reason_of_an_error_is_ours(serve: Serve) -> None:
-    async with raw([b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 0\r\n\r\n"]) as worker:
-        front = await before(serve, worker)
-        status, headers = await head_of(front, stream=False)
+async def test_fault_28_worker_reason_phrase_is_not_forwarded(serve: Serve) -> None:
+    async with create_raw_worker(
+        [b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 0\r\n\r\n"]
+    ) as worker:
+        front = await serve_gateway(serve, worker)
+        status, headers = await read_response_head(front, stream=False)
 
     assert status == b"HTTP/1.1 502 Bad Gateway"
     assert {line.partition(b":")[0].decode().lower() for line in headers} <= ALLOWED

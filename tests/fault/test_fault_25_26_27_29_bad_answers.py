@@ -16,19 +16,19 @@ from tests.fault.fronts import (
     WELL,
     WHOLE,
     Client,
-    ask,
-    assert_refused,
-    assert_told,
-    before,
+    assert_error_in_stream,
+    assert_error_response,
     both,
-    crossed,
+    create_raw_worker,
     every_client,
-    one_record,
-    raw,
-    reports,
+    get_single_record,
+    get_worker_reports,
+    parametrize_cases,
+    send_request,
+    serve_gateway,
 )
 from tests.integration.test_end_to_end import JSON
-from tests.serving import serving
+from tests.serving import run_server
 
 PAUSE = 0.02
 REST = chunk(STOP) + chunk(DONE) + END
@@ -43,26 +43,29 @@ BAD: dict[str, bytes] = {
 }
 
 
-@crossed(BAD, "no JSON")
-async def test_fault_25_an_event_that_can_not_be_read_is_told(
+@parametrize_cases(BAD, "no JSON")
+async def test_fault_25_malformed_event_ends_the_stream_with_an_error(
     serve: Serve, client: Client, case: bytes
 ) -> None:
-    async with raw([SAYS, PAUSE, chunk(case) + REST]) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, client, stream=True)
-        record = await one_record(front)
-        [report] = reports(front)
+    async with create_raw_worker([SAYS, PAUSE, chunk(case) + REST]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
+        record = await get_single_record(front)
+        [report] = get_worker_reports(front)
 
-    assert_told(got, client)
+    assert_error_in_stream(got, client)
     assert (record.outcome, record.error, record.tokens) == ("truncated", "WorkerFailed", 2)
     assert report.error == "invalid_response"
 
 
-async def test_fault_25_a_worker_that_does_so_again_and_again_is_left(serve: Serve) -> None:
-    async with raw([SAYS, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad, raw([STREAM]) as well:
-        front = await before(serve, bad, well, breaker={"consecutive_failures": 3})
-        answers = [await ask(front, CHAT, stream=True) for _ in range(20)]
-        states = [one.state for one in reports(front)]
+async def test_fault_25_worker_with_repeated_malformed_events_is_ejected(serve: Serve) -> None:
+    async with (
+        create_raw_worker([SAYS, PAUSE, chunk(BAD["no JSON"]) + REST]) as bad,
+        create_raw_worker([STREAM]) as well,
+    ):
+        front = await serve_gateway(serve, bad, well, breaker={"consecutive_failures": 3})
+        answers = [await send_request(front, CHAT, stream=True) for _ in range(20)]
+        states = [one.state for one in get_worker_reports(front)]
 
     assert bad.asked == 3
     assert sum(b"[DONE]" in answer.content for answer in answers) == 17
@@ -76,33 +79,35 @@ ENDLESS: Reply = [SAYS, PAUSE, chunk(b"data: "), *[PIECE] * 160, chunk(b"\n\n") 
 """An event of 10 MiB."""
 
 
-def memory() -> int:
+def get_resident_memory() -> int:
     """Bytes of this process that are in memory now."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 
 
-async def highest(done: asyncio.Event) -> int:
+async def measure_peak_memory(done: asyncio.Event) -> int:
     """The most memory until then."""
-    most = memory()
+    most = get_resident_memory()
     while not done.is_set():
         await asyncio.sleep(0.002)
-        most = max(most, memory())
+        most = max(most, get_resident_memory())
     return most
 
 
 @every_client
-async def test_fault_26_an_event_without_an_end_is_cut(serve: Serve, client: Client) -> None:
+async def test_fault_26_endless_event_is_cut_off_with_bounded_memory(
+    serve: Serve, client: Client
+) -> None:
     done = asyncio.Event()
-    async with raw(ENDLESS) as worker:
-        front = await before(serve, worker)
-        base = memory()
+    async with create_raw_worker(ENDLESS) as worker:
+        front = await serve_gateway(serve, worker)
+        base = get_resident_memory()
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(highest(done))
-            got = await ask(front, client, stream=True)
+            watching = tasks.create_task(measure_peak_memory(done))
+            got = await send_request(front, client, stream=True)
             done.set()
-        record = await one_record(front)
+        record = await get_single_record(front)
 
-    assert_told(got, client)
+    assert_error_in_stream(got, client)
     assert len(got.content) < 8192
     assert (record.outcome, record.error) == ("truncated", "WorkerFailed")
     assert watching.result() - base < 8 << 20
@@ -113,27 +118,31 @@ async def test_fault_26_an_event_without_an_end_is_cut(serve: Serve, client: Cli
 
 @both
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Gone"])
-async def test_fault_27_a_redirect_leads_nowhere(
+async def test_fault_27_redirect_is_not_followed(
     serve: Serve, status: str, *, stream: bool
 ) -> None:
-    async with raw([STREAM if stream else WHOLE]) as canary:
+    async with create_raw_worker([STREAM if stream else WHOLE]) as canary:
         for_all = {"location": f"{canary.url}/v1/chat/completions", "content_length": "0"}
-        async with raw([head(status, **for_all)]) as worker:
-            front = await before(serve, worker)
-            got = await ask(front, CHAT, stream=stream)
+        async with create_raw_worker([head(status, **for_all)]) as worker:
+            front = await serve_gateway(serve, worker)
+            got = await send_request(front, CHAT, stream=stream)
 
-    assert_refused(got, 502)
+    assert_error_response(got, 502)
     assert "location" not in got.headers
     assert canary.connections == 0
 
 
 @every_client
-async def test_fault_27_every_dialect_has_words_for_it(serve: Serve, client: Client) -> None:
-    async with raw([head("307 Elsewhere", location="http://x/", content_length="0")]) as worker:
-        front = await before(serve, worker)
-        got = await ask(front, client, stream=False)
+async def test_fault_27_redirect_is_an_error_in_every_protocol(
+    serve: Serve, client: Client
+) -> None:
+    async with create_raw_worker(
+        [head("307 Elsewhere", location="http://x/", content_length="0")]
+    ) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=False)
 
-    assert_refused(got, *client.bad)
+    assert_error_response(got, *client.bad)
 
 
 # ── early ───────────────────────────────────────────────────────────────────────────────────────
@@ -142,7 +151,7 @@ LARGE = 24 << 20
 REFUSAL = b'{"error":{"message":"The prompt is too large for us.","type":"invalid_request_error"}}'
 
 
-async def test_fault_29_an_early_refusal_is_passed_on_and_the_upload_stops(serve: Serve) -> None:
+async def test_fault_29_early_413_is_forwarded_and_stops_the_upload(serve: Serve) -> None:
     """The worker answers by the head alone, and reads on only when the client was told."""
     taken, told = 0, asyncio.Event()
 
@@ -155,16 +164,16 @@ async def test_fault_29_an_early_refusal_is_passed_on_and_the_upload_stops(serve
         while data := await reader.read(1 << 20):
             taken += len(data)
 
-    async with serving(refuse) as url:
-        front = await before(serve, url, limits={"body": "32MiB"})
+    async with run_server(refuse) as url:
+        front = await serve_gateway(serve, url, limits={"body": "32MiB"})
         path, body = CHAT.way.call("m", stream=False)
         body = body.replace(b"say hi", b"x" * LARGE)
         got = await front.http.post(path, content=body, headers=JSON)
         told.set()
-        record = await one_record(front)
+        record = await get_single_record(front)
 
     assert got.status_code == 400
     assert got.json()["error"]["message"] == "The prompt is too large for us."
     assert record.outcome == "client_error"
     assert taken < LARGE
-    assert reports(front)[0].state == "up", "it is well: the request was too large"
+    assert get_worker_reports(front)[0].state == "up", "it is well: the request was too large"

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from msgspec import Struct
 
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 from tests.fakes import CHUNKED, chunk
 from tests.fault.fronts import (
     CLIENTS,
@@ -16,21 +16,21 @@ from tests.fault.fronts import (
     TRANSLATED,
     WELL,
     Client,
-    before,
-    event,
-    one_record,
-    reports,
-    until,
+    build_event,
+    get_single_record,
+    get_worker_reports,
+    serve_gateway,
+    wait_until,
 )
-from tests.fault.test_fault_25_26_27_29_bad_answers import memory
-from tests.serving import serving
+from tests.fault.test_fault_25_26_27_29_bad_answers import get_resident_memory
+from tests.serving import run_server
 
-PIECE = chunk(event("x" * 16_000))
+PIECE = chunk(build_event("x" * 16_000))
 MOST = 96 << 20
 """Bytes that the worker would say."""
 
 
-class Flood(Struct):
+class FloodState(Struct):
     """A worker that says a great deal, as fast as it may."""
 
     url: str = ""
@@ -39,8 +39,8 @@ class Flood(Struct):
 
 
 @asynccontextmanager
-async def flooding() -> AsyncIterator[Flood]:
-    flood = Flood()
+async def run_flooding_worker() -> AsyncIterator[FloodState]:
+    flood = FloodState()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -53,12 +53,12 @@ async def flooding() -> AsyncIterator[Flood]:
                 flood.written += len(PIECE)
         flood.cut = flood.written < MOST
 
-    async with serving(serve) as url:
+    async with run_server(serve) as url:
         flood.url = url
         yield flood
 
 
-def deaf(front: Running, client: Client, place: int = 4096) -> socket.socket:
+def open_unread_stream(front: RunningGateway, client: Client, place: int = 4096) -> socket.socket:
     """A client that asks and does not read, and has ``place`` bytes for what comes all the same."""
     path, body = client.way.call("m", stream=True)
     one = socket.socket()
@@ -69,7 +69,7 @@ def deaf(front: Running, client: Client, place: int = 4096) -> socket.socket:
     return one
 
 
-async def settled(flood: Flood) -> int:
+async def wait_until_blocked(flood: FloodState) -> int:
     """How much the worker had written when it could write no more."""
     last = -1
     async with asyncio.timeout(10):
@@ -80,42 +80,42 @@ async def settled(flood: Flood) -> int:
 
 
 @pytest.mark.parametrize("client", [RELAYED, TRANSLATED], ids=lambda one: one.name)
-async def test_fault_33_a_client_that_does_not_read_holds_up_its_worker_and_is_cut_off(
+async def test_fault_33_unread_stream_pauses_its_worker_and_is_closed_after_idle_timeout(
     serve: Serve, client: Client
 ) -> None:
     """After ``idle``, a second here. The system's buffers hold some megabytes."""
-    async with flooding() as flood:
-        front = await before(serve, flood.url, timeouts={"idle": "1s"})
-        base = memory()
-        with deaf(front, client):
-            written = await settled(flood)
-            grown = memory() - base
-            await until(lambda: flood.cut)
-            record = await one_record(front)
+    async with run_flooding_worker() as flood:
+        front = await serve_gateway(serve, flood.url, timeouts={"idle": "1s"})
+        base = get_resident_memory()
+        with open_unread_stream(front, client):
+            written = await wait_until_blocked(flood)
+            grown = get_resident_memory() - base
+            await wait_until(lambda: flood.cut)
+            record = await get_single_record(front)
 
     assert written < 24 << 20
     assert grown < 12 << 20
     assert flood.written < 24 << 20
     assert (record.outcome, record.error, record.status) == ("cancelled", "ClientDisconnected", 200)
-    [report] = reports(front)
+    [report] = get_worker_reports(front)
     assert (report.state, report.error) == ("up", ""), "the worker is not to blame"
 
 
-async def test_fault_33_others_are_served_meanwhile(serve: Serve) -> None:
-    async with flooding() as flood:
-        front = await before(serve, flood.url)
-        with deaf(front, RELAYED):
-            await settled(flood)
+async def test_fault_33_other_clients_are_served_during_an_unread_stream(serve: Serve) -> None:
+    async with run_flooding_worker() as flood:
+        front = await serve_gateway(serve, flood.url)
+        with open_unread_stream(front, RELAYED):
+            await wait_until_blocked(flood)
             health = [await front.http.get("/health") for _ in range(20)]
 
     assert {answer.status_code for answer in health} == {200}
 
 
-async def test_fault_33_a_client_that_reads_slowly_is_not_cut_off(serve: Serve) -> None:
+async def test_fault_33_slow_reader_is_not_disconnected(serve: Serve) -> None:
     """It is always behind, and for longer than ``idle``; but no write waits so long."""
-    async with flooding() as flood:
-        front = await before(serve, flood.url, timeouts={"idle": "1s"})
-        with deaf(front, CLIENTS[1], 1 << 18) as slow:
+    async with run_flooding_worker() as flood:
+        front = await serve_gateway(serve, flood.url, timeouts={"idle": "1s"})
+        with open_unread_stream(front, CLIENTS[1], 1 << 18) as slow:
             slow.setblocking(False)
             loop = asyncio.get_running_loop()
             for _ in range(16):
@@ -125,7 +125,7 @@ async def test_fault_33_a_client_that_reads_slowly_is_not_cut_off(serve: Serve) 
                 await asyncio.sleep(0.1)
             assert not flood.cut
             assert front.records == []
-        await until(lambda: front.records)
+        await wait_until(lambda: front.records)
 
     assert front.records[0].outcome == "cancelled"
     assert front.records[0].error == "", "it left by itself"

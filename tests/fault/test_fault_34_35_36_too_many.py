@@ -13,8 +13,8 @@ import pytest
 
 from gateway.runtime.process import raise_fd_limit
 from tests.conftest import Serve
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
 TYPE = b"Connection: close\r\nContent-Type: application/json\r\n"
@@ -34,7 +34,7 @@ LOOPS: Mapping[str, tuple[str, ...]] = {
 # ── 34 ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def drip(port: int, first: bytes, rest: bytes) -> bytes:
+async def send_slowly(port: int, first: bytes, rest: bytes) -> bytes:
     """What is said to a client that sends the rest of what it says byte by byte."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(first)
@@ -55,17 +55,19 @@ async def drip(port: int, first: bytes, rest: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def test_fault_34_slow_heads_and_bodies_are_ended_and_others_are_unharmed(
+async def test_fault_34_slow_headers_and_bodies_time_out_and_others_are_served(
     serve: Serve,
 ) -> None:
     """A head has so long, however it comes; a body may come slowly, and may not pause."""
     limits = {"header_timeout": "1s", "body_timeout": "1s", "drain_timeout": "1s"}
-    front = await serve(written(limits=limits, admin=None))
+    front = await serve(build_config(limits=limits, admin=None))
     async with asyncio.TaskGroup() as tasks:
-        head = [tasks.create_task(drip(front.port, HEAD, b"X: " + b"y" * 300)) for _ in range(20)]
-        body = [tasks.create_task(drip(front.port, BODY + b"{", b"")) for _ in range(20)]
+        head = [
+            tasks.create_task(send_slowly(front.port, HEAD, b"X: " + b"y" * 300)) for _ in range(20)
+        ]
+        body = [tasks.create_task(send_slowly(front.port, BODY + b"{", b"")) for _ in range(20)]
         slow = tasks.create_task(
-            drip(front.port, BODY, b'{"model": "m", "messages": "no" }       ')
+            send_slowly(front.port, BODY, b'{"model": "m", "messages": "no" }       ')
         )
         served = 0
         while not all(one.done() for one in (*head, *body)):
@@ -77,7 +79,7 @@ async def test_fault_34_slow_heads_and_bodies_are_ended_and_others_are_unharmed(
     assert b"did not arrive whole" in body[0].result()
     assert b"messages" in slow.result(), "it came slowly, and was read"
     assert served > 5
-    await until(lambda: len(front.records) >= served + 21)
+    await wait_until(lambda: len(front.records) >= served + 21)
     assert {one.outcome for one in front.records} <= {"ok", "client_error"}
 
 
@@ -85,7 +87,7 @@ async def test_fault_34_slow_heads_and_bodies_are_ended_and_others_are_unharmed(
 
 
 @asynccontextmanager
-async def idle(port: int, most: int) -> AsyncIterator[list[socket.socket]]:
+async def open_idle_connections(port: int, most: int) -> AsyncIterator[list[socket.socket]]:
     """So many connections on which nothing is ever said."""
     async with AsyncExitStack() as stack:
         made = []
@@ -98,13 +100,13 @@ async def idle(port: int, most: int) -> AsyncIterator[list[socket.socket]]:
 
 
 @pytest.mark.slow
-async def test_fault_35_five_thousand_idle_connections_end_each_other_and_nobody_else(
+async def test_fault_35_idle_connections_above_the_limit_evict_only_idle_connections(
     tmp_path: Path,
 ) -> None:
     """A stream goes on, and whoever comes is served, on connections new and kept."""
     raise_fd_limit()
     echo = {"kind": "echo", "script": ["t "] * 40, "delay": "50ms"}
-    text = written(backends={"echo": echo}, limits={"connections": 500})
+    text = build_config(backends={"echo": echo}, limits={"connections": 500})
     asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     async with GatewayProcess(tmp_path, text) as gateway:
         before = gateway.descriptors()
@@ -113,7 +115,7 @@ async def test_fault_35_five_thousand_idle_connections_end_each_other_and_nobody
             said = answer.aiter_text()
             heard = await anext(said)
             for _ in range(10):
-                async with idle(gateway.port, 500), httpx.AsyncClient() as new:
+                async with open_idle_connections(gateway.port, 500), httpx.AsyncClient() as new:
                     assert gateway.descriptors() <= before + 510
                     for _ in range(5):
                         told = await new.get(f"{gateway.urls[0]}/health")
@@ -125,7 +127,7 @@ async def test_fault_35_five_thousand_idle_connections_end_each_other_and_nobody
 # ── 36 ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def answered(url: str) -> bool:
+async def is_served(url: str) -> bool:
     """Whether a new connection is served."""
     async with httpx.AsyncClient(timeout=2) as client:
         try:
@@ -135,32 +137,34 @@ async def answered(url: str) -> bool:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_fault_36_without_a_descriptor_left_it_neither_ends_nor_floods_the_log(
+async def test_fault_36_gateway_survives_file_descriptor_exhaustion(
     tmp_path: Path, loop: str
 ) -> None:
     """Somebody takes them away from it; when they are back it serves at once."""
-    async with GatewayProcess(tmp_path, written(admin=None), program=LOOPS[loop]) as gateway:
+    async with GatewayProcess(tmp_path, build_config(admin=None), program=LOOPS[loop]) as gateway:
         soft, hard = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)
         few = (gateway.descriptors() + 10, hard)
         resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, few)
-        async with idle(gateway.port, 60):
+        async with open_idle_connections(gateway.port, 60):
             await asyncio.sleep(3)
             lines = gateway.said().splitlines()[1:]
             assert gateway.process.poll() is None
         resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
         async with asyncio.timeout(5):
-            while not await answered(gateway.urls[0]):  # noqa: ASYNC110 - it has no event
+            while not await is_served(gateway.urls[0]):  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.1)
     assert len(lines) <= 40, "ten in each second that it had none, and in the one that began"
 
 
-async def test_fault_36_clients_alone_cannot_take_all_descriptors(tmp_path: Path) -> None:
+async def test_fault_36_client_connections_use_at_most_half_of_the_descriptors(
+    tmp_path: Path,
+) -> None:
     """Half of them is for workers, and for what else the gateway opens."""
-    text = written(backends={"echo": {"kind": "echo"}}, admin=None)
+    text = build_config(backends={"echo": {"kind": "echo"}}, admin=None)
     limited = ("prlimit", "--nofile=164:164", *LOOPS["uvloop"])
     async with GatewayProcess(tmp_path, text, program=limited) as gateway:
         before = gateway.descriptors()
-        async with idle(gateway.port, 300):
-            assert await answered(gateway.urls[0])
+        async with open_idle_connections(gateway.port, 300):
+            assert await is_served(gateway.urls[0])
             assert gateway.descriptors() <= before + 51
     assert "accept" not in gateway.said()

@@ -14,10 +14,10 @@ import pytest
 from gateway.auth.api_keys import Authenticator, Principal
 from protocols.core.errors import Unauthorized
 from tests.conftest import Serve
-from tests.fault.gateways import written
+from tests.fault.gateways import build_config
 
 KEY = "il-" + secrets.token_urlsafe(32)
-CONFIGURATION = written(
+CONFIGURATION = build_config(
     keys=[{"name": "app", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
     listeners=[{"address": "127.0.0.1:0", "protocols": ["openai", "triton"]}],
     limits={"header": "2MiB"},
@@ -41,7 +41,7 @@ WRONG = {
 TRIES = 20_000
 
 
-async def exchanged(port: int, header: bytes) -> bytes:
+async def send_with_header(port: int, header: bytes) -> bytes:
     """The whole answer to a request with this header."""
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
@@ -57,14 +57,14 @@ async def exchanged(port: int, header: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("form", [b"authorization: Bearer %s", b"api-key: %s", b"x-api-key: %s"])
-async def test_each_is_refused_alike_and_repeated_nowhere(
+async def test_fault_42_wrong_keys_get_the_same_401_and_are_never_echoed(
     form: bytes, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await serve(CONFIGURATION)
-    assert (await exchanged(gateway.port, form % KEY.encode())).startswith(b"HTTP/1.1 200 ")
+    assert (await send_with_header(gateway.port, form % KEY.encode())).startswith(b"HTTP/1.1 200 ")
     bodies = set[bytes]()
     for name, key in WRONG.items():
-        answer = await exchanged(gateway.port, form % key)
+        answer = await send_with_header(gateway.port, form % key)
         assert answer.startswith(b"HTTP/1.1 401 "), (name, answer[:200])
         _, _, body = answer.partition(b"\r\n\r\n")
         assert b"invalid_api_key" in body or name == "empty", (name, body)
@@ -76,7 +76,7 @@ async def test_each_is_refused_alike_and_repeated_nowhere(
     assert len(bodies) == 1, bodies
 
 
-def test_how_long_a_refusal_takes_tells_nothing_of_the_key() -> None:
+def test_fault_42_wrong_keys_are_rejected_by_digest_comparison() -> None:
     """What is compared is a digest, as a whole, whatever the key has in common with a good one.
 
     The printed number is the chance that a key which shares all but its end with the good one took
@@ -108,7 +108,9 @@ def _longer(some: Sequence[int], others: Sequence[int]) -> float:
     return sum(bisect(ordered, one) for one in some) / (len(some) * len(others))
 
 
-def test_only_digests_are_compared_and_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_42_key_digests_are_compared_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compared: list[tuple[str, str]] = []
 
     def compare(one: str, other: str) -> bool:

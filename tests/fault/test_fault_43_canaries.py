@@ -16,42 +16,42 @@ import pytest
 
 from tests.cross.clients import CLIENTS
 from tests.cross.conftest import PROTOCOLS
-from tests.cross.script import Wish
+from tests.cross.script import RequestOptions
 from tests.fakes import ScriptedWorker
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.gateways import GatewayProcess, build_config
 
 CANARY = "kanari7f3a"
 KEY = f"{CANARY}-key"
 WISHES = (
-    Wish(),
-    Wish(stream=True),
-    Wish(stops=(f"{CANARY}-stop",), tool=True),
-    Wish(stream=True, stops=(f"{CANARY}-stop",), n=2),
+    RequestOptions(),
+    RequestOptions(stream=True),
+    RequestOptions(stops=(f"{CANARY}-stop",), tool=True),
+    RequestOptions(stream=True, stops=(f"{CANARY}-stop",), n=2),
 )
 REFUSED = f'{{"error": {{"message": "{CANARY}", "param": "{CANARY}", "code": "{CANARY}"}}}}'
 KEPT = frozenset({"role", "type", "model", "tool_choice"})
 """Fields whose texts are words of their dialects."""
 
 
-def sung(value: Any, name: str = "") -> Any:
+def insert_canary(value: Any, name: str = "") -> Any:
     """The same with the word in every text, and a number where none is wanted, too."""
     match value:
         case str() if name not in KEPT:
             return f"{CANARY} {value}"
         case dict():
-            return {key: sung(one, key) for key, one in value.items()}
+            return {key: insert_canary(one, key) for key, one in value.items()}
         case list():
-            return [sung(one, name) for one in value]
+            return [insert_canary(one, name) for one in value]
         case _:
             return value
 
 
-def bodies(model: str) -> Iterator[tuple[str, Any]]:
+def list_request_bodies(model: str) -> Iterator[tuple[str, Any]]:
     """Paths, and what is sent there: good requests of every dialect, and what spoils them."""
     for client in CLIENTS:
         for wish in WISHES:
             path = (wish.stream and client.stream_path) or client.path
-            fields = dict(sung(client.fields(model, wish)))
+            fields = dict(insert_canary(client.fields(model, wish)))
             path = path.replace("MODEL", model)
             yield path, fields
             yield path, fields | {"user": CANARY, "unknown": CANARY, "metadata": {"a": CANARY}}
@@ -63,8 +63,8 @@ def bodies(model: str) -> Iterator[tuple[str, Any]]:
     yield "/v1/embeddings", embedding | {"dimensions": CANARY}
 
 
-def configuration(worker: str, usage: Path) -> str:
-    return written(
+def build_canary_config(worker: str, usage: Path) -> str:
+    return build_config(
         listeners=[{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
         backends={
             "says": {"kind": "echo"},
@@ -83,7 +83,9 @@ def configuration(worker: str, usage: Path) -> str:
 
 
 @pytest.mark.slow
-async def test_a_word_of_confidence_is_told_nobody_else(tmp_path: Path) -> None:
+async def test_fault_43_confidential_text_is_not_in_logs_usage_or_admin_pages(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "usage.sqlite"
     reply = (
         f"HTTP/1.1 500 {CANARY}\r\nContent-Type: application/json\r\nX-A: {CANARY}\r\n"
@@ -92,12 +94,14 @@ async def test_a_word_of_confidence_is_told_nobody_else(tmp_path: Path) -> None:
     healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
     heard, sent = [], 0
     async with ScriptedWorker([reply], probed=healthy) as worker:
-        text = configuration(worker.url, file)
+        text = build_canary_config(worker.url, file)
         async with GatewayProcess(tmp_path, text, "--log-level", "debug") as gateway:
             for model in ("says", "fails", "cut", "worker"):
-                for path, body in bodies(model):
-                    heard.append(await _asked(gateway, path, body, KEY))
-            heard.append(await _asked(gateway, "/v1/chat/completions", "{}", f"{CANARY}-wrong"))
+                for path, body in list_request_bodies(model):
+                    heard.append(await _send_request(gateway, path, body, KEY))
+            heard.append(
+                await _send_request(gateway, "/v1/chat/completions", "{}", f"{CANARY}-wrong")
+            )
             sent = len(heard)
             pages = [
                 (await gateway.http.get(f"{gateway.urls[-1]}{path}")).text
@@ -115,7 +119,7 @@ async def test_a_word_of_confidence_is_told_nobody_else(tmp_path: Path) -> None:
         assert CANARY not in told
 
 
-async def _asked(gateway: GatewayProcess, path: str, body: Any, key: str) -> httpx.Response:
+async def _send_request(gateway: GatewayProcess, path: str, body: Any, key: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}", "user-agent": CANARY, "x-canary": CANARY}
     url = f"{gateway.urls[0]}{path}?secret={CANARY}"
     if isinstance(body, str):

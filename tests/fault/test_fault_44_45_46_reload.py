@@ -13,10 +13,10 @@ import httpx
 import msgspec
 import pytest
 
-from tests.fault.fronts import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client, until
-from tests.fault.gateways import GatewayProcess, written
-from tests.fault.history import Heard, History, read_logs
-from tests.fault.load import Load
+from tests.fault.fronts import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client, wait_until
+from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.history import ClientObservation, History, read_logs
+from tests.fault.load import LoadGenerator
 from tests.fault.processes import WorkerProcess
 from tests.integration.test_end_to_end import JSON
 
@@ -45,7 +45,7 @@ NOT_FOUND: Mapping[str, tuple[int, bytes]] = {
 LISTENER = {"address": "127.0.0.1:0", "protocols": PROTOCOLS}
 
 
-def served(worker: str, **parts: Any) -> str:
+def build_pool_config(worker: str, **parts: Any) -> str:
     """A gateway in every dialect before this worker."""
     pool = POOL | {"workers": [worker], "timeouts": TIMEOUTS, "policy": "least_load"}
     told = {
@@ -55,15 +55,15 @@ def served(worker: str, **parts: Any) -> str:
         "backends": {"pool": pool},
         "models": {"m": {"backend": "pool"}},
     }
-    return written(**(told | parts))
+    return build_config(**(told | parts))
 
 
 @contextlib.asynccontextmanager
-async def under_load(
-    gateway: GatewayProcess, heard: list[Heard], rate: float = RATE
+async def run_under_load(
+    gateway: GatewayProcess, heard: list[ClientObservation], rate: float = RATE
 ) -> AsyncIterator[None]:
     """Clients of every dialect come all the while; what they heard is kept at the end."""
-    async with Load(gateway.port) as load:
+    async with LoadGenerator(gateway.port) as load:
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run(rate, over))
@@ -77,40 +77,52 @@ async def under_load(
 # ── 44 ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def line_of(text: str, part: str) -> int:
+def find_line_number(text: str, part: str) -> int:
     """The line that it stands on."""
     return text[: text.rindex(part)].count("\n") + 1
 
 
-GOOD = written(listeners=[LISTENER])
+GOOD = build_config(listeners=[LISTENER])
 HALF = GOOD[: GOOD.index('"backends"') + 5]
 INVALID = GOOD.replace('"backend": "echo"', '"backend": "nobody"')
 BROKEN: Mapping[str, tuple[bytes | None, int, str]] = {
-    "invalid": (INVALID.encode(), line_of(INVALID, "nobody"), "there is no backend 'nobody'"),
-    "half-written": (HALF.encode(), line_of(HALF, '"back'), "found unexpected end of stream"),
+    "invalid": (
+        INVALID.encode(),
+        find_line_number(INVALID, "nobody"),
+        "there is no backend 'nobody'",
+    ),
+    "half-written": (
+        HALF.encode(),
+        find_line_number(HALF, '"back'),
+        "found unexpected end of stream",
+    ),
     "no text": (b"\xff\xfe" + GOOD.encode(), 1, "the byte 0xff is not UTF-8"),
     "empty": (b"", 1, "the configuration is empty"),
     "missing": (None, 1, "the file can't be read: No such file or directory"),
 }
-NEXT = written(listeners=[LISTENER], models={"m": {"backend": "echo"}, "n": {"backend": "echo"}})
+NEXT = build_config(
+    listeners=[LISTENER], models={"m": {"backend": "echo"}, "n": {"backend": "echo"}}
+)
 SUCCEEDED = "last_reload_success_timestamp_seconds"
 
 
 @pytest.mark.parametrize("case", BROKEN)
-async def test_fault_44_a_bad_file_changes_nothing_and_says_why(tmp_path: Path, case: str) -> None:
+async def test_fault_44_invalid_configuration_is_rejected_with_its_reason(
+    tmp_path: Path, case: str
+) -> None:
     """Under load, whoever notices it; and the next good one is taken."""
     bad, line, why = BROKEN[case]
-    heard: list[Heard] = []
+    heard: list[ClientObservation] = []
     async with GatewayProcess(tmp_path, GOOD) as gateway:
         await gateway.serves(GOOD)
         was = await gateway.counts()
-        async with under_load(gateway, heard, 20.0):
+        async with run_under_load(gateway, heard, 20.0):
             if bad is None:
                 gateway.file.unlink()
             else:
                 gateway.file.write_bytes(bad)
             said = re.compile(rf"gateway\.yaml:{line}:\d+: {re.escape(why)}")
-            await until(lambda: said.search(gateway.said()), 10)
+            await wait_until(lambda: said.search(gateway.said()), 10)
             now = await gateway.counts()
             told = await gateway.post()
         gateway.put(NEXT)
@@ -132,9 +144,9 @@ async def test_fault_44_a_bad_file_changes_nothing_and_says_why(tmp_path: Path, 
 # ── 45 ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def variant(worker: str, number: int) -> str:
+def build_config_variant(worker: str, number: int) -> str:
     """The configuration of this number: models, backends, keys and listeners come and go."""
-    text = msgspec.json.decode(served(worker))
+    text = msgspec.json.decode(build_pool_config(worker))
     text["models"][f"m{number}"] = {"backend": "pool"}
     text["backends"]["pool"]["queue"] = {"max": 200 + number // 3}
     if number % 4 == 0:
@@ -144,7 +156,7 @@ def variant(worker: str, number: int) -> str:
     return msgspec.json.encode(text).decode()
 
 
-async def change(gateway: GatewayProcess, text: str, number: int) -> None:
+async def reload_config(gateway: GatewayProcess, text: str, number: int) -> None:
     """Reload it in one of three ways by turns, and wait until it is served."""
     gateway.put(text)
     match number % 10:
@@ -159,24 +171,24 @@ async def change(gateway: GatewayProcess, text: str, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_fault_45_nothing_is_lost_to_a_hundred_reloads(
+async def test_fault_45_reloads_under_load_lose_no_request_and_leak_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """At 50 requests a second and 50 open streams, descriptors and memory stay flat."""
-    heard: list[Heard] = []
+    heard: list[ClientObservation] = []
     log = tmp_path / "worker.log"
     async with (
         WorkerProcess(words=WORDS, pace=PACE, log=log) as worker,
-        GatewayProcess(tmp_path, served(worker.url)) as gateway,
+        GatewayProcess(tmp_path, build_pool_config(worker.url)) as gateway,
     ):
-        async with under_load(gateway, heard):
+        async with run_under_load(gateway, heard):
             memory, descriptors = [], []
             for number in range(RELOADS):
-                await change(gateway, variant(worker.url, number), number)
+                await reload_config(gateway, build_config_variant(worker.url, number), number)
                 memory.append(gateway.memory())
                 descriptors.append(gateway.descriptors())
                 await asyncio.sleep(BETWEEN)
-        await until(lambda: len(gateway.records()) >= len(heard), 10)
+        await wait_until(lambda: len(gateway.records()) >= len(heard), 10)
         worker.process.send_signal(signal.SIGINT)
         await worker.ended()
         counts = await gateway.counts()
@@ -190,11 +202,11 @@ async def test_fault_45_nothing_is_lost_to_a_hundred_reloads(
     assert history.ends()["complete"] == len(heard) > 20 * RATE
     assert counts['reloads_total{result="failure"}'] == 0
     assert counts['reloads_total{result="success"}'] >= RELOADS
-    assert grown(memory) < MEMORY
-    assert grown(descriptors) < DESCRIPTORS
+    assert compute_growth(memory) < MEMORY
+    assert compute_growth(descriptors) < DESCRIPTORS
 
 
-def grown(sizes: Sequence[int]) -> float:
+def compute_growth(sizes: Sequence[int]) -> float:
     """By how much, from the first reloads that count to the last."""
     return median(sizes[-WARM:]) - median(sizes[WARM : 2 * WARM])
 
@@ -202,7 +214,7 @@ def grown(sizes: Sequence[int]) -> float:
 # ── 46 ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Stream:
+class StreamedRequest:
     """One that has begun, of a model that then goes."""
 
     def __init__(self, client: Client, gateway: GatewayProcess) -> None:
@@ -228,20 +240,20 @@ class Stream:
         return await self._http.send(self.asked)
 
 
-async def test_fault_46_streams_of_a_model_that_goes_end_well_and_new_requests_hear_so(
+async def test_fault_46_removed_model_finishes_its_streams_and_returns_404(
     tmp_path: Path,
 ) -> None:
     """In every dialect. The model's pool goes, too."""
     async with (
         WorkerProcess(words=WORDS, pace=PACE) as worker,
-        GatewayProcess(tmp_path, served(worker.url), "--no-watch") as gateway,
+        GatewayProcess(tmp_path, build_pool_config(worker.url), "--no-watch") as gateway,
     ):
-        without = served(
+        without = build_pool_config(
             worker.url,
             backends={"echo": {"kind": "echo"}},
             models={"other": {"backend": "echo"}},
         )
-        streams = [Stream(client, gateway) for client in CLIENTS]
+        streams = [StreamedRequest(client, gateway) for client in CLIENTS]
         async with asyncio.TaskGroup() as tasks:
             for one in streams:
                 tasks.create_task(one.hear())

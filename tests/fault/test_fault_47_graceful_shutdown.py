@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config.loader import load_bytes
 from tests.conftest import Serve
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 
 ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
 ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
@@ -22,13 +22,13 @@ WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def gateway(folder: Path, front: str, *more: str, **limits: str) -> GatewayProcess:
+def create_gateway(folder: Path, front: str, *more: str, **limits: str) -> GatewayProcess:
     here = {"address": "127.0.0.1:0", "protocols": ["openai"], "http_server": front}
-    text = written(listeners=[here], backends=ENDLESS, limits=limits)
+    text = build_config(listeners=[here], backends=ENDLESS, limits=limits)
     return GatewayProcess(folder, text, *more)
 
 
-async def stream(one: GatewayProcess, began: asyncio.Event) -> str:
+async def read_stream(one: GatewayProcess, began: asyncio.Event) -> str:
     """All of an answer that would take a minute."""
     url, got = f"{one.urls[0]}/v1/chat/completions", ""
     async with (
@@ -41,12 +41,14 @@ async def stream(one: GatewayProcess, began: asyncio.Event) -> str:
     return got
 
 
-def unkept() -> httpx.AsyncClient:
+def create_client_without_keepalive() -> httpx.AsyncClient:
     """Each of its requests has a connection of its own."""
     return httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0), timeout=20)
 
 
-async def until_deaf(client: httpx.AsyncClient, one: GatewayProcess) -> list[httpx.Response]:
+async def send_until_refused(
+    client: httpx.AsyncClient, one: GatewayProcess
+) -> list[httpx.Response]:
     """Every answer of new connections until there are none any more."""
     heard = []
     async with asyncio.timeout(30):
@@ -59,27 +61,27 @@ async def until_deaf(client: httpx.AsyncClient, one: GatewayProcess) -> list[htt
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_fault_47_at_sigterm_it_serves_on_and_then_it_drains(
+async def test_fault_47_sigterm_serves_during_shutdown_delay_and_then_drains(
     tmp_path: Path, way: str
 ) -> None:
     """Not ready at once; a kept connection is answered too, and what takes too long is told."""
     front, more = WAYS[way]
     began = asyncio.Event()
     async with (
-        gateway(tmp_path, front, *more, shutdown_delay="2s", drain_timeout="1s") as one,
+        create_gateway(tmp_path, front, *more, shutdown_delay="2s", drain_timeout="1s") as one,
         httpx.AsyncClient() as kept,
-        unkept() as new,
+        create_client_without_keepalive() as new,
     ):
-        running = asyncio.create_task(stream(one, began))
+        running = asyncio.create_task(read_stream(one, began))
         await began.wait()
         assert (await kept.get(f"{one.urls[0]}/health")).status_code == httpx.codes.OK
         one.process.send_signal(signal.SIGTERM)
-        await until(lambda: "Shutting down" in one.said(), 20)
+        await wait_until(lambda: "Shutting down" in one.said(), 20)
         ready = await new.get(f"{one.urls[-1]}/-/ready")
         health = await kept.get(f"{one.urls[0]}/health")
-        heard = await until_deaf(new, one)
+        heard = await send_until_refused(new, one)
         whole = await running
-        await until(lambda: one.process.poll() is not None, 20)
+        await wait_until(lambda: one.process.poll() is not None, 20)
 
     assert ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert (health.status_code, health.json()) == (503, {"status": "draining"})
@@ -92,45 +94,45 @@ async def test_fault_47_at_sigterm_it_serves_on_and_then_it_drains(
     assert "[DONE]" not in whole
 
 
-async def test_fault_47_at_sigint_it_drains_at_once(tmp_path: Path) -> None:
+async def test_fault_47_sigint_drains_without_shutdown_delay(tmp_path: Path) -> None:
     began = asyncio.Event()
     async with (
-        gateway(tmp_path, "native", shutdown_delay="1h", drain_timeout="500ms") as one,
-        unkept() as new,
+        create_gateway(tmp_path, "native", shutdown_delay="1h", drain_timeout="500ms") as one,
+        create_client_without_keepalive() as new,
     ):
-        running = asyncio.create_task(stream(one, began))
+        running = asyncio.create_task(read_stream(one, began))
         await began.wait()
         one.process.send_signal(signal.SIGINT)
-        await until_deaf(new, one)
+        await send_until_refused(new, one)
         assert '"the gateway stops"' in await running
-        await until(lambda: one.process.poll() is not None, 20)
+        await wait_until(lambda: one.process.poll() is not None, 20)
 
 
-async def test_fault_47_a_second_signal_ends_it_whatever_is_left_of_that(tmp_path: Path) -> None:
-    one = gateway(tmp_path, "native", shutdown_delay="1h")
+async def test_fault_47_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:
+    one = create_gateway(tmp_path, "native", shutdown_delay="1h")
     async with one:
         one.process.send_signal(signal.SIGTERM)
-        await until(lambda: "Shutting down" in one.said(), 20)
+        await wait_until(lambda: "Shutting down" in one.said(), 20)
         served = await one.http.get(f"{one.urls[0]}/v1/models")
         assert served.status_code == httpx.codes.OK
         one.process.send_signal(signal.SIGTERM)
-        await until(lambda: one.process.poll() is not None, 20)
+        await wait_until(lambda: one.process.poll() is not None, 20)
         assert one.process.returncode == -signal.SIGTERM
         one.process.returncode = 0  # as GatewayProcess would have it at the end
 
 
-async def test_fault_47_one_that_drains_does_so_after_a_reload_until_it_is_told_not_to(
+async def test_fault_47_drain_state_survives_a_reload_and_can_be_cancelled(
     serve: Serve,
 ) -> None:
     """Listeners that come with it, too."""
     here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
-    front = await serve(written(admin=None))
-    both = written(admin=None, listeners=[here, here]).encode()
+    front = await serve(build_config(admin=None))
+    both = build_config(admin=None, listeners=[here, here]).encode()
     front.app.set_draining()
     await front.app.apply_config(load_bytes(both, "g.yaml", env={}, insecure=False))
 
     async def told() -> list[tuple[int, bool]]:
-        async with unkept() as new:
+        async with create_client_without_keepalive() as new:
             answers = [await new.get(f"{url}/health") for url in front.app.listener_urls.values()]
         return [(one.status_code, "close" in one.headers.get("connection", "")) for one in answers]
 

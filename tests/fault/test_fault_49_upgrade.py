@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from gateway.cli import main
 from gateway.runtime.handover import InheritedSockets
 from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
-from tests.fault.fronts import DONE, WELL, event
-from tests.fault.gateways import written
-from tests.fault.upgrade import Line, upgraded
+from tests.fault.fronts import DONE, WELL, build_event
+from tests.fault.gateways import build_config
+from tests.fault.upgrade import GatewayChain, run_upgrades
 
 RATE = 100.0
 """Requests a second: what a machine that does other things too can send. By hand: upgrade.py."""
@@ -28,11 +28,11 @@ ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": 
 
 
 @pytest.mark.slow
-async def test_fault_49_no_request_is_lost_to_an_upgrade_under_load(
+async def test_fault_49_upgrade_under_load_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """In every dialect, streams and whole answers, on kept connections and new ones."""
-    got = await upgraded(tmp_path, upgrades=2, rate=RATE)
+    got = await run_upgrades(tmp_path, upgrades=2, rate=RATE)
     record_property("requests a second", round(got.rate))
 
     assert got.history.violations() == []
@@ -41,19 +41,24 @@ async def test_fault_49_no_request_is_lost_to_an_upgrade_under_load(
     assert len(got.history.heard) > 100, "hardly anything was asked meanwhile"
 
 
-async def fresh(url: str) -> int:
+async def get_status_on_new_connection(url: str) -> int:
     """What a new connection is answered."""
     async with httpx.AsyncClient() as client:
         return (await client.get(f"{url}/v1/models")).status_code
 
 
-async def test_fault_49_what_runs_ends_where_it_began(tmp_path: Path) -> None:
+async def test_fault_49_running_stream_finishes_in_the_old_process(tmp_path: Path) -> None:
     """The listeners go over, the admin's too; and the path is the next one's to ask at."""
     go_on = asyncio.Event()
-    first, rest = CHUNKED + chunk(event("one")), chunk(event(" two", "stop") + DONE) + END
+    first, rest = (
+        CHUNKED + chunk(build_event("one")),
+        chunk(build_event(" two", "stop") + DONE) + END,
+    )
     async with ScriptedWorker([first, go_on, rest], probed=WELL) as worker:
         pool = {"protocol": "openai", "workers": [worker.url]}
-        line = Line(tmp_path, written(backends={"pool": pool}, models={"m": {"backend": "pool"}}))
+        line = GatewayChain(
+            tmp_path, build_config(backends={"pool": pool}, models={"m": {"backend": "pool"}})
+        )
         old = await line.start()
         try:
             url = f"{old.urls[0]}/v1/chat/completions"
@@ -63,7 +68,7 @@ async def test_fault_49_what_runs_ends_where_it_began(tmp_path: Path) -> None:
                 new = await line.start()
                 assert new.urls == old.urls
                 assert old.process.poll() is None
-                assert await fresh(new.urls[0]) == httpx.codes.OK
+                assert await get_status_on_new_connection(new.urls[0]) == httpx.codes.OK
                 ready = await new.http.get(f"{new.urls[-1]}/-/ready")
                 assert ready.json() == {"status": "ready"}
                 go_on.set()
@@ -74,14 +79,14 @@ async def test_fault_49_what_runs_ends_where_it_began(tmp_path: Path) -> None:
     assert not (tmp_path / "handover").exists()
 
 
-async def test_fault_49_an_heir_that_fails_changes_nothing(tmp_path: Path) -> None:
+async def test_fault_49_failed_new_process_leaves_the_old_one_serving(tmp_path: Path) -> None:
     """It has the sockets already, and ends: by an error of its own, or without a word."""
-    line = Line(tmp_path, written(backends=SLOW))
+    line = GatewayChain(tmp_path, build_config(backends=SLOW))
     old = await line.start()
     try:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             here = {"address": f"127.0.0.1:{taken.getsockname()[1]}", "protocols": ["openai"]}
-            line.file.write_text(written(listeners=[LISTENER, here]))
+            line.file.write_text(build_config(listeners=[LISTENER, here]))
             with pytest.raises(AssertionError, match="can't listen"):
                 await line.start()
         with InheritedSockets(str(tmp_path / "handover")) as heir:
@@ -89,36 +94,36 @@ async def test_fault_49_an_heir_that_fails_changes_nothing(tmp_path: Path) -> No
             taken.close()
         assert old.process.poll() is None
         for _ in range(5):
-            assert await fresh(old.urls[0]) == httpx.codes.OK
-        line.file.write_text(written())
+            assert await get_status_on_new_connection(old.urls[0]) == httpx.codes.OK
+        line.file.write_text(build_config())
         new = await line.start()
         assert new.urls == old.urls
     finally:
         await line.close()
 
 
-def leave(listener: socket.socket) -> None:
+def close_first_connection(listener: socket.socket) -> None:
     """Whoever comes is left alone."""
     listener.accept()[0].close()
 
 
-def test_fault_49_who_gives_nothing_is_told(tmp_path: Path) -> None:
+def test_fault_49_handover_without_sockets_ends_the_start_with_an_error(tmp_path: Path) -> None:
     path = tmp_path / "handover"
     file = tmp_path / "gateway.yaml"
-    file.write_text(written())
+    file.write_text(build_config())
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        Thread(target=leave, args=[other]).start()
+        Thread(target=close_first_connection, args=[other]).start()
         command = (*SERVE, str(file), "--handover", str(path))
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
     assert "can't listen: the gateway that runs there gives nothing" in done.stderr
 
 
-def test_fault_49_several_processes_have_no_heir(tmp_path: Path) -> None:
+def test_fault_49_handover_is_rejected_with_several_processes(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
-    file.write_text(written())
+    file.write_text(build_config())
     told = ["serve", str(file), "--processes", "2", "--handover", "x"]
     done = CliRunner().invoke(main, told)
     assert (done.exit_code, "works only with one process" in done.output) == (2, True)

@@ -16,9 +16,9 @@ import pytest
 from gateway.config.schema import StoreFailurePolicy
 from gateway.ratelimit import redis_limiter
 from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore
-from tests.conftest import Running, Serve
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.conftest import RunningGateway, Serve
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 from tests.redis_server import RedisServer
 
 OPEN = Path("/proc/self/fd")
@@ -39,8 +39,8 @@ BACKENDS = {
 MODELS = {name: {"backend": "slow" if name == "slow" else "echo"} for name in LIMITS}
 
 
-def configured(redis: RedisServer, limits: Any = None, **state: Any) -> str:
-    return written(
+def build_redis_config(redis: RedisServer, limits: Any = None, **state: Any) -> str:
+    return build_config(
         backends=BACKENDS,
         models=MODELS,
         defaults={"limits": limits or {"models": LIMITS}},
@@ -48,14 +48,14 @@ def configured(redis: RedisServer, limits: Any = None, **state: Any) -> str:
     )
 
 
-def body(model: str, *, stream: bool = False) -> dict[str, Any]:
+def build_body(model: str, *, stream: bool = False) -> dict[str, Any]:
     return {"model": model, "prompt": "Hello", "stream": stream}
 
 
 # ── two gateways, one limit ─────────────────────────────────────────────────────────────────────
 
 
-class Killed(GatewayProcess):
+class KillableGateway(GatewayProcess):
     """One that may be killed."""
 
     async def stop(self, within: float = 30.0) -> int:
@@ -63,7 +63,7 @@ class Killed(GatewayProcess):
         return 0 if code == -9 else code
 
 
-class Load:
+class LoadGenerator:
     """Clients of several gateways that ask for a model, each as soon as it was answered."""
 
     def __init__(self, model: str, clients: int = 2) -> None:
@@ -88,7 +88,7 @@ class Load:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, gateway: GatewayProcess) -> None:
-        url, asked = f"{gateway.urls[0]}/v1/completions", body(self._model, stream=True)
+        url, asked = f"{gateway.urls[0]}/v1/completions", build_body(self._model, stream=True)
         while True:
             async with gateway.http.stream("POST", url, json=asked) as answer:
                 self.statuses[answer.status_code] += 1
@@ -111,51 +111,53 @@ class Load:
             self.running -= runs
 
 
-async def test_two_gateways_never_exceed_what_they_share(tmp_path: Path) -> None:
+async def test_fault_50_two_gateways_never_exceed_shared_limits(tmp_path: Path) -> None:
     """Requests of a day, of a second, and at a time. One is killed: the other gets its slots."""
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(RedisServer())
-        text = configured(redis)
-        a, b = [await stack.enter_async_context(Killed(one, text)) for one in folders]
+        text = build_redis_config(redis)
+        a, b = [await stack.enter_async_context(KillableGateway(one, text)) for one in folders]
 
-        daily = Load("daily")
+        daily = LoadGenerator("daily")
         async with daily.on(a, b):
-            await until(lambda: daily.statuses[200] >= DAILY, 30)
+            await wait_until(lambda: daily.statuses[200] >= DAILY, 30)
             refused = daily.statuses[429]
-            await until(lambda: daily.statuses[429] > refused + 100, 30)
+            await wait_until(lambda: daily.statuses[429] > refused + 100, 30)
         assert daily.statuses == {200: DAILY, 429: daily.statuses[429]}
 
-        rate, clock = Load("rate"), asyncio.get_running_loop().time
+        rate, clock = LoadGenerator("rate"), asyncio.get_running_loop().time
         began = clock()
         async with rate.on(a, b):
-            await until(lambda: rate.statuses[200] >= 3 * RATE, 30)
+            await wait_until(lambda: rate.statuses[200] >= 3 * RATE, 30)
         assert set(rate.statuses) == {200, 429}
         assert rate.statuses[200] <= RATE * (1 + clock() - began)
 
-        slow = Load("slow", clients=SLOTS)
+        slow = LoadGenerator("slow", clients=SLOTS)
         async with slow.on(a, b):
-            await until(lambda: slow.statuses[200] > 2 * SLOTS, 30)
+            await wait_until(lambda: slow.statuses[200] > 2 * SLOTS, 30)
             a.process.kill()
-            await until(lambda: slow.open == SLOTS, 30)
+            await wait_until(lambda: slow.open == SLOTS, 30)
         assert slow.most == SLOTS
         page = await b.http.get(f"{b.urls[-1]}/metrics")
         assert "interlingua_ratelimit_store_up 1.0" in page.text
         assert "interlingua_ratelimit_store_errors_total 0.0" in page.text
 
 
-async def test_on_credit_no_more_is_admitted_than_one_loan(serve: Serve) -> None:
+async def test_fault_50_requests_before_the_first_lease_are_bounded_by_one_lease(
+    serve: Serve,
+) -> None:
     """Another gateway has used all there is, and this one does not know it yet."""
     with RedisServer() as redis:
-        one, other = [await serve(configured(redis, {"requests": "40/day"})) for _ in "ab"]
+        one, other = [await serve(build_redis_config(redis, {"requests": "40/day"})) for _ in "ab"]
         used = Counter[int]()
         while used[200] < 40:
-            used += await statuses(one, 10)
+            used += await count_statuses(one, 10)
             await asyncio.sleep(0.05)
         assert used[200] == 40
-        assert 0 < (await statuses(other, 40))[200] <= math.ceil(40 / 2 * RATE_LEASE_SHARE)
+        assert 0 < (await count_statuses(other, 40))[200] <= math.ceil(40 / 2 * RATE_LEASE_SHARE)
 
 
 # ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
@@ -165,115 +167,121 @@ PART = 5
 REFUSED: dict[StoreFailurePolicy, int] = {"local": 429, "open": 200, "closed": 503}
 
 
-def store_of(front: Running) -> RedisLeaseStore:
+def get_store(front: RunningGateway) -> RedisLeaseStore:
     assert front.app._shared_limits is not None
     return front.app._shared_limits._store
 
 
-async def statuses(front: Running, times: int) -> Counter[int]:
-    answers = [await front.http.post("/v1/completions", json=body("rate")) for _ in range(times)]
+async def count_statuses(front: RunningGateway, times: int) -> Counter[int]:
+    answers = [
+        await front.http.post("/v1/completions", json=build_body("rate")) for _ in range(times)
+    ]
     return Counter(one.status_code for one in answers)
 
 
-async def asking(front: Running, true: Callable[[], object], within: float = 5.0) -> Counter[int]:
+async def send_until(
+    front: RunningGateway, true: Callable[[], object], within: float = 5.0
+) -> Counter[int]:
     """Ask until something is so: where nobody does, nothing is shared. What came of it."""
     told = Counter[int]()
     async with asyncio.timeout(within):
         while not true():
-            told += await statuses(front, 1)
+            told += await count_statuses(front, 1)
             await asyncio.sleep(0.01)
     return told
 
 
 @pytest.mark.parametrize("policy", REFUSED)
-async def test_the_declared_policy_holds_while_it_is_down(
+async def test_fault_50_failure_policy_applies_while_redis_is_down(
     serve: Serve, policy: StoreFailurePolicy
 ) -> None:
     with RedisServer() as redis:
-        text = configured(redis, {"requests": f"{2 * PART}/day"}, on_failure=policy)
+        text = build_redis_config(redis, {"requests": f"{2 * PART}/day"}, on_failure=policy)
         front = await serve(text)
-        assert await statuses(front, 1) == {200: 1}
+        assert await count_statuses(front, 1) == {200: 1}
         redis.kill()
-        await asking(front, lambda: not store_of(front).up)
-        told = await statuses(front, 3 * PART)
+        await send_until(front, lambda: not get_store(front).up)
+        told = await count_statuses(front, 3 * PART)
         own = told.pop(200) if policy == "local" else 0
         assert told == {REFUSED[policy]: 3 * PART - own}
         assert own in ((PART, PART - 1) if policy == "local" else (0,))  # one was asked meanwhile
 
 
-async def test_it_is_asked_again_when_it_is_there(serve: Serve) -> None:
+async def test_fault_50_limits_are_shared_again_after_redis_recovers(serve: Serve) -> None:
     """Down at the start, and then too: what was used meanwhile is nobody's loss."""
     with RedisServer() as redis:
         redis.kill()
-        front = await serve(configured(redis, {"requests": f"{2 * PART}/day"}))
-        told = await asking(front, lambda: not store_of(front).up)
-        told += await statuses(front, 3 * PART)
+        front = await serve(build_redis_config(redis, {"requests": f"{2 * PART}/day"}))
+        told = await send_until(front, lambda: not get_store(front).up)
+        told += await count_statuses(front, 3 * PART)
         assert PART <= told[200] <= 2 * PART
         redis.start()
-        await asking(front, lambda: store_of(front).up, 2 * redis_limiter.STORE_RETRY_DELAY)
-        assert (await statuses(front, 1)) == {200: 1}
+        await send_until(front, lambda: get_store(front).up, 2 * redis_limiter.STORE_RETRY_DELAY)
+        assert (await count_statuses(front, 1)) == {200: 1}
         assert redis.call("KEYS", "*") == [b"interlingua:/requests/"]
 
 
-async def test_nobody_waits_for_one_that_never_answers(
+async def test_fault_50_requests_do_not_wait_for_a_hanging_redis(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RedisServer() as redis:
-        front = await serve(configured(redis, {"requests": "1000000/day", "concurrent": 100}))
+        front = await serve(
+            build_redis_config(redis, {"requests": "1000000/day", "concurrent": 100})
+        )
         asked = asyncio.Event()
 
         async def never(*_: object) -> None:
             asked.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(store_of(front), "request_leases", never)
-        await asking(front, asked.is_set)
-        assert await statuses(front, 20) == {200: 20}
+        monkeypatch.setattr(get_store(front), "request_leases", never)
+        await send_until(front, asked.is_set)
+        assert await count_statuses(front, 20) == {200: 20}
         monkeypatch.undo()
 
 
-def slow(redis: RedisServer) -> Callable[[], object]:
+def delay_redis(redis: RedisServer) -> Callable[[], object]:
     thread = Thread(target=redis.call, args=("DEBUG", "SLEEP", "2"))
     thread.start()
     return thread.join
 
 
-def frozen(redis: RedisServer) -> Callable[[], object]:
+def freeze_redis(redis: RedisServer) -> Callable[[], object]:
     redis.freeze()
     return redis.thaw
 
 
-def full(redis: RedisServer) -> Callable[[], object]:
+def fill_redis(redis: RedisServer) -> Callable[[], object]:
     """No key is dropped for another: Redis's own default."""
     redis.call("CONFIG", "SET", "maxmemory", "1mb")
     return partial(redis.call, "CONFIG", "SET", "maxmemory", "0")
 
 
-def killed(redis: RedisServer) -> Callable[[], object]:
+def kill_redis(redis: RedisServer) -> Callable[[], object]:
     redis.kill()
     return redis.start
 
 
-async def test_it_fails_in_every_way_and_comes_back(
+async def test_fault_50_gateway_recovers_from_every_redis_failure(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own part holds meanwhile, so everybody is answered; and nothing is left over."""
     monkeypatch.setattr(redis_limiter, "STORE_RETRY_DELAY", 0.2)
     with RedisServer("--enable-debug-command", "local") as redis:
-        front = await serve(configured(redis, {"requests": "1000000/s", "concurrent": 10}))
-        store, tasks = store_of(front), asyncio.all_tasks()
-        assert await statuses(front, 3) == {200: 3}
+        front = await serve(build_redis_config(redis, {"requests": "1000000/s", "concurrent": 10}))
+        store, tasks = get_store(front), asyncio.all_tasks()
+        assert await count_statuses(front, 3) == {200: 3}
         descriptors = len([*OPEN.iterdir()])
-        for fail in (frozen, slow, full, killed):
+        for fail in (freeze_redis, delay_redis, fill_redis, kill_redis):
             back = fail(redis)
-            assert set(await asking(front, lambda: not store.up)) <= {200}
-            assert await statuses(front, 3) == {200: 3}
+            assert set(await send_until(front, lambda: not store.up)) <= {200}
+            assert await count_statuses(front, 3) == {200: 3}
             back()
-            assert set(await asking(front, lambda: store.up)) <= {200}
+            assert set(await send_until(front, lambda: store.up)) <= {200}
         errors = store.errors
         redis.call("FLUSHALL")
-        assert await statuses(front, 3) == {200: 3}
-        await asking(front, lambda: redis.call("KEYS", "interlingua:*"))
+        assert await count_statuses(front, 3) == {200: 3}
+        await send_until(front, lambda: redis.call("KEYS", "interlingua:*"))
         assert (store.up, store.errors) == (True, errors)
-        await until(lambda: asyncio.all_tasks() <= tasks)
+        await wait_until(lambda: asyncio.all_tasks() <= tasks)
         assert len([*OPEN.iterdir()]) <= descriptors

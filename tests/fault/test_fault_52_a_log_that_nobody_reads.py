@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fault.fronts import until
-from tests.fault.gateways import written
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import build_config
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 BUFFER = 10
@@ -23,12 +23,12 @@ EXCHANGES = 500
 """Their lines are far more than a pipe and the buffer hold."""
 
 
-class Piped:
+class PipedGateway:
     """A gateway whose log goes into a pipe, which is read only when a test does it."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "gateway.yaml"
-        file.write_text(written(observe={"access_log": {"buffer": BUFFER}}))
+        file.write_text(build_config(observe={"access_log": {"buffer": BUFFER}}))
         self.reads, self.writes = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway", "serve", str(file)],
@@ -53,13 +53,13 @@ class Piped:
     async def stop(self) -> int:
         """Ask it to stop; gives its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        await until(lambda: self.process.poll() is not None, 20)
+        await wait_until(lambda: self.process.poll() is not None, 20)
         return self.process.returncode
 
 
 @pytest.fixture
-def piped(tmp_path: Path) -> Iterator[Piped]:
-    made = Piped(tmp_path)
+def piped_gateway(tmp_path: Path) -> Iterator[PipedGateway]:
+    made = PipedGateway(tmp_path)
     yield made
     made.process.kill()
     made.process.wait()
@@ -68,34 +68,38 @@ def piped(tmp_path: Path) -> Iterator[Piped]:
             os.close(one)
 
 
-async def test_a_full_pipe_costs_lines_and_no_answers(piped: Piped) -> None:
-    piped.let_go()
+async def test_fault_52_full_log_pipe_drops_lines_and_no_responses(
+    piped_gateway: PipedGateway,
+) -> None:
+    piped_gateway.let_go()
     async with httpx.AsyncClient(timeout=30) as http:
         for _ in range(EXCHANGES):
-            answer = await http.post(f"{piped.url}/v1/chat/completions", json=ASKED)
+            answer = await http.post(f"{piped_gateway.url}/v1/chat/completions", json=ASKED)
             assert answer.status_code == 200
-        page = await http.get(f"{piped.admin}/metrics")
+        page = await http.get(f"{piped_gateway.admin}/metrics")
         [told] = re.findall(r"^interlingua_log_lines_dropped_total (\S+)$", page.text, re.MULTILINE)
         lost = int(float(told))
         assert 0 < lost < EXCHANGES
-        reading = Reading(piped.reads)
-        await until(lambda: reading.told() == lost, 20)
-        await until(lambda: reading.read.count(b'"id"') + lost >= EXCHANGES, 20)
+        reading = LogReader(piped_gateway.reads)
+        await wait_until(lambda: reading.told() == lost, 20)
+        await wait_until(lambda: reading.read.count(b'"id"') + lost >= EXCHANGES, 20)
         assert reading.read.count(b'"id"') + lost == EXCHANGES
-        await http.post(f"{piped.url}/v1/chat/completions", json=ASKED)
-    assert await piped.stop() == 0
+        await http.post(f"{piped_gateway.url}/v1/chat/completions", json=ASKED)
+    assert await piped_gateway.stop() == 0
     await asyncio.to_thread(reading.thread.join, 20)
     assert reading.read.count(b'"id"') + lost == EXCHANGES + 1
 
 
-async def test_a_gateway_whose_log_nobody_reads_ends(piped: Piped) -> None:
-    piped.fill()
+async def test_fault_52_gateway_stops_although_its_log_pipe_is_full(
+    piped_gateway: PipedGateway,
+) -> None:
+    piped_gateway.fill()
     async with httpx.AsyncClient(timeout=30) as http:
-        assert (await http.get(f"{piped.url}/v1/models")).status_code == 200
-    assert await piped.stop() == 0
+        assert (await http.get(f"{piped_gateway.url}/v1/models")).status_code == 200
+    assert await piped_gateway.stop() == 0
 
 
-class Reading:
+class LogReader:
     """Reads all that comes, from now on."""
 
     def __init__(self, reads: int) -> None:

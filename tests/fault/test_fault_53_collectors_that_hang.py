@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 BUFFER = 10
@@ -19,7 +19,7 @@ SCRAPERS = 10
 
 
 @contextmanager
-def deaf() -> Iterator[tuple[str, list[socket.socket]]]:
+def run_silent_listener() -> Iterator[tuple[str, list[socket.socket]]]:
     """A listener that takes connections, and never reads or says anything."""
     taken: list[socket.socket] = []
 
@@ -43,8 +43,8 @@ def deaf() -> Iterator[tuple[str, list[socket.socket]]]:
 
 
 @asynccontextmanager
-async def running(folder: Path, url: str) -> AsyncIterator[GatewayProcess]:
-    text = written(
+async def run_gateway(folder: Path, url: str) -> AsyncIterator[GatewayProcess]:
+    text = build_config(
         observe={
             "access_log": {"format": "off"},
             "traces": {"otlp": url, "sample": 1, "buffer": BUFFER},
@@ -55,7 +55,7 @@ async def running(folder: Path, url: str) -> AsyncIterator[GatewayProcess]:
         yield gateway
 
 
-async def answered(gateway: GatewayProcess, times: int) -> None:
+async def send_chats(gateway: GatewayProcess, times: int) -> None:
     """Each within less time than the gateway would wait for a collector."""
     async with httpx.AsyncClient(timeout=4) as http:
         for _ in range(times):
@@ -64,43 +64,47 @@ async def answered(gateway: GatewayProcess, times: int) -> None:
             assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def lost(gateway: GatewayProcess) -> float:
+async def get_dropped_traces(gateway: GatewayProcess) -> float:
     page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
     [told] = re.findall(r"^interlingua_traces_dropped_total (\S+)$", page.text, re.MULTILINE)
     return float(told)
 
 
-async def test_a_collector_that_never_answers_costs_traces_and_no_answers(tmp_path: Path) -> None:
-    with deaf() as (url, taken):
-        async with running(tmp_path, url) as gateway:
-            await answered(gateway, 1)
-            await until(lambda: len(taken) >= 2, 20)  # a trace, and figures
-            await answered(gateway, EXCHANGES)
-            assert EXCHANGES - BUFFER <= await lost(gateway) <= EXCHANGES + 1
+async def test_fault_53_hanging_collector_drops_traces_and_no_responses(tmp_path: Path) -> None:
+    with run_silent_listener() as (url, taken):
+        async with run_gateway(tmp_path, url) as gateway:
+            await send_chats(gateway, 1)
+            await wait_until(lambda: len(taken) >= 2, 20)  # a trace, and figures
+            await send_chats(gateway, EXCHANGES)
+            assert EXCHANGES - BUFFER <= await get_dropped_traces(gateway) <= EXCHANGES + 1
             assert await gateway.stop() == 0
 
 
-async def test_a_collector_that_is_not_there_costs_no_answers(tmp_path: Path) -> None:
-    with deaf() as (url, _):
+async def test_fault_53_unreachable_collector_does_not_affect_responses(tmp_path: Path) -> None:
+    with run_silent_listener() as (url, _):
         pass
-    async with running(tmp_path, url) as gateway:
-        await answered(gateway, EXCHANGES)
-        await until(lambda: "accepts nothing" in gateway.said(), 20)
-        await answered(gateway, 1)
+    async with run_gateway(tmp_path, url) as gateway:
+        await send_chats(gateway, EXCHANGES)
+        await wait_until(lambda: "accepts nothing" in gateway.said(), 20)
+        await send_chats(gateway, 1)
         assert await gateway.stop() == 0
     assert gateway.said().count("accepts nothing") <= 2
 
 
-async def test_a_scraper_that_never_reads_costs_no_answers(tmp_path: Path) -> None:
+async def test_fault_53_metrics_scraper_that_never_reads_does_not_affect_responses(
+    tmp_path: Path,
+) -> None:
     """Several of them, each asking for more pages than sockets hold."""
-    async with GatewayProcess(tmp_path, written()) as gateway:
+    async with GatewayProcess(tmp_path, build_config()) as gateway:
         before = gateway.memory()
         host = httpx.URL(gateway.urls[-1])
         asked = f"GET /metrics HTTP/1.1\r\nHost: {host.host}:{host.port}\r\n\r\n".encode()
-        scrapers = [_small(str(host.host), host.port or 0) for _ in range(SCRAPERS)]
+        scrapers = [
+            _connect_with_small_buffer(str(host.host), host.port or 0) for _ in range(SCRAPERS)
+        ]
         for one in scrapers:
             one.sendall(asked * 100)
-        await answered(gateway, EXCHANGES)
+        await send_chats(gateway, EXCHANGES)
         page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
         assert f'outcome="ok",protocol="openai",split="",version="1"}} {EXCHANGES}.0' in page.text
         assert gateway.memory() - before < 64 << 20
@@ -109,7 +113,7 @@ async def test_a_scraper_that_never_reads_costs_no_answers(tmp_path: Path) -> No
             one.close()
 
 
-def _small(host: str, port: int) -> socket.socket:
+def _connect_with_small_buffer(host: str, port: int) -> socket.socket:
     """A connection that takes little."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

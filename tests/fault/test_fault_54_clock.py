@@ -19,17 +19,27 @@ from msgspec.structs import replace
 from gateway.config.loader import load_text
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.runtime.gateway import Gateway, build_services
-from tests.conftest import Running
+from tests.conftest import RunningGateway
 from tests.fakes import END, HANG, chunk
-from tests.fault.fronts import CHAT, DONE, SAYS, STOP, ask, assert_told, configuration, event, raw
-from tests.fault.gateways import written
+from tests.fault.fronts import (
+    CHAT,
+    DONE,
+    SAYS,
+    STOP,
+    assert_error_in_stream,
+    build_event,
+    build_pool_config,
+    create_raw_worker,
+    send_request,
+)
+from tests.fault.gateways import build_config
 
 HOUR = 3600.0
 JUMPS = [-HOUR, HOUR]
 SHORT = {"idle": "1s", "first_token": "1s"}
 
 
-class Wall:
+class JumpingClock:
     """A wall clock that jumps."""
 
     def __init__(self) -> None:
@@ -41,7 +51,7 @@ class Wall:
 
 
 @asynccontextmanager
-async def gateway(text: str, wall: Wall) -> AsyncIterator[Running]:
+async def run_gateway(text: str, wall: JumpingClock) -> AsyncIterator[RunningGateway]:
     """A gateway that has no other."""
     records: list[Any] = []
     accounts = CounterRegistry(time.monotonic, wall.now)
@@ -55,21 +65,21 @@ async def gateway(text: str, wall: Wall) -> AsyncIterator[Running]:
     [url, *_] = await app.start()
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Running(url, app, records, http, url)
+            yield RunningGateway(url, app, records, http, url)
     finally:
         await app.stop()
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-async def test_fault_54_a_stream_that_pauses_goes_on(jump: float) -> None:
+async def test_fault_54_clock_jump_does_not_end_a_paused_stream(jump: float) -> None:
     """Its pause is shorter than allowed, by a clock that only grows."""
-    wall, go = Wall(), asyncio.Event()
-    rest = chunk(event("more") + STOP) + chunk(DONE) + END
+    wall, go = JumpingClock(), asyncio.Event()
+    rest = chunk(build_event("more") + STOP) + chunk(DONE) + END
     async with (
-        raw([SAYS, go, rest]) as worker,
-        gateway(configuration([worker.url], timeouts=SHORT), wall) as front,
+        create_raw_worker([SAYS, go, rest]) as worker,
+        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
     ):
-        asking = asyncio.create_task(ask(front, CHAT, stream=True))
+        asking = asyncio.create_task(send_request(front, CHAT, stream=True))
         await worker.until_asked()
         wall.off = jump
         await asyncio.sleep(0.3)
@@ -80,21 +90,21 @@ async def test_fault_54_a_stream_that_pauses_goes_on(jump: float) -> None:
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-async def test_fault_54_a_stream_that_stands_still_is_ended(jump: float) -> None:
-    wall = Wall()
+async def test_fault_54_clock_jump_does_not_prevent_the_idle_timeout(jump: float) -> None:
+    wall = JumpingClock()
     async with (
-        raw([SAYS, HANG]) as worker,
-        gateway(configuration([worker.url], timeouts=SHORT), wall) as front,
+        create_raw_worker([SAYS, HANG]) as worker,
+        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
     ):
-        asking = asyncio.create_task(ask(front, CHAT, stream=True))
+        asking = asyncio.create_task(send_request(front, CHAT, stream=True))
         await worker.until_asked()
         wall.off = jump
-        assert_told(await asking, CHAT)
+        assert_error_in_stream(await asking, CHAT)
     assert 0.2 < front.records[0].duration < HOUR / 2
 
 
 @pytest.mark.parametrize("jump", JUMPS)
-async def test_fault_54_limits_open_neither_early_nor_late(jump: float) -> None:
+async def test_fault_54_clock_jump_does_not_change_rate_limits(jump: float) -> None:
     key = "secret"
     keys = [
         {
@@ -103,11 +113,11 @@ async def test_fault_54_limits_open_neither_early_nor_late(jump: float) -> None:
             "limits": {"requests": "3/min"},
         }
     ]
-    wall = Wall()
+    wall = JumpingClock()
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 
-    async with gateway(written(admin=None, keys=keys), wall) as front:
+    async with run_gateway(build_config(admin=None, keys=keys), wall) as front:
 
         async def once() -> httpx.Response:
             path = "/v1/chat/completions"

@@ -14,10 +14,10 @@ import pytest
 from cryptography import x509
 
 from tests.conftest import Serve
-from tests.fault.certificates import Authority, meeting, serial
-from tests.fault.fronts import CHAT, STREAM, WELL, ask, before, until
-from tests.fault.gateways import GatewayProcess, written
-from tests.serving import serving
+from tests.fault.certificates import Authority, create_server_context, get_serial
+from tests.fault.fronts import CHAT, STREAM, WELL, send_request, serve_gateway, wait_until
+from tests.fault.gateways import GatewayProcess, build_config
+from tests.serving import run_server
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "expired": ({"ended": timedelta(days=1)}, "certificate has expired"),
@@ -28,7 +28,7 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
 ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 
 
-class Worker:
+class CountingWorker:
     """Answers well, and counts who got so far as to ask."""
 
     def __init__(self) -> None:
@@ -47,16 +47,16 @@ class Worker:
             writer.write(STREAM)
 
 
-async def told(serve: Serve, ca: Path, pem: Path) -> tuple[int, httpx.Response]:
+async def send_to_tls_worker(serve: Serve, ca: Path, pem: Path) -> tuple[int, httpx.Response]:
     """How often a worker with this certificate was asked, and what the client was told."""
-    worker = Worker()
-    async with serving(worker.answer, tls=meeting(pem)) as url:
-        front = await before(serve, url, tls={"ca": str(ca)})
-        answer = await ask(front, CHAT, stream=True)
+    worker = CountingWorker()
+    async with run_server(worker.answer, tls=create_server_context(pem)) as url:
+        front = await serve_gateway(serve, url, tls={"ca": str(ca)})
+        answer = await send_request(front, CHAT, stream=True)
     return worker.asked, answer
 
 
-def assert_refused(asked: int, answer: httpx.Response) -> None:
+def assert_not_connected(asked: int, answer: httpx.Response) -> None:
     """It was not asked; and that it has a certificate is none of the client's business."""
     assert asked == 0
     assert answer.status_code in (502, 503)
@@ -64,28 +64,28 @@ def assert_refused(asked: int, answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-async def test_fault_55_a_worker_with_a_wrong_certificate_is_not_asked(
+async def test_fault_55_worker_with_invalid_certificate_gets_no_request(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     """The log says why, and which worker it is."""
     how, why = WRONG[case]
     authority = Authority(tmp_path)
-    assert_refused(*await told(serve, authority.path, authority.issue(**how)))
+    assert_not_connected(*await send_to_tls_worker(serve, authority.path, authority.issue(**how)))
     assert re.search(rf"worker https://127\.0\.0\.1:\d+ .*{why}", caplog.text)
 
 
-async def test_fault_55_one_whom_nobody_knows_is_not_asked(
+async def test_fault_55_worker_with_unknown_ca_gets_no_request(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one whom the authority has signed is."""
     authority, other = Authority(tmp_path), Authority.of_one(tmp_path)
-    assert_refused(*await told(serve, authority.path, other.issue()))
+    assert_not_connected(*await send_to_tls_worker(serve, authority.path, other.issue()))
     assert "unable to get local issuer certificate" in caplog.text
-    _, answer = await told(serve, authority.path, authority.issue())
+    _, answer = await send_to_tls_worker(serve, authority.path, authority.issue())
     assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
 
 
-async def test_fault_55_a_certificate_is_renewed_under_load_and_nothing_is_lost(
+async def test_fault_55_certificate_renewal_under_load_loses_no_request(
     tmp_path: Path,
 ) -> None:
     """Who is connected goes on, streams too; new connections are met with the new one."""
@@ -96,7 +96,7 @@ async def test_fault_55_a_certificate_is_renewed_under_load_and_nothing_is_lost(
     here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     tls = {"cert": str(pem), "key": str(pem)}
     echo = {"kind": "echo", "script": ["t "] * 5, "delay": "20ms"}
-    text = written(listeners=[here | {"tls": tls}], backends={"echo": echo})
+    text = build_config(listeners=[here | {"tls": tls}], backends={"echo": echo})
     trusting = ssl.create_default_context(cafile=str(authority.path))
     heard, over = list[bytes](), asyncio.Event()
     async with GatewayProcess(tmp_path, text) as gateway:
@@ -112,22 +112,22 @@ async def test_fault_55_a_certificate_is_renewed_under_load_and_nothing_is_lost(
         async with asyncio.TaskGroup() as tasks:
             for number in range(8):
                 tasks.create_task(client(keep=number % 2 == 0))
-            assert await shown(gateway, trusting) == serial(first.read_bytes())
+            assert await read_served(gateway, trusting) == get_serial(first.read_bytes())
             beside = pem.with_suffix(".new")
             beside.write_bytes(second.read_bytes())
             beside.replace(pem)
             async with asyncio.timeout(10):
-                while await shown(gateway, trusting) != serial(second.read_bytes()):  # noqa: ASYNC110
+                while await read_served(gateway, trusting) != get_serial(second.read_bytes()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             so_far = len(heard)
-            await until(lambda: len(heard) >= so_far + 40)
+            await wait_until(lambda: len(heard) >= so_far + 40)
             over.set()
 
     assert len(heard) > 40
     assert all(one.endswith(b"data: [DONE]\n\n") for one in heard)
 
 
-async def shown(gateway: GatewayProcess, trusting: ssl.SSLContext) -> int:
+async def read_served(gateway: GatewayProcess, trusting: ssl.SSLContext) -> int:
     """The number of the certificate that a new connection is met with."""
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting)
     found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

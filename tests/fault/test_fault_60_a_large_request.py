@@ -15,17 +15,17 @@ import pytest
 
 from backends.chat_template import ChatTemplate
 from gateway.pipeline.strategies import ResponseStrategy
-from tests.conftest import Running, Serve
-from tests.fakes import whole
-from tests.fault.fronts import raw
-from tests.fault.gateways import written
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import make_reply
+from tests.fault.fronts import create_raw_worker
+from tests.fault.gateways import build_config
 
-SAID = whole(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
+SAID = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
 MANY = [{"role": "user", "content": "hi"}] * 20_000
 HINDRANCES = {"read": (ResponseStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
 
 
-class Held:
+class BlockedCall:
     """Holds up whoever calls ``where`` for a large request until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, where: tuple[type[Any], str]) -> None:
@@ -46,24 +46,24 @@ class Held:
         self._go.set()
 
 
-async def ask(front: Running, messages: list[dict[str, str]]) -> httpx.Response:
+async def send_chat(front: RunningGateway, messages: list[dict[str, str]]) -> httpx.Response:
     body = msgspec.json.encode({"model": "m", "messages": messages})
     headers = {"content-type": "application/json"}
     return await front.http.post("/v1/chat/completions", content=body, headers=headers)
 
 
 @pytest.mark.parametrize("case", HINDRANCES)
-async def test_fault_60_what_takes_long_with_a_large_request_is_no_hindrance(
+async def test_fault_60_large_request_processing_does_not_block_the_event_loop(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    async with raw([SAID]) as worker:
+    async with create_raw_worker([SAID]) as worker:
         pool = {"protocol": "triton", "workers": [worker.url], "chat_template": str(template)}
-        text = written(admin=None, backends={"p": pool}, models={"m": {"backend": "p"}})
+        text = build_config(admin=None, backends={"p": pool}, models={"m": {"backend": "p"}})
         front = await serve(text)
-        held = Held(monkeypatch, HINDRANCES[case])
-        asking = asyncio.create_task(ask(front, MANY))
+        held = BlockedCall(monkeypatch, HINDRANCES[case])
+        asking = asyncio.create_task(send_chat(front, MANY))
         assert await asyncio.to_thread(held.begun.wait, 10)
         others = [await front.http.get("/health") for _ in range(5)]
         held.let_go()
@@ -75,7 +75,7 @@ async def test_fault_60_what_takes_long_with_a_large_request_is_no_hindrance(
     assert worker.requests[-1].body.count(b"hi") == len(MANY)
 
 
-async def test_fault_60_who_answers_in_anothers_stead_is_no_hindrance_either(
+async def test_fault_60_fallback_of_a_large_request_does_not_block_the_event_loop(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, real = list[bool](), ResponseStrategy.__init__
@@ -86,21 +86,21 @@ async def test_fault_60_who_answers_in_anothers_stead_is_no_hindrance_either(
 
     monkeypatch.setattr(ResponseStrategy, "__init__", made)
     down = {"kind": "echo", "fail": {"mode": "unavailable"}}
-    text = written(
+    text = build_config(
         admin=None,
         backends={"down": down, "up": {"kind": "echo", "script": ["Hello"]}},
         models={"m": {"backend": "down", "fallback": ["n"]}, "n": {"backend": "up"}},
     )
     front = await serve(text)
     for messages in (MANY, MANY[:1]):
-        answer = await ask(front, messages)
+        answer = await send_chat(front, messages)
         assert answer.json()["choices"][0]["message"]["content"] == "Hello"
     assert where == [False, False, True, True]
 
 
-async def test_fault_60_what_is_wrong_with_a_large_request_is_told(serve: Serve) -> None:
+async def test_fault_60_invalid_large_request_returns_400(serve: Serve) -> None:
     """It was found in another thread."""
-    front = await serve(written(admin=None))
-    answer = await ask(front, [*MANY, {"role": "nobody", "content": "hi"}])
+    front = await serve(build_config(admin=None))
+    answer = await send_chat(front, [*MANY, {"role": "nobody", "content": "hi"}])
     assert answer.status_code == httpx.codes.BAD_REQUEST
     assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -18,8 +18,15 @@ import pytest
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_text
 from tests.conftest import Serve
-from tests.fault.fronts import CHAT, STREAM, ask, before, raw, until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import (
+    CHAT,
+    STREAM,
+    create_raw_worker,
+    send_request,
+    serve_gateway,
+    wait_until,
+)
+from tests.fault.gateways import GatewayProcess, build_config
 
 CORPUS = [
     "file:///etc/passwd",
@@ -86,50 +93,50 @@ ALLOWED = [
 METADATA = "169.254.169.254"
 
 
-def pool(*workers: Any) -> str:
+def build_pool_config(*workers: Any) -> str:
     backend = {"protocol": "openai", "workers": workers}
-    return written(backends={"p": backend}, models={"m": {"backend": "p"}})
+    return build_config(backends={"p": backend}, models={"m": {"backend": "p"}})
 
 
-def test_fault_61_what_is_no_workers_url_is_refused_as_it_is_read() -> None:
+def test_fault_61_configuration_rejects_forbidden_worker_urls() -> None:
     with pytest.raises(ConfigError) as told:
-        load_text(pool(*CORPUS), "g.yaml", env={})
+        load_text(build_pool_config(*CORPUS), "g.yaml", env={})
     refused = re.findall(r"workers\[(\d+)\]", str(told.value))
     assert [*map(int, refused)] == [*range(len(CORPUS))]
 
 
-def test_fault_61_an_operator_may_name_any_host() -> None:
-    load_text(pool(*ALLOWED), "g.yaml", env={})
+def test_fault_61_configuration_accepts_any_other_host() -> None:
+    load_text(build_pool_config(*ALLOWED), "g.yaml", env={})
 
 
-async def test_fault_61_the_admin_listener_and_a_list_in_a_file_are_no_other_way(
+async def test_fault_61_admin_api_and_file_discovery_reject_forbidden_urls(
     tmp_path: Path,
 ) -> None:
     listed = tmp_path / "workers.yaml"
     listed.write_text('["http://127.0.0.1:9"]')
     async with GatewayProcess(
-        tmp_path, pool({"file": str(listed), "refresh_interval": "100ms"})
+        tmp_path, build_pool_config({"file": str(listed), "refresh_interval": "100ms"})
     ) as gateway:
         admin = f"{gateway.urls[-1]}/-/workers"
         for url in CORPUS:
             told = await gateway.http.post(admin, json={"backend": "p", "url": url})
             assert told.status_code == httpx.codes.BAD_REQUEST, url
-        assert await urls(gateway.http, admin) == ["http://127.0.0.1:9"]
+        assert await list_worker_urls(gateway.http, admin) == ["http://127.0.0.1:9"]
         listed.write_bytes(msgspec.json.encode(["http://127.0.0.1:10", CORPUS[11]]))
-        await gateway_said(gateway, "is an address that no worker can have")
-        assert await urls(gateway.http, admin) == ["http://127.0.0.1:9"]
+        await wait_for_log(gateway, "is an address that no worker can have")
+        assert await list_worker_urls(gateway.http, admin) == ["http://127.0.0.1:9"]
 
 
-async def urls(http: httpx.AsyncClient, admin: str) -> list[str]:
+async def list_worker_urls(http: httpx.AsyncClient, admin: str) -> list[str]:
     """Those of the workers that are asked."""
     return [one["url"] for one in (await http.get(admin)).json()["backends"]["p"]]
 
 
-async def gateway_said(gateway: GatewayProcess, text: str) -> None:
-    await until(lambda: text in gateway.said(), 10)
+async def wait_for_log(gateway: GatewayProcess, text: str) -> None:
+    await wait_until(lambda: text in gateway.said(), 10)
 
 
-class Names:
+class StubNameResolution:
     """In the place of the system's: the name of the worker leads where ``address`` says."""
 
     def __init__(self, address: str) -> None:
@@ -145,24 +152,24 @@ class Names:
 
 
 @pytest.mark.parametrize("address", [METADATA, f"::ffff:{METADATA}", "fe80::1", "0.0.0.0"])
-async def test_fault_61_a_name_that_leads_elsewhere_later_is_not_followed(
+async def test_fault_61_dns_rebinding_to_a_forbidden_address_is_not_followed(
     serve: Serve,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     address: str,
 ) -> None:
     """Nobody is asked there, though the name led to a worker when it was read."""
-    names = Names("127.0.0.1")
+    names = StubNameResolution("127.0.0.1")
     monkeypatch.setattr(socket, "getaddrinfo", names.find)
-    async with raw([STREAM], [STREAM]) as worker:
-        front = await before(serve, worker.url.replace("127.0.0.1", "rebound.example"))
-        assert (await ask(front, CHAT, stream=True)).status_code == httpx.codes.OK
+    async with create_raw_worker([STREAM], [STREAM]) as worker:
+        front = await serve_gateway(serve, worker.url.replace("127.0.0.1", "rebound.example"))
+        assert (await send_request(front, CHAT, stream=True)).status_code == httpx.codes.OK
         names.address = address
         for one in front.app.backends.values():
             await one.aclose()  # its connections: the next request has to have a new one
             await one.start()
         asked = names.asked
-        answer = await ask(front, CHAT, stream=True)
+        answer = await send_request(front, CHAT, stream=True)
 
     assert answer.status_code in (502, 503)
     assert names.asked > asked

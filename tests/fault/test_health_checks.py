@@ -11,27 +11,27 @@ from backends.http.interfaces import WorkerConfig
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.request import GenerationRequest
-from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, whole
-from tests.fault.lines import STREAMED, heard, pool, say, text, until
+from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
+from tests.fault.lines import STREAMED, collect_events, encode_line, join_text, run_pool, wait_until
 
-WELL: Reply = [whole(b"ok")]
-ILL: Reply = [whole(b"{}", "503 Loading")]
-GOOD = [chunked(say("Hello"), b"end\n")]
+WELL: Reply = [make_reply(b"ok")]
+ILL: Reply = [make_reply(b"{}", "503 Loading")]
+GOOD = [chunked(encode_line("Hello"), b"end\n")]
 OFTEN = HealthCheckSettings(interval=0.02, timeout=0.2)
 
 
-def strict(checks: HealthCheckSettings) -> HealthCheckSettings:
+def apply_strict_thresholds(checks: HealthCheckSettings) -> HealthCheckSettings:
     return replace(checks, fall=2, rise=2, slow_start=0.0)
 
 
-def state(backend: PoolBackend, position: int = 0) -> str:
+def get_worker_state(backend: PoolBackend, position: int = 0) -> str:
     return backend.report_workers()[position].state
 
 
-async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
+async def test_health_check_uses_the_protocol_request_and_the_worker_key() -> None:
     async with (
         ScriptedWorker(WELL) as worker,
-        pool(WorkerConfig(worker.url + "/base", bearer="s3cret"), health=OFTEN),
+        run_pool(WorkerConfig(worker.url + "/base", bearer="s3cret"), health=OFTEN),
     ):
         await worker.until_asked(3)
 
@@ -40,9 +40,9 @@ async def test_a_probe_is_the_dialects_with_the_workers_own_key() -> None:
     assert worker.requests[0].headers["authorization"] == "Bearer s3cret"
 
 
-async def test_a_path_that_was_configured_is_asked_for() -> None:
+async def test_health_check_uses_the_configured_path() -> None:
     probe = HealthCheckSettings(interval=0.02, path="/v2/health/ready")
-    async with ScriptedWorker(WELL) as worker, pool(worker.url, health=probe):
+    async with ScriptedWorker(WELL) as worker, run_pool(worker.url, health=probe):
         await worker.until_asked()
 
     assert (worker.requests[0].method, worker.requests[0].path) == ("GET", "/v2/health/ready")
@@ -50,49 +50,49 @@ async def test_a_path_that_was_configured_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     "ill",
-    [ILL, [HANG], [CLOSE], [whole(b"", "404 Not Found")], [whole(b"x" * (2 << 20))]],
+    [ILL, [HANG], [CLOSE], [make_reply(b"", "404 Not Found")], [make_reply(b"x" * (2 << 20))]],
     ids=["503", "hangs", "closes", "404", "endless"],
 )
-async def test_a_worker_that_is_ill_gets_no_requests_until_it_is_well(ill: Reply) -> None:
+async def test_failed_health_checks_eject_a_worker_until_recovery(ill: Reply) -> None:
     probes = HealthCheckSettings(interval=0.02, timeout=0.1)
     replies = [ill] * 4 + [WELL] * 1000
     async with (
         ScriptedWorker(*replies) as bad,
         ScriptedWorker(WELL) as other,
-        pool(bad.url, other.url, health=strict(probes)) as backend,
+        run_pool(bad.url, other.url, health=apply_strict_thresholds(probes)) as backend,
     ):
-        await until(lambda: state(backend) == "out")
+        await wait_until(lambda: get_worker_state(backend) == "out")
         assert backend.ready
-        await until(lambda: state(backend) == "up")
+        await wait_until(lambda: get_worker_state(backend) == "up")
 
     assert bad.asked >= 6
 
 
 @pytest.fixture
-def reserved() -> Iterator[socket.socket]:
+def reserved_socket() -> Iterator[socket.socket]:
     """An address where nobody listens yet."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken
 
 
-async def test_a_pool_starts_with_no_worker_alive_and_finds_them_when_they_come(
-    reserved: socket.socket,
+async def test_pool_starts_without_a_live_worker_and_becomes_ready_later(
+    reserved_socket: socket.socket,
 ) -> None:
-    url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
-    async with pool(url, health=strict(OFTEN)) as backend:
-        await until(lambda: not backend.ready)
-        async with ScriptedWorker(WELL, listener=reserved):
-            await until(lambda: backend.ready)
+    url = f"http://127.0.0.1:{reserved_socket.getsockname()[1]}"
+    async with run_pool(url, health=apply_strict_thresholds(OFTEN)) as backend:
+        await wait_until(lambda: not backend.ready)
+        async with ScriptedWorker(WELL, listener=reserved_socket):
+            await wait_until(lambda: backend.ready)
 
-            assert state(backend) == "up"
+            assert get_worker_state(backend) == "up"
 
 
-async def test_probes_follow_the_set_of_workers() -> None:
+async def test_health_checks_follow_the_set_of_workers() -> None:
     async with (
         ScriptedWorker(WELL) as a,
         ScriptedWorker(WELL) as b,
-        pool(a.url, health=OFTEN) as backend,
+        run_pool(a.url, health=OFTEN) as backend,
     ):
         await a.until_asked()
         backend.replace_workers([WorkerConfig(b.url)])
@@ -105,26 +105,26 @@ async def test_probes_follow_the_set_of_workers() -> None:
         assert [one.url for one in backend.report_workers()] == [b.url]
 
 
-async def test_a_set_that_changes_before_the_start_is_probed_from_the_start() -> None:
-    async with ScriptedWorker(WELL) as worker, pool(health=OFTEN) as backend:
+async def test_workers_set_at_runtime_are_health_checked() -> None:
+    async with ScriptedWorker(WELL) as worker, run_pool(health=OFTEN) as backend:
         assert not backend.ready
         backend.replace_workers([WorkerConfig(worker.url)])
         await worker.until_asked()
         assert backend.ready
 
 
-async def test_a_path_that_is_none_finds_nobody_well() -> None:
+async def test_invalid_health_check_path_ejects_the_worker() -> None:
     probe = HealthCheckSettings(interval=0.02, path="no path")
     async with ScriptedWorker(WELL) as worker:
-        async with pool(worker.url, health=strict(probe)) as backend:
-            await until(lambda: state(backend) == "out")
+        async with run_pool(worker.url, health=apply_strict_thresholds(probe)) as backend:
+            await wait_until(lambda: get_worker_state(backend) == "out")
 
         assert worker.asked == 0
 
 
-async def test_a_pool_that_closes_probes_no_more() -> None:
+async def test_closed_pool_sends_no_health_checks() -> None:
     async with ScriptedWorker([HANG]) as worker:
-        async with pool(worker.url, health=HealthCheckSettings(interval=0.02, timeout=60.0)):
+        async with run_pool(worker.url, health=HealthCheckSettings(interval=0.02, timeout=60.0)):
             await worker.until_asked()
         await worker.until_left()
         asked = worker.asked
@@ -133,17 +133,17 @@ async def test_a_pool_that_closes_probes_no_more() -> None:
     assert worker.asked == asked
 
 
-async def test_requests_go_where_probes_are_good() -> None:
+async def test_only_healthy_workers_get_requests() -> None:
     """The ill one's answer to a request would be good: it is not asked."""
     probe = HealthCheckSettings(interval=0.02, timeout=0.2)
     async with (
         ScriptedWorker(ILL) as ill,
         ScriptedWorker(GOOD) as well,
-        pool(ill.url, well.url, health=strict(probe)) as backend,
+        run_pool(ill.url, well.url, health=apply_strict_thresholds(probe)) as backend,
     ):
-        await until(lambda: state(backend) == "out")
+        await wait_until(lambda: get_worker_state(backend) == "out")
         for _ in range(10):
-            assert text(await heard(backend)) == "Hello"
+            assert join_text(await collect_events(backend)) == "Hello"
 
     assert {request.method for request in ill.requests} == {"GET"}
 
@@ -157,55 +157,61 @@ WHOLE = GenerationRequest(model="m", kind="completion", prompts=("x",))
     [[HANG], [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", HANG]],
     ids=["nothing", "only a head"],
 )
-async def test_who_has_heard_nothing_from_a_worker_that_is_out_asks_another(
+async def test_request_without_data_from_an_ejected_worker_is_retried_elsewhere(
     request_: GenerationRequest, silence: Reply
 ) -> None:
     async with (
         ScriptedWorker(WELL, silence, [HANG]) as frozen,
         ScriptedWorker(GOOD) as other,
-        pool(frozen.url, other.url, health=strict(OFTEN), policy="round_robin") as backend,
+        run_pool(
+            frozen.url, other.url, health=apply_strict_thresholds(OFTEN), policy="round_robin"
+        ) as backend,
     ):
         await frozen.until_asked()
-        assert text(await heard(backend, request_)) == "Hello"
-        assert state(backend) == "out"
+        assert join_text(await collect_events(backend, request_)) == "Hello"
+        assert get_worker_state(backend) == "out"
 
 
-async def test_who_waits_for_the_only_worker_goes_on_waiting() -> None:
+async def test_request_to_the_only_worker_continues_after_ejection() -> None:
     async with (
         ScriptedWorker(WELL, [0.6, *GOOD], [HANG], ILL) as slow,
-        pool(slow.url, health=strict(OFTEN)) as backend,
+        run_pool(slow.url, health=apply_strict_thresholds(OFTEN)) as backend,
     ):
         await slow.until_asked()
-        answer = asyncio.get_running_loop().create_task(heard(backend, WHOLE))
-        await until(lambda: state(backend) == "out")
-        assert text(await answer) == "Hello"
+        answer = asyncio.get_running_loop().create_task(collect_events(backend, WHOLE))
+        await wait_until(lambda: get_worker_state(backend) == "out")
+        assert join_text(await answer) == "Hello"
 
 
 @pytest.mark.parametrize("request_", [STREAMED, WHOLE], ids=["stream", "whole"])
-async def test_a_worker_that_is_leaving_finishes_what_it_has(request_: GenerationRequest) -> None:
+async def test_ejected_worker_that_still_responds_finishes_its_requests(
+    request_: GenerationRequest,
+) -> None:
     """It answers its probes, and that it is not well; another is there."""
     async with (
         ScriptedWorker(WELL, [0.4, *GOOD], ILL) as leaving,
         ScriptedWorker(GOOD) as other,
-        pool(leaving.url, other.url, health=strict(OFTEN), policy="round_robin") as backend,
+        run_pool(
+            leaving.url, other.url, health=apply_strict_thresholds(OFTEN), policy="round_robin"
+        ) as backend,
     ):
         await leaving.until_asked()
-        answer = asyncio.get_running_loop().create_task(heard(backend, request_))
-        await until(lambda: state(backend) == "out")
+        answer = asyncio.get_running_loop().create_task(collect_events(backend, request_))
+        await wait_until(lambda: get_worker_state(backend) == "out")
         assert not answer.done()
-        assert text(await answer) == "Hello"
+        assert join_text(await answer) == "Hello"
 
     assert "POST" not in {request.method for request in other.requests}
 
 
-async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
+async def test_warm_up_waits_for_one_health_check_of_each_worker() -> None:
     """However that went; one that is taken away meanwhile is waited for no more."""
     slow = HealthCheckSettings(interval=60.0, timeout=60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hangs = WorkerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with (
             ScriptedWorker(WELL) as worker,
-            pool(worker.url, hangs, health=slow) as backend,
+            run_pool(worker.url, hangs, health=slow) as backend,
         ):
             warm = asyncio.get_running_loop().create_task(backend.warm_up())
             await worker.until_asked(1)
@@ -216,6 +222,6 @@ async def test_a_pool_is_warm_when_each_worker_was_probed_once() -> None:
                 await warm
 
 
-async def test_a_pool_without_probes_is_warm_at_once() -> None:
-    async with pool("http://127.0.0.1:9", health=None) as backend, asyncio.timeout(1):
+async def test_warm_up_without_health_checks_returns_at_once() -> None:
+    async with run_pool("http://127.0.0.1:9", health=None) as backend, asyncio.timeout(1):
         await backend.warm_up()

@@ -14,24 +14,31 @@ from protocols.core.errors import DeadlineExceeded, Overloaded
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest
 from tests.fakes import HANG, ScriptedWorker, chunked
-from tests.fault.lines import STREAMED, context, heard, pool, say, text
+from tests.fault.lines import (
+    STREAMED,
+    build_context,
+    collect_events,
+    encode_line,
+    join_text,
+    run_pool,
+)
 
-GOOD = chunked(say("Hello"), b"end\n")
+GOOD = chunked(encode_line("Hello"), b"end\n")
 
 
-def start(backend: PoolBackend, times: int) -> list[asyncio.Task[list[Event]]]:
+def start_requests(backend: PoolBackend, times: int) -> list[asyncio.Task[list[Event]]]:
     loop = asyncio.get_running_loop()
-    return [loop.create_task(heard(backend)) for _ in range(times)]
+    return [loop.create_task(collect_events(backend)) for _ in range(times)]
 
 
-async def test_a_worker_gets_no_more_than_it_takes() -> None:
+async def test_worker_gets_at_most_max_concurrency_requests() -> None:
     async with (
         ScriptedWorker([0.02, GOOD]) as worker,
-        pool(WorkerConfig(worker.url, max_concurrency=3)) as backend,
+        run_pool(WorkerConfig(worker.url, max_concurrency=3)) as backend,
     ):
-        answers = await asyncio.gather(*start(backend, 20))
+        answers = await asyncio.gather(*start_requests(backend, 20))
 
-    assert {text(events) for events in answers} == {"Hello"}
+    assert {join_text(events) for events in answers} == {"Hello"}
     assert worker.most_active == 3
     assert worker.connections == 3
 
@@ -41,9 +48,9 @@ async def test_least_load_spreads_requests() -> None:
     async with (
         ScriptedWorker([gate, GOOD]) as a,
         ScriptedWorker([gate, GOOD]) as b,
-        pool(a.url, b.url) as backend,
+        run_pool(a.url, b.url) as backend,
     ):
-        tasks = start(backend, 20)
+        tasks = start_requests(backend, 20)
         await a.until_asked(10)
         await b.until_asked(10)
         gate.set()
@@ -57,12 +64,12 @@ async def test_least_load_avoids_a_worker_that_is_slow() -> None:
     async with (
         ScriptedWorker([gate, GOOD]) as slow,
         ScriptedWorker([GOOD]) as fast,
-        pool(slow.url, fast.url) as backend,
+        run_pool(slow.url, fast.url) as backend,
     ):
-        [task] = start(backend, 1)
+        [task] = start_requests(backend, 1)
         await slow.until_asked()
         for _ in range(10):
-            await heard(backend)
+            await collect_events(backend)
         gate.set()
         await task
 
@@ -73,23 +80,23 @@ async def test_round_robin_follows_weights() -> None:
     async with (
         ScriptedWorker([GOOD]) as a,
         ScriptedWorker([GOOD]) as b,
-        pool(WorkerConfig(a.url, weight=3), b.url, policy="round_robin") as backend,
+        run_pool(WorkerConfig(a.url, weight=3), b.url, policy="round_robin") as backend,
     ):
         for _ in range(40):
-            await heard(backend)
+            await collect_events(backend)
 
     assert (a.asked, b.asked) == (30, 10)
 
 
-async def test_those_who_wait_are_served_in_their_order() -> None:
+async def test_queued_requests_are_served_in_fifo_order() -> None:
     async with (
         ScriptedWorker([0.01, GOOD]) as worker,
-        pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
+        run_pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
     ):
         order: list[int] = []
 
         async def one(number: int) -> None:
-            await heard(backend)
+            await collect_events(backend)
             order.append(number)
 
         await asyncio.gather(*(one(number) for number in range(8)))
@@ -97,14 +104,14 @@ async def test_those_who_wait_are_served_in_their_order() -> None:
     assert order == list(range(8))
 
 
-async def test_the_queue_is_bounded() -> None:
+async def test_full_queue_rejects_requests_as_overloaded() -> None:
     async with ScriptedWorker([HANG]) as worker:
         one = WorkerConfig(worker.url, max_concurrency=1)
-        async with pool(one, queue=QueueSettings(max=2, wait=5)) as backend:
-            tasks = start(backend, 3)
+        async with run_pool(one, queue=QueueSettings(max=2, wait=5)) as backend:
+            tasks = start_requests(backend, 3)
             await worker.until_asked()
             with pytest.raises(Overloaded):
-                await heard(backend)
+                await collect_events(backend)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,42 +119,42 @@ async def test_the_queue_is_bounded() -> None:
     assert worker.asked == 1
 
 
-async def test_waiting_ends_in_time() -> None:
+async def test_queue_wait_times_out() -> None:
     async with ScriptedWorker([HANG]) as worker:
         one = WorkerConfig(worker.url, max_concurrency=1)
-        async with pool(one, queue=QueueSettings(max=2, wait=0.1)) as backend:
-            [task] = start(backend, 1)
+        async with run_pool(one, queue=QueueSettings(max=2, wait=0.1)) as backend:
+            [task] = start_requests(backend, 1)
             await worker.until_asked()
             with pytest.raises(DeadlineExceeded) as caught:
-                await heard(backend)
+                await collect_events(backend)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     assert caught.value.phase == "queue"
 
 
-async def test_a_client_that_leaves_the_queue_costs_no_place() -> None:
+async def test_cancelled_queued_requests_leak_no_concurrency_slots() -> None:
     """30 leave while they wait, some as their turn comes: the places come out even."""
     async with (
         ScriptedWorker([0.005, GOOD]) as worker,
-        pool(WorkerConfig(worker.url, max_concurrency=2)) as backend,
+        run_pool(WorkerConfig(worker.url, max_concurrency=2)) as backend,
     ):
-        tasks = start(backend, 40)
+        tasks = start_requests(backend, 40)
         await worker.until_asked(2)
         for number, task in enumerate(tasks):
             if number % 4:
                 task.cancel()
                 await asyncio.sleep(0.001)
         await asyncio.gather(*tasks, return_exceptions=True)
-        answers = await asyncio.gather(*start(backend, 6))
+        answers = await asyncio.gather(*start_requests(backend, 6))
         assert [member.in_flight for member in backend._workers._workers] == [0]
 
     outcomes = Counter(task.cancelled() for task in tasks)
     assert outcomes[True] > 10
-    assert {text(events) for events in answers} == {"Hello"}
+    assert {join_text(events) for events in answers} == {"Hello"}
 
 
-def asks(prompt: str = "hi", **labels: str) -> GenerationRequest:
+def build_request(prompt: str = "hi", **labels: str) -> GenerationRequest:
     return replace(STREAMED, prompts=(prompt,), labels=labels)
 
 
@@ -155,16 +162,16 @@ TWICE = [f"{number} of many" for number in range(40)] * 2
 """So many that not all of them can be meant for one of two workers, whatever their ports are."""
 
 
-async def test_the_beginning_of_a_prompt_finds_its_worker_again() -> None:
+async def test_prefix_policy_sends_the_same_prompt_prefix_to_the_same_worker() -> None:
     async with (
         ScriptedWorker([GOOD]) as a,
         ScriptedWorker([GOOD]) as b,
-        pool(a.url, b.url, policy="prefix") as backend,
+        run_pool(a.url, b.url, policy="prefix") as backend,
     ):
         where = []
         for prompt in TWICE:
             before = a.asked
-            await heard(backend, asks(prompt))
+            await collect_events(backend, build_request(prompt))
             where.append(a.asked > before)
 
     half = len(where) // 2
@@ -173,16 +180,16 @@ async def test_the_beginning_of_a_prompt_finds_its_worker_again() -> None:
 
 
 @pytest.mark.parametrize("label", ["prompt_cache_key", "user", "safety_identifier"])
-async def test_a_session_finds_its_worker_again(label: str) -> None:
+async def test_session_policy_sends_the_same_session_to_the_same_worker(label: str) -> None:
     async with (
         ScriptedWorker([GOOD]) as a,
         ScriptedWorker([GOOD]) as b,
-        pool(a.url, b.url, policy="session") as backend,
+        run_pool(a.url, b.url, policy="session") as backend,
     ):
         where = []
         for number, name in enumerate(TWICE):
             before = a.asked
-            await heard(backend, asks(str(number), **{label: name}))
+            await collect_events(backend, build_request(str(number), **{label: name}))
             where.append(a.asked > before)
 
     half = len(where) // 2
@@ -190,29 +197,29 @@ async def test_a_session_finds_its_worker_again(label: str) -> None:
     assert set(where) == {True, False}
 
 
-async def test_of_one_key_all_is_one_session_where_nothing_else_is_said() -> None:
+async def test_session_policy_uses_the_principal_without_a_session_label() -> None:
     async with (
         ScriptedWorker([GOOD]) as a,
         ScriptedWorker([GOOD]) as b,
-        pool(a.url, b.url, policy="session") as backend,
+        run_pool(a.url, b.url, policy="session") as backend,
     ):
         for _ in range(6):
-            async for _ in backend.send(PreparedRequest(STREAMED), context(principal="web")):
+            async for _ in backend.send(PreparedRequest(STREAMED), build_context(principal="web")):
                 pass
 
     assert {a.asked, b.asked} == {0, 6}
 
 
-async def test_what_matters_more_is_served_first() -> None:
+async def test_queued_requests_are_served_by_priority() -> None:
     gate = asyncio.Event()
     async with (
         ScriptedWorker([gate, GOOD], [GOOD]) as worker,
-        pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
+        run_pool(WorkerConfig(worker.url, max_concurrency=1)) as backend,
     ):
         order: list[int] = []
 
         async def one(priority: int | None) -> None:
-            await heard(backend, replace(STREAMED, priority=priority))
+            await collect_events(backend, replace(STREAMED, priority=priority))
             order.append(-1 if priority is None else priority)
 
         async with asyncio.TaskGroup() as tasks:
@@ -226,20 +233,20 @@ async def test_what_matters_more_is_served_first() -> None:
     assert order == [1, 0, 50, -1, 200]
 
 
-async def test_a_worker_that_is_taken_away_finishes_what_it_has() -> None:
+async def test_removed_worker_finishes_its_requests() -> None:
     gate = asyncio.Event()
     async with (
         ScriptedWorker([gate, GOOD]) as old,
         ScriptedWorker([GOOD]) as new,
-        pool(old.url) as backend,
+        run_pool(old.url) as backend,
     ):
-        [task] = start(backend, 1)
+        [task] = start_requests(backend, 1)
         await old.until_asked()
         backend.replace_workers([WorkerConfig(new.url)])
         for _ in range(3):
-            await heard(backend)
+            await collect_events(backend)
         gate.set()
 
-        assert text(await task) == "Hello"
+        assert join_text(await task) == "Hello"
         assert [one.url for one in backend.report_workers()] == [new.url]
     assert (old.asked, new.asked) == (1, 3)

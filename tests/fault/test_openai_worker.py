@@ -24,23 +24,23 @@ from protocols.core.errors import (
 from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
 from protocols.openai.endpoints import OpenAI
-from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, whole
-from tests.fault.lines import SOON, context, heard, pool_settings, text
+from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, make_reply
+from tests.fault.lines import SOON, build_context, collect_events, join_text, pool_settings
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
 KEY = "s3cret"
 
 
-def told(**fields: object) -> bytes:
+def build_completion_event(**fields: object) -> bytes:
     """One event of a completion."""
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None} | fields
     base = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
     return b"data: " + msgspec.json.encode({**base, "choices": [choice]}) + b"\n\n"
 
 
-HELLO = told(text="Hello")
-STOP = told(finish_reason="stop")
+HELLO = build_completion_event(text="Hello")
+STOP = build_completion_event(finish_reason="stop")
 ERROR = b'data: {"error":{"message":"x"}}\n\n'
 BAD = b"data: {nope\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -57,7 +57,7 @@ ANSWER = msgspec.json.encode(
 
 
 @asynccontextmanager
-async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
+async def run_openai_pool(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
     pool = PoolBackend(
         pool_settings(*(WorkerConfig(one.url, bearer=KEY) for one in workers), timeouts=SOON),
         adapter=OpenAI(),
@@ -72,19 +72,19 @@ async def backend(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
         await pool.aclose()
 
 
-def stream(*events: bytes) -> bytes:
+def build_stream(*events: bytes) -> bytes:
     return CHUNKED + b"".join(map(chunk, events))
 
 
-async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
+async def test_streamed_and_unary_responses_have_the_same_content() -> None:
     async with (
-        ScriptedWorker([stream(HELLO, STOP, DONE) + END], [whole(ANSWER)]) as worker,
-        backend(worker) as pool,
+        ScriptedWorker([build_stream(HELLO, STOP, DONE) + END], [make_reply(ANSWER)]) as worker,
+        run_openai_pool(worker) as pool,
     ):
         answers = []
         for request in (STREAMED, UNARY):
             fold = ResponseAccumulator()
-            fold.add(await heard(pool, request))
+            fold.add(await collect_events(pool, request))
             answers.append(fold.result())
 
     assert [one.choices[0].text for one in answers] == ["Hello", "Hello"]
@@ -93,16 +93,19 @@ async def test_a_stream_and_a_whole_answer_mean_the_same() -> None:
 
 
 async def test_a_unary_response_has_the_items_of_send_and_frees_its_worker() -> None:
-    async with ScriptedWorker([whole(ANSWER)], [whole(ANSWER)]) as worker, backend(worker) as pool:
+    async with (
+        ScriptedWorker([make_reply(ANSWER)], [make_reply(ANSWER)]) as worker,
+        run_openai_pool(worker) as pool,
+    ):
         prepared = PreparedRequest(UNARY)
-        items = await pool.send_unary(prepared, context())
-        assert items == await collect_items(pool.send(prepared, context()))
+        items = await pool.send_unary(prepared, build_context())
+        assert items == await collect_items(pool.send(prepared, build_context()))
         assert [one.in_flight for one in pool.report_workers()] == [0]
 
 
 async def test_a_unary_request_that_is_cancelled_frees_its_worker() -> None:
-    async with ScriptedWorker([HANG]) as worker, backend(worker) as pool:
-        sending = asyncio.create_task(pool.send_unary(PreparedRequest(UNARY), context()))
+    async with ScriptedWorker([HANG]) as worker, run_openai_pool(worker) as pool:
+        sending = asyncio.create_task(pool.send_unary(PreparedRequest(UNARY), build_context()))
         while not worker.requests:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         sending.cancel()
@@ -111,9 +114,9 @@ async def test_a_unary_request_that_is_cancelled_frees_its_worker() -> None:
         assert [one.in_flight for one in pool.report_workers()] == [0]
 
 
-async def test_only_what_a_worker_need_know_is_sent() -> None:
-    async with ScriptedWorker([whole(ANSWER)]) as worker, backend(worker) as pool:
-        who = context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+async def test_upstream_request_has_only_the_expected_headers() -> None:
+    async with ScriptedWorker([make_reply(ANSWER)]) as worker, run_openai_pool(worker) as pool:
+        who = build_context(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
         async for _ in pool.send(PreparedRequest(UNARY), who):
             pass
         odd = replace(who, id="bad id\r\nx: y", traceparent=None)
@@ -135,16 +138,16 @@ async def test_only_what_a_worker_need_know_is_sent() -> None:
 
 
 FAILURES: list[tuple[str, Reply, type[GatewayError], str]] = [
-    ("cut mid-stream", [stream(HELLO), CLOSE], StreamBroken, "Hello"),
-    ("no end", [stream(HELLO) + END], StreamBroken, "Hello"),
+    ("cut mid-stream", [build_stream(HELLO), CLOSE], StreamBroken, "Hello"),
+    ("no end", [build_stream(HELLO) + END], StreamBroken, "Hello"),
     ("ended by the close", [head() + HELLO, CLOSE], StreamBroken, "Hello"),
-    ("invalid JSON", [stream(HELLO), 0.05, chunk(BAD) + END], WorkerFailed, "Hello"),
-    ("an error", [stream(HELLO), 0.05, chunk(ERROR) + END], WorkerFailed, "Hello"),
+    ("invalid JSON", [build_stream(HELLO), 0.05, chunk(BAD) + END], WorkerFailed, "Hello"),
+    ("an error", [build_stream(HELLO), 0.05, chunk(ERROR) + END], WorkerFailed, "Hello"),
     ("an endless event", [CHUNKED, chunk(b"data: "), *[chunk(b"x" * 9999)] * 400], WorkerError, ""),
-    ("a page", [whole(b"<html></html>")], WorkerError, ""),
-    ("500", [whole(b'{"error":{"message":"boom"}}', "500 Oops")], WorkerFailed, ""),
-    ("503", [whole(b"overloaded", "503 Busy")], GatewayError, ""),
-    ("429", [whole(b"{}", "429 Busy", Retry_After="7")], RateLimitExceeded, ""),
+    ("a page", [make_reply(b"<html></html>")], WorkerError, ""),
+    ("500", [make_reply(b'{"error":{"message":"boom"}}', "500 Oops")], WorkerFailed, ""),
+    ("503", [make_reply(b"overloaded", "503 Busy")], GatewayError, ""),
+    ("429", [make_reply(b"{}", "429 Busy", Retry_After="7")], RateLimitExceeded, ""),
 ]  # fmt: skip
 
 
@@ -153,33 +156,33 @@ FAILURES: list[tuple[str, Reply, type[GatewayError], str]] = [
     [case[1:] for case in FAILURES],
     ids=[case[0] for case in FAILURES],
 )
-async def test_a_failure_is_told_after_what_was_said(
+async def test_failure_is_raised_after_the_received_events(
     reply: Reply, error: type[GatewayError], said: str
 ) -> None:
     events: list[Event] = []
-    async with ScriptedWorker(reply) as worker, backend(worker) as pool:
+    async with ScriptedWorker(reply) as worker, run_openai_pool(worker) as pool:
         with pytest.raises(error):
-            await heard(pool, STREAMED, events)
+            await collect_events(pool, STREAMED, events)
 
-    assert text(events) == said
+    assert join_text(events) == said
     assert not any(isinstance(event, StreamEnd) for event in events)
 
 
-async def test_the_end_is_told_at_once_though_the_body_goes_on() -> None:
+async def test_stream_end_is_reported_before_the_http_body_ends() -> None:
     """What comes after the dialect's end can neither break the answer nor hold up its end."""
     never = asyncio.Event()
     async with (
-        ScriptedWorker([stream(HELLO, STOP, DONE), never]) as worker,
-        backend(worker) as pool,
+        ScriptedWorker([build_stream(HELLO, STOP, DONE), never]) as worker,
+        run_openai_pool(worker) as pool,
     ):
         events: list[Event] = []
         async with asyncio.timeout(0.5):
-            async for _, batch in pool.send(PreparedRequest(STREAMED), context()):
+            async for _, batch in pool.send(PreparedRequest(STREAMED), build_context()):
                 events += batch
                 if isinstance(events[-1], StreamEnd):
                     break
 
-    assert text(events) == "Hello"
+    assert join_text(events) == "Hello"
 
 
 AFTER: list[tuple[Reply, bool]] = [
@@ -193,16 +196,18 @@ AFTER: list[tuple[Reply, bool]] = [
 
 
 @pytest.mark.parametrize(("after", "reused"), AFTER)
-async def test_an_answer_that_is_told_stands(after: Reply, *, reused: bool) -> None:
-    first = [stream(HELLO, STOP, DONE), *after]
+async def test_failure_after_the_stream_end_does_not_affect_the_response(
+    after: Reply, *, reused: bool
+) -> None:
+    first = [build_stream(HELLO, STOP, DONE), *after]
     async with (
-        ScriptedWorker(first, [whole(ANSWER)]) as worker,
-        backend(worker) as pool,
+        ScriptedWorker(first, [make_reply(ANSWER)]) as worker,
+        run_openai_pool(worker) as pool,
         asyncio.timeout(4),
     ):
-        events = await heard(pool, STREAMED)
-        assert text(await heard(pool, UNARY)) == "Hello"
+        events = await collect_events(pool, STREAMED)
+        assert join_text(await collect_events(pool, UNARY)) == "Hello"
 
-    assert text(events) == "Hello"
+    assert join_text(events) == "Hello"
     assert sum(isinstance(event, StreamEnd) for event in events) == 1
     assert (worker.requests[1].connection == 0) == reused

@@ -16,32 +16,32 @@ import httpx
 import pytest
 
 from gateway.cli import main
-from tests.fault.fronts import PROTOCOLS, until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import PROTOCOLS, wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 from tests.fault.history import History, read_logs
-from tests.fault.load import Load
+from tests.fault.load import LoadGenerator
 from tests.fault.processes import WorkerProcess
 from tests.integration.test_command import Command
 
 ECHO = {"backend": "echo"}
-OTHER = written(models={"m": ECHO, "n": ECHO})
+OTHER = build_config(models={"m": ECHO, "n": ECHO})
 TWO = ("--processes", "2")
 ASKED: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 HEALTH = {"interval": "100ms", "timeout": "1s", "fall": 1, "rise": 1, "slow_start": "0s"}
 
 
-def two(folder: Path, text: str, *more: str) -> GatewayProcess:
+def create_two_process_gateway(folder: Path, text: str, *more: str) -> GatewayProcess:
     return GatewayProcess(folder, text, *TWO, *more)
 
 
-def serving(gateway: GatewayProcess) -> list[int]:
+def list_serving_pids(gateway: GatewayProcess) -> list[int]:
     """The processes, by their ids."""
     pid = gateway.process.pid
     said = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
     return [int(one) for one in said.split()]
 
 
-async def sampled(gateway: GatewayProcess, name: str) -> float:
+async def sum_metric(gateway: GatewayProcess, name: str) -> float:
     """What the metrics of this name come to."""
     page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
     assert page.status_code == HTTPStatus.OK
@@ -49,14 +49,14 @@ async def sampled(gateway: GatewayProcess, name: str) -> float:
     return sum(map(float, found))
 
 
-async def both_serve(gateway: GatewayProcess) -> None:
+async def wait_until_both_serve(gateway: GatewayProcess) -> None:
     """Wait until they do."""
     async with asyncio.timeout(20):
-        while await sampled(gateway, "interlingua_processes") != 2:  # noqa: ASYNC110 - no event
+        while await sum_metric(gateway, "interlingua_processes") != 2:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.05)
 
 
-async def afresh(gateway: GatewayProcess, times: int) -> set[str]:
+async def list_models_on_new_connections(gateway: GatewayProcess, times: int) -> set[str]:
     """What so many new connections are told of the models."""
     told = set()
     for _ in range(times):
@@ -66,7 +66,7 @@ async def afresh(gateway: GatewayProcess, times: int) -> set[str]:
     return told
 
 
-async def ask(gateway: GatewayProcess, **headers: str) -> httpx.Response:
+async def send_chat(gateway: GatewayProcess, **headers: str) -> httpx.Response:
     """One request, on a new connection."""
     async with httpx.AsyncClient(timeout=20) as client:
         url = f"{gateway.urls[0]}/v1/chat/completions"
@@ -76,20 +76,20 @@ async def ask(gateway: GatewayProcess, **headers: str) -> httpx.Response:
 # --- as one --------------------------------------------------------------------------------------
 
 
-async def test_new_connections_go_to_all_and_are_counted_together(tmp_path: Path) -> None:
-    async with two(tmp_path, written()) as gateway:
-        ids = {(await ask(gateway)).headers["x-request-id"] for _ in range(40)}
+async def test_connections_are_spread_over_processes_and_metrics_are_summed(tmp_path: Path) -> None:
+    async with create_two_process_gateway(tmp_path, build_config()) as gateway:
+        ids = {(await send_chat(gateway)).headers["x-request-id"] for _ in range(40)}
         assert len(ids) == 40
         assert len({one[:16] for one in ids}) == 2, "each process has ids of its own"
-        assert await sampled(gateway, "interlingua_requests_total") == 40
-        assert await sampled(gateway, "interlingua_request_duration_seconds_count") == 40
+        assert await sum_metric(gateway, "interlingua_requests_total") == 40
+        assert await sum_metric(gateway, "interlingua_request_duration_seconds_count") == 40
         assert (await gateway.http.get(f"{gateway.urls[-1]}/-/ready")).status_code == HTTPStatus.OK
 
 
-async def test_workers_are_changed_and_told_of_everywhere(tmp_path: Path) -> None:
+async def test_admin_worker_changes_apply_in_all_processes(tmp_path: Path) -> None:
     pool = {"protocol": "openai", "workers": ["http://127.0.0.1:9"], "max_concurrency": 4}
-    text = written(backends={"p": pool}, models={"m": {"backend": "p"}})
-    async with two(tmp_path, text) as gateway:
+    text = build_config(backends={"p": pool}, models={"m": {"backend": "p"}})
+    async with create_two_process_gateway(tmp_path, text) as gateway:
         url = f"{gateway.urls[-1]}/-/workers"
         told = (await gateway.http.get(url)).json()
         assert [(one["url"], one["limit"]) for one in told["backends"]["p"]] == [
@@ -108,9 +108,11 @@ async def test_workers_are_changed_and_told_of_everywhere(tmp_path: Path) -> Non
         assert again.json()["error"]["field"] == "url"
 
 
-async def test_what_one_process_explained_is_found(tmp_path: Path) -> None:
-    async with two(tmp_path, written()) as gateway:
-        told = {f"e{n}": await ask(gateway, **{"x-interlingua-explain": "1"}) for n in range(12)}
+async def test_explanations_of_any_process_are_found(tmp_path: Path) -> None:
+    async with create_two_process_gateway(tmp_path, build_config()) as gateway:
+        told = {
+            f"e{n}": await send_chat(gateway, **{"x-interlingua-explain": "1"}) for n in range(12)
+        }
         for answer in told.values():
             assert answer.status_code == HTTPStatus.OK
             id_ = answer.headers["x-request-id"]
@@ -123,17 +125,17 @@ async def test_what_one_process_explained_is_found(tmp_path: Path) -> None:
         assert foretold.status_code == HTTPStatus.OK, foretold.text
 
 
-async def test_the_key_is_asked_for_and_what_is_too_large_refused(tmp_path: Path) -> None:
+async def test_supervisor_admin_listener_requires_key_and_limits_body_size(tmp_path: Path) -> None:
     digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
-    text = written(admin={"address": "127.0.0.1:0", "sha256": digest})
-    async with two(tmp_path, text) as gateway:
+    text = build_config(admin={"address": "127.0.0.1:0", "sha256": digest})
+    async with create_two_process_gateway(tmp_path, text) as gateway:
         for path in ("/metrics", "/-/workers", "/-/explain/x"):
             refused = await gateway.http.get(gateway.urls[-1] + path)
             assert refused.status_code == HTTPStatus.UNAUTHORIZED, path
             assert refused.headers["www-authenticate"] == "Bearer"
         assert (await gateway.post()).status_code == HTTPStatus.UNAUTHORIZED
         gateway.http.headers["authorization"] = "Bearer secret"
-        assert await sampled(gateway, "interlingua_processes") == 2
+        assert await sum_metric(gateway, "interlingua_processes") == 2
         large = await gateway.http.post(f"{gateway.urls[-1]}/-/workers", content=b" " * (65 << 10))
         assert large.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
@@ -142,98 +144,104 @@ async def test_the_key_is_asked_for_and_what_is_too_large_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("way", ["signal", "path", "watch"])
-async def test_all_take_another_configuration(tmp_path: Path, way: str) -> None:
+async def test_reload_applies_in_all_processes_and_in_restarted_ones(
+    tmp_path: Path, way: str
+) -> None:
     more = () if way == "watch" else ("--no-watch",)
-    async with two(tmp_path, written(), *more) as gateway:
+    async with create_two_process_gateway(tmp_path, build_config(), *more) as gateway:
         gateway.put(OTHER)
         if way == "signal":
             gateway.hang_up()
         elif way == "path":
             assert (await gateway.post()).status_code == HTTPStatus.OK
         await gateway.serves(OTHER)
-        assert await afresh(gateway, 20) == {"m n"}
-        os.kill(serving(gateway)[0], signal.SIGKILL)
-        await until(lambda: "SIGKILL" in gateway.said())
-        await both_serve(gateway)
-        assert await afresh(gateway, 20) == {"m n"}, "who comes later has it too"
+        assert await list_models_on_new_connections(gateway, 20) == {"m n"}
+        os.kill(list_serving_pids(gateway)[0], signal.SIGKILL)
+        await wait_until(lambda: "SIGKILL" in gateway.said())
+        await wait_until_both_serve(gateway)
+        assert await list_models_on_new_connections(gateway, 20) == {"m n"}, (
+            "who comes later has it too"
+        )
 
 
-async def test_a_bad_file_changes_nothing_in_any(tmp_path: Path) -> None:
-    async with two(tmp_path, written(), "--no-watch") as gateway:
+async def test_invalid_configuration_changes_no_process(tmp_path: Path) -> None:
+    async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
         gateway.put(OTHER.replace('"echo"', '"ohce"'))
         told = await gateway.post()
         assert told.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
         assert told.json()["issues"]
         assert (await gateway.counts())['reloads_total{result="failure"}'] == 1
-        assert await afresh(gateway, 20) == {"m"}
+        assert await list_models_on_new_connections(gateway, 20) == {"m"}
 
 
-async def test_what_one_process_cannot_serve_none_does(tmp_path: Path) -> None:
+async def test_reload_that_fails_in_one_process_is_rolled_back_in_all(tmp_path: Path) -> None:
     here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
-    text = written(models={"m": ECHO, "n": ECHO}, listeners=[here, here])
-    async with two(tmp_path, written(), "--no-watch") as gateway:
-        first = serving(gateway)[0]
+    text = build_config(models={"m": ECHO, "n": ECHO}, listeners=[here, here])
+    async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
+        first = list_serving_pids(gateway)[0]
         soft, hard = resource.prlimit(first, resource.RLIMIT_NOFILE)
         resource.prlimit(first, resource.RLIMIT_NOFILE, (0, hard))
         gateway.put(text)
         gateway.hang_up()  # the admin's connections are such files, too
-        await until(lambda: "stays" in gateway.said(), 20)
+        await wait_until(lambda: "stays" in gateway.said(), 20)
         resource.prlimit(first, resource.RLIMIT_NOFILE, (soft, hard))
-        assert await afresh(gateway, 20) == {"m"}
+        assert await list_models_on_new_connections(gateway, 20) == {"m"}
         assert (await gateway.post()).status_code == HTTPStatus.OK, "now it can"
-        assert await afresh(gateway, 20) == {"m n"}
+        assert await list_models_on_new_connections(gateway, 20) == {"m n"}
 
 
-async def test_listeners_and_ports_come_and_go(tmp_path: Path) -> None:
+async def test_reload_adds_and_removes_listeners_in_all_processes(tmp_path: Path) -> None:
     here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
-    both = written(listeners=[here, here])
-    async with two(tmp_path, written(), "--no-watch") as gateway:
+    both = build_config(listeners=[here, here])
+    async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
         gateway.put(both)
         assert (await gateway.post()).status_code == HTTPStatus.OK
-        await until(lambda: gateway.said().count("listening on") == 2)
+        await wait_until(lambda: gateway.said().count("listening on") == 2)
         [url] = set(re.findall(r"listening on (\S+)", gateway.said()))
         assert (await gateway.http.get(f"{url}/health")).status_code == HTTPStatus.OK
-        taken = written(listeners=[here, here | {"address": f"127.0.0.1:{gateway.port}"}])
+        taken = build_config(listeners=[here, here | {"address": f"127.0.0.1:{gateway.port}"}])
         gateway.put(taken)
         told = await gateway.post()
         assert told.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
         assert "can't listen there" in told.text
-        gateway.put(written())
+        gateway.put(build_config())
         assert (await gateway.post()).status_code == HTTPStatus.OK
         with pytest.raises(httpx.ConnectError):
             async with httpx.AsyncClient() as client:
                 await client.get(f"{url}/health")
 
 
-async def test_what_needs_a_restart_and_a_local_model_are_refused(tmp_path: Path) -> None:
+async def test_reload_rejects_restart_settings_and_local_models(tmp_path: Path) -> None:
     local = {"kind": "torch", "path": str(tmp_path)}
     models = {"m": {"backend": "l"}}
-    async with two(tmp_path, written(), "--no-watch") as gateway:
-        gateway.put(written(admin=None))
+    async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
+        gateway.put(build_config(admin=None))
         assert "restart it" in (await gateway.post()).text
-        gateway.put(written(backends={"l": local}, models=models))
+        gateway.put(build_config(backends={"l": local}, models=models))
         assert "each process would load this model" in (await gateway.post()).text
 
 
 @pytest.mark.slow
-async def test_a_process_that_hangs_is_replaced_and_keeps_no_other(tmp_path: Path) -> None:
-    other = written(models={"m": ECHO, "n": ECHO}, limits={"warmup_timeout": "0s"})
-    async with two(tmp_path, written(), "--no-watch") as gateway:
-        os.kill(serving(gateway)[0], signal.SIGSTOP)
+async def test_hanging_process_is_replaced_and_does_not_block_a_reload(tmp_path: Path) -> None:
+    other = build_config(models={"m": ECHO, "n": ECHO}, limits={"warmup_timeout": "0s"})
+    async with create_two_process_gateway(tmp_path, build_config(), "--no-watch") as gateway:
+        os.kill(list_serving_pids(gateway)[0], signal.SIGSTOP)
         gateway.put(other)
         gateway.hang_up()
-        await until(lambda: "SIGKILL" in gateway.said(), 20)
+        await wait_until(lambda: "SIGKILL" in gateway.said(), 20)
         await gateway.serves(other)
-        await both_serve(gateway)
-        assert await afresh(gateway, 20) == {"m n"}
+        await wait_until_both_serve(gateway)
+        assert await list_models_on_new_connections(gateway, 20) == {"m n"}
 
 
 # --- starts and ends -----------------------------------------------------------------------------
 
 
-async def test_47_at_sigterm_all_drain_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_47_sigterm_drains_all_processes_without_losing_streams(tmp_path: Path) -> None:
     echo = {"kind": "echo", "script": ["a "] * 10, "delay": "100ms"}
-    async with two(tmp_path, written(backends={"echo": echo})) as gateway:
+    async with create_two_process_gateway(
+        tmp_path, build_config(backends={"echo": echo})
+    ) as gateway:
         begun = asyncio.Event()
 
         async def stream() -> bytes:
@@ -258,52 +266,55 @@ async def test_47_at_sigterm_all_drain_and_nothing_is_lost(tmp_path: Path) -> No
         whole = await asyncio.gather(*tasks)
         assert [one.count(b'"a "') for one in whole] == [10] * 24
         assert all(one.endswith(b"data: [DONE]\n\n") for one in whole)
-        await until(lambda: gateway.process.poll() is not None, 20)
+        await wait_until(lambda: gateway.process.poll() is not None, 20)
 
 
-async def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
+async def test_second_sigterm_ends_all_processes_at_once(tmp_path: Path) -> None:
     echo = {"kind": "echo", "script": ["a "], "delay": "60s"}
-    gateway = two(tmp_path, written(backends={"echo": echo}))
+    gateway = create_two_process_gateway(tmp_path, build_config(backends={"echo": echo}))
     async with gateway:
-        asking = asyncio.create_task(ask(gateway))
+        asking = asyncio.create_task(send_chat(gateway))
         async with asyncio.timeout(10):
-            while not any(_connected(pid, gateway.port) for pid in serving(gateway)):  # noqa: ASYNC110
+            while not any(_has_connection(pid, gateway.port) for pid in list_serving_pids(gateway)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        children = serving(gateway)
+        children = list_serving_pids(gateway)
         gateway.process.send_signal(signal.SIGTERM)
-        await until(lambda: "Send the signal again" in gateway.said())
+        await wait_until(lambda: "Send the signal again" in gateway.said())
         gateway.process.send_signal(signal.SIGTERM)
-        await until(lambda: gateway.process.poll() is not None, 10)
+        await wait_until(lambda: gateway.process.poll() is not None, 10)
         assert gateway.process.returncode == -signal.SIGTERM
-        await until(lambda: not any(map(_runs, children)), 10)
+        await wait_until(lambda: not any(map(_is_running, children)), 10)
         with pytest.raises(httpx.HTTPError):
             await asking
         gateway.process.returncode = 0  # as GatewayProcess would have it at the end
 
 
-async def test_48_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_48_killed_process_is_restarted_while_the_others_serve(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     async with WorkerProcess(pace=0.03, words=12, log=log) as worker:
         pool = {"protocol": "openai", "workers": [worker.url], "health": HEALTH}
-        text = written(
+        text = build_config(
             backends={"p": pool},
             models={"m": {"backend": "p"}},
             listeners=[{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
         )
-        async with two(tmp_path, text) as gateway, Load(gateway.port) as load:
+        async with (
+            create_two_process_gateway(tmp_path, text) as gateway,
+            LoadGenerator(gateway.port) as load,
+        ):
             over = asyncio.Event()
             running = asyncio.create_task(load.run(60, over))
-            await until(lambda: len(load.heard) > 20, 20)
-            counted = await sampled(gateway, "interlingua_requests_total")
-            os.kill(serving(gateway)[0], signal.SIGKILL)
-            await until(lambda: "restarting it in" in gateway.said())
-            assert await sampled(gateway, "interlingua_requests_total") >= counted
-            await both_serve(gateway)
+            await wait_until(lambda: len(load.heard) > 20, 20)
+            counted = await sum_metric(gateway, "interlingua_requests_total")
+            os.kill(list_serving_pids(gateway)[0], signal.SIGKILL)
+            await wait_until(lambda: "restarting it in" in gateway.said())
+            assert await sum_metric(gateway, "interlingua_requests_total") >= counted
+            await wait_until_both_serve(gateway)
             before = len(load.heard)
-            await until(lambda: len(load.heard) > before + 30, 20)
+            await wait_until(lambda: len(load.heard) > before + 30, 20)
             over.set()
             await running
-            assert await sampled(gateway, "interlingua_process_restarts_total") == 1
+            assert await sum_metric(gateway, "interlingua_process_restarts_total") == 1
             worker.process.send_signal(signal.SIGINT)
             await worker.ended()
         history = History(load.heard, gateway.records(), read_logs([log]))
@@ -318,19 +329,19 @@ async def test_48_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> 
         assert all(one.seen == "complete" for one in load.heard[before:])
 
 
-async def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
-    gateway = two(tmp_path, written())
+async def test_serving_processes_end_with_their_supervisor(tmp_path: Path) -> None:
+    gateway = create_two_process_gateway(tmp_path, build_config())
     async with gateway:
-        children = serving(gateway)
+        children = list_serving_pids(gateway)
         assert len(children) == 2
         gateway.process.kill()
-        await until(lambda: not any(map(_runs, children)), 10)
+        await wait_until(lambda: not any(map(_is_running, children)), 10)
         gateway.process.wait()
         gateway.process.returncode = 0  # as above
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> tuple[dict[str, str], Path]:
+def crash_environment(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """An environment in which serving processes end at once, while there is a file."""
     sign = tmp_path / "broken"
     (tmp_path / "sitecustomize.py").write_text(
@@ -341,10 +352,10 @@ def broken(tmp_path: Path) -> tuple[dict[str, str], Path]:
     return {"PYTHONPATH": str(tmp_path), "PORT": "0"}, sign
 
 
-def test_processes_that_end_at_once_are_not_tried_again(
-    broken: tuple[dict[str, str], Path],
+def test_process_that_crashes_at_start_is_not_restarted(
+    crash_environment: tuple[dict[str, str], Path],
 ) -> None:
-    env, sign = broken
+    env, sign = crash_environment
     sign.touch()
     command = Command("serve", "conformance", *TWO, env=env | {"ALONE_PORT": "0"})
     try:
@@ -356,10 +367,10 @@ def test_processes_that_end_at_once_are_not_tried_again(
         command.close()
 
 
-async def test_it_gives_up_when_none_can_be_started_any_more(
-    broken: tuple[dict[str, str], Path],
+async def test_supervisor_exits_when_no_process_can_be_restarted(
+    crash_environment: tuple[dict[str, str], Path],
 ) -> None:
-    env, sign = broken
+    env, sign = crash_environment
     command = Command("serve", "conformance", *TWO, env=env | {"ALONE_PORT": "0"})
     try:
         command.serving()
@@ -368,19 +379,19 @@ async def test_it_gives_up_when_none_can_be_started_any_more(
         sign.touch()
         for one in children:
             os.kill(int(one), signal.SIGKILL)
-        await until(lambda: command.process.poll() is not None, 20)
+        await wait_until(lambda: command.process.poll() is not None, 20)
         assert command.process.returncode == 1
         assert "no process is left; the last error: the process ended at" in command.said()
     finally:
         command.close()
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_port_in_use_ends_the_start_with_an_error(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         port = taken.getsockname()[1]
         here = [{"address": f"127.0.0.1:{port}", "protocols": ["openai"]}]
-        file.write_text(written(listeners=here))
+        file.write_text(build_config(listeners=here))
         command = Command("serve", str(file), *TWO)
         try:
             assert command.ended() == 1
@@ -389,10 +400,10 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             command.close()
 
 
-def test_a_local_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_local_model_with_several_processes_is_rejected_with_a_hint(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     local = {"kind": "torch", "path": str(tmp_path)}
-    file.write_text(written(backends={"l": local}, models={"m": {"backend": "l"}}))
+    file.write_text(build_config(backends={"l": local}, models={"m": {"backend": "l"}}))
     command = Command("serve", str(file), *TWO)
     try:
         assert command.ended() == 1
@@ -403,19 +414,19 @@ def test_a_local_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", ["0", "257", "many", "-1"])
-def test_how_many_must_make_sense(count: str) -> None:
+def test_invalid_process_count_is_a_usage_error(count: str) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["serve", "--processes", count])
     assert refused.value.code == 2
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     with suppress(OSError):
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text("ascii")
     return False
 
 
-def _connected(pid: int, port: int) -> bool:
+def _has_connection(pid: int, port: int) -> bool:
     """Whether a connection to this port is accepted there."""
     inodes = set()
     with suppress(OSError):

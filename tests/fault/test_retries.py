@@ -9,29 +9,47 @@ from backends.interfaces import PreparedRequest, Timeouts
 from backends.pool.settings import CircuitBreakerSettings, RetrySettings
 from protocols.core.errors import DeadlineExceeded, GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamStart
-from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
-from tests.fault.lines import STREAMED, UNARY, context, heard, pool, say, text
+from tests.fakes import (
+    CHUNKED,
+    CLOSE,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    chunked,
+    make_reply,
+)
+from tests.fault.lines import (
+    STREAMED,
+    UNARY,
+    build_context,
+    collect_events,
+    encode_line,
+    join_text,
+    run_pool,
+)
 
-GOOD = [chunked(b"start\n", say("Hello"), say(" world"), b"end\n")]
+GOOD = [chunked(b"start\n", encode_line("Hello"), encode_line(" world"), b"end\n")]
 STARTS = CHUNKED + chunk(b"start\n")
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
 
-def busy(seconds: int) -> Reply:
-    return [whole(b"{}", "429 Busy", retry_after=str(seconds))]
+def build_busy_reply(seconds: int) -> Reply:
+    return [make_reply(b"{}", "429 Busy", retry_after=str(seconds))]
 
 
-def status(line: str, body: bytes = b"{}", **headers: str) -> Reply:
-    return [whole(body, line, **headers)]
+def build_status_reply(line: str, body: bytes = b"{}", **headers: str) -> Reply:
+    return [make_reply(body, line, **headers)]
 
 
 REPLACED: list[tuple[str, Reply]] = [
-    ("429", busy(9)),
-    ("502", status("502 Bad Gateway")),
-    ("503", status("503 Down")),
-    ("503 and overloaded", status("503 Busy", b'{"error":"overloaded"}')),
-    ("503 with a time", status("503 Busy", retry_after="3")),
-    ("504", status("504 Late")),
+    ("429", build_busy_reply(9)),
+    ("502", build_status_reply("502 Bad Gateway")),
+    ("503", build_status_reply("503 Down")),
+    ("503 and overloaded", build_status_reply("503 Busy", b'{"error":"overloaded"}')),
+    ("503 with a time", build_status_reply("503 Busy", retry_after="3")),
+    ("504", build_status_reply("504 Late")),
     ("an error as the first event", [chunked(b"{nope\n")]),
     ("an error after events that say nothing", [STARTS + chunk(b"{nope\n")]),
     ("cut after events that say nothing", [STARTS, 0.05, CLOSE]),
@@ -42,27 +60,33 @@ REPLACED: list[tuple[str, Reply]] = [
 
 
 @pytest.mark.parametrize("lost", [one[1] for one in REPLACED], ids=[one[0] for one in REPLACED])
-async def test_another_worker_makes_up_for_it(lost: Reply) -> None:
+async def test_retryable_failure_is_retried_on_another_worker(lost: Reply) -> None:
     async with (
         ScriptedWorker(lost) as bad,
         ScriptedWorker(GOOD) as good,
-        pool(bad.url, good.url, policy="round_robin", timeouts=HASTY) as backend,
+        run_pool(bad.url, good.url, policy="round_robin", timeouts=HASTY) as backend,
     ):
-        events = await heard(backend)
+        events = await collect_events(backend)
 
-    assert text(events) == "Hello world"
+    assert join_text(events) == "Hello world"
     assert sum(isinstance(event, StreamStart) for event in events) == 1, (
         "only of the one that answers"
     )
     assert (bad.asked, good.asked) == (1, 1)
 
 
-async def test_what_says_nothing_is_kept_back_and_comes_in_its_order() -> None:
+async def test_events_without_content_are_buffered_in_order() -> None:
     gate = asyncio.Event()
-    reply: Reply = [STARTS, gate, chunk(b"start\n" + say("Hello")), chunk(b"end\n"), b"0\r\n\r\n"]
+    reply: Reply = [
+        STARTS,
+        gate,
+        chunk(b"start\n" + encode_line("Hello")),
+        chunk(b"end\n"),
+        b"0\r\n\r\n",
+    ]
     events: list[Event] = []
-    async with ScriptedWorker(reply) as worker, pool(worker.url) as backend:
-        task = asyncio.get_running_loop().create_task(heard(backend, into=events))
+    async with ScriptedWorker(reply) as worker, run_pool(worker.url) as backend:
+        task = asyncio.get_running_loop().create_task(collect_events(backend, into=events))
         await worker.until_asked()
         await asyncio.sleep(0.05)
         assert not events
@@ -78,74 +102,75 @@ async def test_what_says_nothing_is_kept_back_and_comes_in_its_order() -> None:
     ]
 
 
-async def test_an_answer_in_one_piece_is_made_up_for_to_its_last_byte() -> None:
-    cut: Reply = [whole(say("Hello") + say(" there") + b"end\n")[:-2], CLOSE]
+async def test_truncated_unary_response_is_retried() -> None:
+    cut: Reply = [make_reply(encode_line("Hello") + encode_line(" there") + b"end\n")[:-2], CLOSE]
     async with (
         ScriptedWorker(cut) as bad,
         ScriptedWorker(GOOD) as good,
-        pool(bad.url, good.url, policy="round_robin") as backend,
+        run_pool(bad.url, good.url, policy="round_robin") as backend,
     ):
-        events = await heard(backend, UNARY)
+        events = await collect_events(backend, UNARY)
 
-    assert text(events) == "Hello world"
+    assert join_text(events) == "Hello world"
     assert (bad.asked, good.asked) == (1, 1)
 
 
-async def test_what_is_kept_back_is_bounded() -> None:
+async def test_buffer_of_events_without_content_is_bounded() -> None:
     endless = chunk(b"start" + b"x" * (64 << 10) + b"\n")
     async with (
         ScriptedWorker([CHUNKED, *[endless] * 300, HANG]) as worker,
-        pool(worker.url) as backend,
+        run_pool(worker.url) as backend,
     ):
         with pytest.raises(WorkerFailed, match="without content"):
-            await heard(backend)
+            await collect_events(backend)
 
 
-async def test_500_is_made_up_for_where_the_operator_says_so() -> None:
+async def test_500_is_retried_when_configured() -> None:
     settings = RetrySettings(on=("500",))
     async with (
-        ScriptedWorker(status("500 Oops")) as bad,
+        ScriptedWorker(build_status_reply("500 Oops")) as bad,
         ScriptedWorker(GOOD) as good,
-        pool(bad.url, good.url, policy="round_robin", retries=settings) as backend,
+        run_pool(bad.url, good.url, policy="round_robin", retries=settings) as backend,
     ):
-        assert text(await heard(backend)) == "Hello world"
+        assert join_text(await collect_events(backend)) == "Hello world"
 
 
-async def test_without_retries_the_first_failure_is_told() -> None:
+async def test_first_failure_is_returned_without_retries() -> None:
     async with (
-        ScriptedWorker(status("502 Bad Gateway")) as bad,
+        ScriptedWorker(build_status_reply("502 Bad Gateway")) as bad,
         ScriptedWorker(GOOD) as good,
-        pool(bad.url, good.url, policy="round_robin", retries=RetrySettings(max=0)) as backend,
+        run_pool(bad.url, good.url, policy="round_robin", retries=RetrySettings(max=0)) as backend,
     ):
         with pytest.raises(WorkerFailed):
-            await heard(backend)
+            await collect_events(backend)
 
     assert good.asked == 0
 
 
-async def test_tries_have_one_deadline_together() -> None:
+async def test_all_attempts_share_one_total_timeout() -> None:
     limits = Timeouts(connect=1.0, first_token=0.3, idle=5.0, total=0.5)
     async with (
         ScriptedWorker([HANG]) as a,
         ScriptedWorker([HANG]) as b,
-        pool(a.url, b.url, timeouts=limits) as backend,
+        run_pool(a.url, b.url, timeouts=limits) as backend,
     ):
         with pytest.raises(DeadlineExceeded) as caught:
-            await heard(backend)
+            await collect_events(backend)
 
     assert caught.value.phase == "total"
     assert (a.asked, b.asked) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    "reply", [status("500 Oops"), [CHUNKED, CLOSE], [b"garbage\r\n\r\n", CLOSE], [STARTS, HANG]]
+    "reply",
+    [build_status_reply("500 Oops"), [CHUNKED, CLOSE], [b"garbage\r\n\r\n", CLOSE], [STARTS, HANG]],
 )
-async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None:
+async def test_worker_with_consecutive_failures_is_ejected(reply: Reply) -> None:
     """Requests that it fails are those of a pool without retries."""
     async with (
         ScriptedWorker(reply) as bad,
         ScriptedWorker(GOOD) as good,
-        pool(
+        run_pool(
             bad.url,
             good.url,
             policy="round_robin",
@@ -157,7 +182,7 @@ async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None
         told: list[GatewayError] = []
         for _ in range(8):
             try:
-                await heard(backend)
+                await collect_events(backend)
             except GatewayError as error:
                 told.append(error)
 
@@ -165,22 +190,22 @@ async def test_a_worker_that_fails_again_and_again_is_left(reply: Reply) -> None
     assert good.asked == 6
 
 
-async def test_a_worker_that_errs_for_the_clients_sake_stays() -> None:
-    reply = status("404 Not Found")
+async def test_client_errors_do_not_eject_a_worker() -> None:
+    reply = build_status_reply("404 Not Found")
     breaker = CircuitBreakerSettings(consecutive_failures=1, min_requests=1)
-    async with ScriptedWorker(reply) as worker, pool(worker.url, breaker=breaker) as backend:
+    async with ScriptedWorker(reply) as worker, run_pool(worker.url, breaker=breaker) as backend:
         for _ in range(10):
             with pytest.raises(WorkerFailed):
-                await heard(backend)
+                await collect_events(backend)
 
         assert [one.state for one in backend.report_workers()] == ["up"]
 
 
-async def test_a_client_that_leaves_says_nothing_of_a_worker() -> None:
+async def test_client_disconnects_do_not_eject_a_worker() -> None:
     breaker = CircuitBreakerSettings(consecutive_failures=1, min_requests=1)
-    async with ScriptedWorker([HANG]) as worker, pool(worker.url, breaker=breaker) as backend:
+    async with ScriptedWorker([HANG]) as worker, run_pool(worker.url, breaker=breaker) as backend:
         for number in range(10):
-            task = asyncio.get_running_loop().create_task(heard(backend))
+            task = asyncio.get_running_loop().create_task(collect_events(backend))
             await worker.until_asked(number + 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -189,14 +214,21 @@ async def test_a_client_that_leaves_says_nothing_of_a_worker() -> None:
         assert [one.in_flight for one in backend.report_workers()] == [0]
 
 
-async def test_the_time_to_the_first_token_is_known() -> None:
+async def test_latency_is_the_time_to_first_token() -> None:
     """3 s to the first token, of which the second that the head took is a part."""
     now, begin, go_on = [100.0], asyncio.Event(), asyncio.Event()
-    reply: Reply = [STARTS, begin, chunk(say("Hello")), go_on, chunk(b"end\n"), b"0\r\n\r\n"]
+    reply: Reply = [
+        STARTS,
+        begin,
+        chunk(encode_line("Hello")),
+        go_on,
+        chunk(b"end\n"),
+        b"0\r\n\r\n",
+    ]
     async with (
         ScriptedWorker(reply) as worker,
-        pool(worker.url, clock=lambda: now[0]) as backend,
-        aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches,
+        run_pool(worker.url, clock=lambda: now[0]) as backend,
+        aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches,
     ):
         first = asyncio.get_running_loop().create_task(anext(batches))
         await worker.until_asked()
@@ -214,8 +246,11 @@ async def test_the_time_to_the_first_token_is_known() -> None:
     assert latency <= 3.0, "what comes after the first token is another matter"
 
 
-async def test_a_whole_text_tells_nothing_of_the_first_token() -> None:
-    async with ScriptedWorker([whole(say("Hello") + b"end\n")]) as worker, pool(worker.url) as one:
-        await heard(one, UNARY)
+async def test_unary_response_does_not_change_the_latency() -> None:
+    async with (
+        ScriptedWorker([make_reply(encode_line("Hello") + b"end\n")]) as worker,
+        run_pool(worker.url) as one,
+    ):
+        await collect_events(one, UNARY)
 
         assert one.report_workers()[0].latency is None

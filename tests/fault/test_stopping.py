@@ -13,16 +13,35 @@ from backends.pool.side_requests import CancelSender
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest, Request
-from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
-from tests.fault.lines import STREAMED, UNARY, Lines, context, heard, pool, say, text
+from tests.fakes import (
+    CHUNKED,
+    CLOSE,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    chunked,
+    make_reply,
+)
+from tests.fault.lines import (
+    STREAMED,
+    UNARY,
+    LineProtocol,
+    build_context,
+    collect_events,
+    encode_line,
+    join_text,
+    run_pool,
+)
 
-GOOD = [chunked(say("Hello"), b"end\n")]
-OK: Reply = [whole(b"{}")]
-SAYS = CHUNKED + chunk(say("Hello"))
+GOOD = [chunked(encode_line("Hello"), b"end\n")]
+OK: Reply = [make_reply(b"{}")]
+SAYS = CHUNKED + chunk(encode_line("Hello"))
 HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
 
-class Stoppable(Lines):
+class CancellableProtocol(LineProtocol):
     """Lines, whose requests carry their id, and which stops by it."""
 
     def encode_request(self, request: Request) -> UpstreamRequest:
@@ -45,14 +64,16 @@ GIVEN_UP: list[tuple[str, Reply, GenerationRequest]] = [
 @pytest.mark.parametrize(
     ("reply", "asked"), [one[1:] for one in GIVEN_UP], ids=[one[0] for one in GIVEN_UP]
 )
-async def test_a_client_that_leaves_has_its_request_stopped(
+async def test_client_disconnect_sends_a_cancel_request(
     reply: Reply, asked: GenerationRequest
 ) -> None:
     async with (
         ScriptedWorker(reply, OK) as worker,
-        pool(WorkerConfig(worker.url, bearer="s3cret"), dialect=Stoppable()) as backend,
+        run_pool(
+            WorkerConfig(worker.url, bearer="s3cret"), dialect=CancellableProtocol()
+        ) as backend,
     ):
-        task = asyncio.get_running_loop().create_task(heard(backend, asked))
+        task = asyncio.get_running_loop().create_task(collect_events(backend, asked))
         await worker.until_asked()
         await asyncio.sleep(0.05)
         task.cancel()
@@ -66,38 +87,38 @@ async def test_a_client_that_leaves_has_its_request_stopped(
     assert stop.connection != said.connection
 
 
-async def test_a_consumer_that_stops_in_the_middle_has_it_stopped_too() -> None:
+async def test_closing_the_stream_sends_a_cancel_request() -> None:
     async with (
         ScriptedWorker([SAYS, HANG], OK) as worker,
-        pool(worker.url, dialect=Stoppable()) as backend,
+        run_pool(worker.url, dialect=CancellableProtocol()) as backend,
     ):
-        async with aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches:
+        async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
             await anext(batches)
         await worker.until_asked(2)
 
     assert worker.requests[1].path == "/stop"
 
 
-async def test_each_call_has_an_id_of_its_own() -> None:
+async def test_each_attempt_has_its_own_request_id() -> None:
     async with (
         ScriptedWorker(GOOD) as worker,
-        pool(worker.url, dialect=Stoppable()) as backend,
+        run_pool(worker.url, dialect=CancellableProtocol()) as backend,
     ):
         for _ in range(3):
-            await heard(backend)
+            await collect_events(backend)
 
     assert len({request.body for request in worker.requests}) == 3
 
 
-async def test_a_worker_that_is_too_slow_is_told_to_stop_and_another_goes_on() -> None:
+async def test_timed_out_worker_gets_a_cancel_request_and_another_serves() -> None:
     async with (
         ScriptedWorker([HANG], OK) as slow,
         ScriptedWorker(GOOD) as good,
-        pool(
-            slow.url, good.url, dialect=Stoppable(), timeouts=HASTY, policy="round_robin"
+        run_pool(
+            slow.url, good.url, dialect=CancellableProtocol(), timeouts=HASTY, policy="round_robin"
         ) as backend,
     ):
-        assert text(await heard(backend)) == "Hello"
+        assert join_text(await collect_events(backend)) == "Hello"
         await slow.until_asked(2)
 
     assert [request.path for request in slow.requests] == ["/say", "/stop"]
@@ -106,19 +127,21 @@ async def test_a_worker_that_is_too_slow_is_told_to_stop_and_another_goes_on() -
 OVER: list[tuple[str, Reply]] = [
     ("told", GOOD[0:1]),
     ("told, and a body that goes on", [SAYS + chunk(b"end\n"), HANG]),
-    ("refused", [whole(b"{}", "500 Oops")]),
+    ("refused", [make_reply(b"{}", "500 Oops")]),
     ("cut", [SAYS, CLOSE]),
     ("reset", [RESET]),
 ]
 
 
 @pytest.mark.parametrize("reply", [one[1] for one in OVER], ids=[one[0] for one in OVER])
-async def test_what_is_over_is_not_stopped(reply: Reply) -> None:
+async def test_finished_request_gets_no_cancel_request(reply: Reply) -> None:
     limits = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=10.0)
     async with ScriptedWorker(reply, OK) as worker:
-        async with pool(worker.url, dialect=Stoppable(), timeouts=limits) as backend:
+        async with run_pool(worker.url, dialect=CancellableProtocol(), timeouts=limits) as backend:
             with suppress(GatewayError):
-                async with aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches:
+                async with aclosing(
+                    backend.send(PreparedRequest(STREAMED), build_context())
+                ) as batches:
                     async for _ in batches:
                         pass
 
@@ -126,9 +149,9 @@ async def test_what_is_over_is_not_stopped(reply: Reply) -> None:
         assert len(stops) == (reply[-1:] == [HANG])
 
 
-async def test_a_worker_in_another_dialect_is_only_left() -> None:
-    async with ScriptedWorker([SAYS, HANG], OK) as worker, pool(worker.url) as backend:
-        async with aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches:
+async def test_protocol_without_cancel_only_closes_the_connection() -> None:
+    async with ScriptedWorker([SAYS, HANG], OK) as worker, run_pool(worker.url) as backend:
+        async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
             await anext(batches)
         await worker.until_left()
         await asyncio.sleep(0.1)
@@ -136,11 +159,11 @@ async def test_a_worker_in_another_dialect_is_only_left() -> None:
     assert worker.asked == 1
 
 
-async def test_closing_waits_for_what_is_being_sent() -> None:
+async def test_pool_close_waits_for_pending_cancel_requests() -> None:
     async with ScriptedWorker([SAYS, HANG], [0.2, *OK]) as worker:
         async with (
-            pool(worker.url, dialect=Stoppable()) as backend,
-            aclosing(backend.send(PreparedRequest(STREAMED), context())) as batches,
+            run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+            aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches,
         ):
             await anext(batches)
 
@@ -148,7 +171,7 @@ async def test_closing_waits_for_what_is_being_sent() -> None:
         assert worker.active == 0
 
 
-async def test_no_more_are_sent_at_a_time_than_a_bound_and_none_is_an_error() -> None:
+async def test_concurrent_cancel_requests_are_bounded() -> None:
     upstream = AsyncioHttpClient()
     await upstream.start()
     gate = asyncio.Event()

@@ -16,12 +16,12 @@ import click
 import msgspec
 from msgspec import Struct
 
-from tests.fault.fronts import configuration, until
+from tests.fault.fronts import build_pool_config, wait_until
 from tests.fault.gateways import GatewayProcess
 from tests.fault.history import History, read_logs
-from tests.fault.load import Load
+from tests.fault.load import LoadGenerator
 from tests.fault.processes import WorkerProcess
-from tests.fault.repeating import repeat
+from tests.fault.repeating import run_repeatedly
 
 PACE = 0.05
 """Seconds between words: so an answer takes a quarter of a second."""
@@ -29,7 +29,7 @@ BETWEEN = 0.5
 """Seconds from one upgrade to the next."""
 
 
-class Upgraded(Struct, frozen=True):
+class UpgradeRun(Struct, frozen=True):
     """What came of one run. ``rate``: requests a second that were really sent."""
 
     history: History
@@ -54,7 +54,7 @@ class Upgraded(Struct, frozen=True):
         return len(self.history.heard) - self.history.ends()["complete"]
 
 
-class Line:
+class GatewayChain:
     """A gateway, and those that take its place."""
 
     def __init__(self, folder: Path, text: str) -> None:
@@ -75,23 +75,23 @@ class Line:
     async def close(self) -> None:
         """Stop the last; all have ended well."""
         for one in self.gateways[:-1]:
-            await _ended(one)
+            await _wait_for_exit(one)
         for one in self.gateways:
             await one.__aexit__(None, None, None)
 
 
-async def upgraded(folder: Path, *, upgrades: int = 3, rate: float = 200.0) -> Upgraded:
+async def run_upgrades(folder: Path, *, upgrades: int = 3, rate: float = 200.0) -> UpgradeRun:
     """Upgrade a gateway so often, and load it all the while."""
     logs = [folder / f"worker{number}.log" for number in range(2)]
     async with AsyncExitStack() as stack:
         crew = [await stack.enter_async_context(WorkerProcess(pace=PACE, log=log)) for log in logs]
-        text = configuration(
+        text = build_pool_config(
             [one.url for one in crew], limits={"shutdown_delay": "1s", "drain_timeout": "20s"}
         )
-        line = Line(folder, msgspec.json.format(text))
+        line = GatewayChain(folder, msgspec.json.format(text))
         stack.push_async_callback(line.close)
         old = await line.start()
-        load = await stack.enter_async_context(Load(old.port))
+        load = await stack.enter_async_context(LoadGenerator(old.port))
         over = asyncio.Event()
         codes = []
         async with asyncio.TaskGroup() as tasks:
@@ -101,18 +101,18 @@ async def upgraded(folder: Path, *, upgrades: int = 3, rate: float = 200.0) -> U
                     await asyncio.sleep(BETWEEN)
                     new = await line.start()
                     assert new.port == old.port
-                    codes.append(await _ended(old))
+                    codes.append(await _wait_for_exit(old))
                     old = new
             finally:
                 over.set()
         whole = len(load.heard)
-        await until(lambda: sum(len(one.records()) for one in line.gateways) >= whole, 20)
+        await wait_until(lambda: sum(len(one.records()) for one in line.gateways) >= whole, 20)
         records = [record for one in line.gateways for record in one.records()]
-    return Upgraded(History(load.heard, records, read_logs(logs)), load.rate, upgrades, codes)
+    return UpgradeRun(History(load.heard, records, read_logs(logs)), load.rate, upgrades, codes)
 
 
-async def _ended(gateway: GatewayProcess) -> int:
-    await until(lambda: gateway.process.poll() is not None, 30)
+async def _wait_for_exit(gateway: GatewayProcess) -> int:
+    await wait_until(lambda: gateway.process.poll() is not None, 30)
     return gateway.process.returncode
 
 
@@ -122,7 +122,7 @@ async def _ended(gateway: GatewayProcess) -> int:
 @click.option("--upgrades", default=3, show_default=True, help="In each run.")
 def main(runs: int, rate: float, upgrades: int) -> None:
     """Upgrade a gateway under load, and tell what was lost. Exits with 1 if anything was."""
-    repeat(runs, lambda folder: upgraded(folder, upgrades=upgrades, rate=rate))
+    run_repeatedly(runs, lambda folder: run_upgrades(folder, upgrades=upgrades, rate=rate))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ USUAL = 5
 GREEDY_FROM = 5
 
 
-def word(number: int, size: int = 0) -> str:
+def format_word(number: int, size: int = 0) -> str:
     """The word of this number, from 0 on."""
     return f"t{number}".ljust(size - 1, ".") + " "
 
@@ -136,8 +136,8 @@ class Worker:
         headers = "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
         await self._write(writer, f"HTTP/1.1 200 OK\r\n{headers}{self._ends()}".encode())
         async for one in self._words(asked, count, said):
-            await self._event(writer, {**base, "choices": [_choice(chat, one, None)]})
-        await self._event(writer, {**base, "choices": [_choice(chat, "", "length")]})
+            await self._event(writer, {**base, "choices": [_build_choice(chat, one, None)]})
+        await self._event(writer, {**base, "choices": [_build_choice(chat, "", "length")]})
         if (asked.get("stream_options") or {}).get("include_usage"):
             await self._event(writer, {**base, "choices": [], "usage": usage})
         await self._write(writer, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
@@ -151,7 +151,7 @@ class Worker:
                 await asyncio.sleep(self._told.pace)
             if asked["model"] == "greedy" and number >= GREEDY_FROM:
                 self._hoard.append(bytearray(b"x") * (8 << 20))
-            yield word(number, self._told.size)
+            yield format_word(number, self._told.size)
             said[0] += 1
 
     async def _event(self, writer: asyncio.StreamWriter, told: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class Worker:
                 log.write(json.dumps({"id": name, "what": what, "tokens": said}) + "\n")
 
 
-def _choice(chat: bool, text: str, reason: str | None) -> dict[str, Any]:
+def _build_choice(chat: bool, text: str, reason: str | None) -> dict[str, Any]:
     content: dict[str, Any] = {"text": text}
     if chat:
         content = {"delta": {"content": text} if text else {}}

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*/*.wire"))
 
 
-def play(text: str) -> list[tuple[list[str], list[str]]]:
+def parse_transcript(text: str) -> list[tuple[list[str], list[str]]]:
     """The exchanges of a transcript: lines sent, lines expected."""
     exchanges: list[tuple[list[str], list[str]]] = []
     last = ""
@@ -31,17 +31,17 @@ def play(text: str) -> list[tuple[list[str], list[str]]]:
     return exchanges
 
 
-def expected(lines: list[str]) -> re.Pattern[str]:
+def compile_body_pattern(lines: list[str]) -> re.Pattern[str]:
     """A pattern for a body, in which ``…`` is anything."""
     return re.compile("\n".join(".*?".join(map(re.escape, line.split("…"))) for line in lines))
 
 
 @pytest.mark.parametrize("file", FILES, ids=[f"{f.parent.name}/{f.stem}" for f in FILES])
-async def test_transcript(serve: Serve, file: Path) -> None:
+async def test_transcript_matches_the_gateway_responses(serve: Serve, file: Path) -> None:
     config = (file.parent / f"{file.parent.name}.yaml").read_text("utf-8")
     gateway = await serve(config)
 
-    for sent, received in play(file.read_text("utf-8")):
+    for sent, received in parse_transcript(file.read_text("utf-8")):
         method, path = sent[0].split()
         empty = sent.index("") if "" in sent else len(sent)
         headers = dict(line.split(": ", 1) for line in sent[1:empty])
@@ -51,7 +51,7 @@ async def test_transcript(serve: Serve, file: Path) -> None:
 
         kind = answer.headers.get("content-type", "")
         assert f"{answer.status_code} {kind}".strip() == received[0]
-        wanted = expected(received[1:])
+        wanted = compile_body_pattern(received[1:])
         assert wanted.fullmatch(answer.text.rstrip("\n")), (
             f"wanted\n{chr(10).join(received[1:])}\ngot\n{answer.text}"
         )

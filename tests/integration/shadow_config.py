@@ -15,7 +15,17 @@ from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.shadow import ShadowComparison, ShadowManager
 from gateway.runtime.gateway import Gateway, build_services
-from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, chunked, whole
+from tests.fakes import (
+    CHUNKED,
+    CLOSE,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    chunked,
+    make_reply,
+)
 
 LISTEN = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, triton]}]
@@ -52,11 +62,11 @@ TURNED = TRIED.replace("tried, model: new}}", "one}}").replace(
 """The worker answers clients, and the echo is tried."""
 
 
-def echo(script: str = "a, b, c", shadow: str = SHADOW) -> str:
+def build_echo_config(script: str = "a, b, c", shadow: str = SHADOW) -> str:
     return ECHO.replace("SCRIPT", script).replace("SHADOW", shadow)
 
 
-def tried(
+def build_worker_config(
     *workers: ScriptedWorker, dialect: str = "openai", shadow: str = SHADOW, text: str = TRIED
 ) -> str:
     urls = ", ".join(f'"{worker.url}"' for worker in workers)
@@ -69,16 +79,22 @@ HELLO = [{"role": "user", "content": "hi"}]
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"new","choices":[%s]}'
 
 
-def said(text: str | None = None, finish: str | None = None) -> bytes:
+def build_text_event(text: str | None = None, finish: str | None = None) -> bytes:
     delta = {} if text is None else {"content": text}
     choice = json.dumps({"index": 0, "delta": delta, "finish_reason": finish})
     return b"data: " + (CHUNK % choice).encode() + b"\n\n"
 
 
-STREAM = [said("a"), said("b"), said("c"), said(finish="stop"), b"data: [DONE]\n\n"]
+STREAM = [
+    build_text_event("a"),
+    build_text_event("b"),
+    build_text_event("c"),
+    build_text_event(finish="stop"),
+    b"data: [DONE]\n\n",
+]
 
 
-class Shadowing(Struct):
+class ShadowGateway(Struct):
     """A gateway that serves, and what it told of exchanges and shadows."""
 
     app: Gateway
@@ -109,15 +125,15 @@ class Shadowing(Struct):
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-Begin = Callable[[str], Awaitable[Shadowing]]
+Begin = Callable[[str], Awaitable[ShadowGateway]]
 
 
 @asynccontextmanager
-async def gateways() -> AsyncIterator[Begin]:
+async def run_gateways() -> AsyncIterator[Begin]:
     """Starts them; stops them all at the end."""
-    running: list[Shadowing] = []
+    running: list[ShadowGateway] = []
 
-    async def start(text: str) -> Shadowing:
+    async def start(text: str) -> ShadowGateway:
         records: list[RequestRecord] = []
         told: list[ShadowComparison] = []
         more = asyncio.Event()
@@ -133,7 +149,7 @@ async def gateways() -> AsyncIterator[Begin]:
         app = Gateway(load_text(text, "test.yaml", env=os.environ), outside)
         urls = await app.start()
         http = httpx.AsyncClient(base_url=urls[0], timeout=30)
-        running.append(Shadowing(app, urls, http, shadows, records, told, more))
+        running.append(ShadowGateway(app, urls, http, shadows, records, told, more))
         return running[-1]
 
     yield start
@@ -141,14 +157,14 @@ async def gateways() -> AsyncIterator[Begin]:
         await one.stop()
 
 
-def shown(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:
+def get_visible_response(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:
     """All that a client sees, but for dates and times."""
     times = ("date", "openai-processing-ms")
     headers = {name: text for name, text in answer.headers.items() if name not in times}
     return answer.status_code, answer.content, headers
 
 
-FLOOD = [said("x" * 50_000)] * 40
+FLOOD = [build_text_event("x" * 50_000)] * 40
 TROUBLE: dict[str, Reply] = {
     "is silent": [HANG],
     "hangs in its head": [b"HTTP/1.1 200 OK\r\n", HANG],
@@ -157,9 +173,9 @@ TROUBLE: dict[str, Reply] = {
     "resets": [RESET],
     "is cut": [CHUNKED + chunk(STREAM[0]), CLOSE],
     "has no end": [chunked(*STREAM[:3])],
-    "fails": [whole(b'{"error":{"message":"broken"}}', "500 Internal Server Error")],
-    "is at its limit": [whole(b'{"error":{"message":"slow"}}', "429 Too Many Requests")],
-    "refuses": [whole(b'{"error":{"message":"no"}}', "400 Bad Request")],
+    "fails": [make_reply(b'{"error":{"message":"broken"}}', "500 Internal Server Error")],
+    "is at its limit": [make_reply(b'{"error":{"message":"slow"}}', "429 Too Many Requests")],
+    "refuses": [make_reply(b'{"error":{"message":"no"}}', "400 Bad Request")],
     "talks nonsense": [chunked(b"data: nonsense\n\n")],
     "speaks no HTTP": [b"hello\r\n\r\n"],
     "floods": [chunked(*FLOOD, *STREAM)],

@@ -48,7 +48,7 @@ class Workers:
         return [{"url": one.url, "weight": one.weight} for one in self.discovery.workers]
 
 
-class Listening(Struct):
+class AdminClient(Struct):
     """A running admin listener, a client of it, and what is behind it."""
 
     http: httpx.AsyncClient
@@ -62,9 +62,9 @@ class Listening(Struct):
 
 
 @asynccontextmanager
-async def admin(
+async def run_admin_listener(
     address: str = "127.0.0.1:0", sha256: str | None = None, pool: WorkerSet | None = None
-) -> AsyncIterator[Listening]:
+) -> AsyncIterator[AdminClient]:
     workers, state = Workers(FIRST), dict[str, str | None](why=None)
     pools: dict[str, WorkerSet] = {"gpu": pool or workers}
     listener = AdminServer(
@@ -74,17 +74,17 @@ async def admin(
     )
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
-        yield Listening(http, workers, state, listener)
+        yield AdminClient(http, workers, state, listener)
     await listener.close()
 
 
 @pytest.fixture
-async def here() -> AsyncIterator[Listening]:
-    async with admin() as listening:
+async def admin_client() -> AsyncIterator[AdminClient]:
+    async with run_admin_listener() as listening:
         yield listening
 
 
-def told(answer: httpx.Response) -> tuple[int, str | None]:
+def parse_error(answer: httpx.Response) -> tuple[int, str | None]:
     """The status and the field of an error, of which everything else is checked."""
     assert answer.headers["content-type"].startswith("application/json")
     error = answer.json()["error"]
@@ -97,20 +97,22 @@ def told(answer: httpx.Response) -> tuple[int, str | None]:
 # --- alive and ready -----------------------------------------------------------------------------
 
 
-async def test_it_is_alive_and_ready_or_says_why_not(here: Listening) -> None:
-    assert (await here.http.get("/-/live")).status_code == 200
-    assert (await here.http.get("/-/ready")).json() == {"status": "ready"}
+async def test_live_and_ready_endpoints_report_liveness_and_the_unready_reason(
+    admin_client: AdminClient,
+) -> None:
+    assert (await admin_client.http.get("/-/live")).status_code == 200
+    assert (await admin_client.http.get("/-/ready")).json() == {"status": "ready"}
 
-    here.state["why"] = "the gateway drains"
+    admin_client.state["why"] = "the gateway drains"
 
-    assert (await here.http.get("/-/live")).status_code == 200
-    assert (await here.http.head("/-/ready")).status_code == 503
-    answer = await here.http.get("/-/ready")
-    assert told(answer) == (503, None)
+    assert (await admin_client.http.get("/-/live")).status_code == 200
+    assert (await admin_client.http.head("/-/ready")).status_code == 503
+    answer = await admin_client.http.get("/-/ready")
+    assert parse_error(answer) == (503, None)
     assert answer.json()["error"]["message"] == "the gateway drains"
 
 
-async def test_what_prometheus_reads_is_given_as_it_is() -> None:
+async def test_metrics_endpoint_serves_the_rendered_metrics_unchanged() -> None:
     told = b"interlingua_requests_total 1\n"
     behind = AdminServices(
         get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: told
@@ -124,13 +126,13 @@ async def test_what_prometheus_reads_is_given_as_it_is() -> None:
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Standing(Struct):
+class StubBackend(Struct):
     ready: bool
 
 
-def test_what_stands_against_an_answer() -> None:
+def test_unready_reason_names_missing_backends_or_the_drain() -> None:
     router = Router({}, draw=lambda: 0.0)
-    up, down = Standing(ready=True), Standing(ready=False)
+    up, down = StubBackend(ready=True), StubBackend(ready=False)
 
     assert get_unready_reason(router, [down, up]) is None
     assert get_unready_reason(router, [down, down]) == "no backend is ready"
@@ -142,13 +144,13 @@ def test_what_stands_against_an_answer() -> None:
 # --- workers -------------------------------------------------------------------------------------
 
 
-async def test_workers_are_listed_added_and_removed(here: Listening) -> None:
+async def test_workers_are_listed_added_and_removed(admin_client: AdminClient) -> None:
     body = {"backend": "gpu", "url": "http://10.0.0.2:8000/", "weight": 3, "max_concurrency": 4}
 
-    added = await here.http.post("/-/workers", json=body)
-    again = await here.http.post("/-/workers", json=body | {"weight": 5})
-    listed = await here.http.get("/-/workers")
-    removed = await here.http.delete("/-/workers", params={"backend": "gpu", "url": FIRST})
+    added = await admin_client.http.post("/-/workers", json=body)
+    again = await admin_client.http.post("/-/workers", json=body | {"weight": 5})
+    listed = await admin_client.http.get("/-/workers")
+    removed = await admin_client.http.delete("/-/workers", params={"backend": "gpu", "url": FIRST})
 
     assert added.status_code == 201
     assert added.json() == body | {"url": "http://10.0.0.2:8000"}
@@ -157,11 +159,15 @@ async def test_workers_are_listed_added_and_removed(here: Listening) -> None:
         "gpu": [{"url": "http://10.0.0.2:8000", "weight": 5}, {"url": FIRST, "weight": 1}]
     }
     assert (removed.status_code, removed.content) == (204, b"")
-    assert here.workers.urls == ["http://10.0.0.2:8000"]
+    assert admin_client.workers.urls == ["http://10.0.0.2:8000"]
 
 
-async def test_a_worker_of_which_only_the_url_is_said_has_the_usual_rest(here: Listening) -> None:
-    answer = await here.http.post("/-/workers", json={"backend": "gpu", "url": "http://w:1"})
+async def test_added_worker_with_only_a_url_has_default_weight_and_concurrency(
+    admin_client: AdminClient,
+) -> None:
+    answer = await admin_client.http.post(
+        "/-/workers", json={"backend": "gpu", "url": "http://w:1"}
+    )
 
     assert answer.json() == {
         "backend": "gpu",
@@ -185,21 +191,23 @@ async def test_a_worker_of_which_only_the_url_is_said_has_the_usual_rest(here: L
         ({"bearer": "sk-1"}, 400, "bearer"),
     ],
 )
-async def test_a_wrong_field_is_named(
-    here: Listening, change: dict[str, Any], status: int, field: str
+async def test_add_worker_error_names_the_invalid_field(
+    admin_client: AdminClient, change: dict[str, Any], status: int, field: str
 ) -> None:
     body = {"backend": "gpu", "url": "http://w:1"} | change
 
-    assert told(await here.http.post("/-/workers", json=body)) == (status, field)
-    assert here.workers.urls == [FIRST]
+    assert parse_error(await admin_client.http.post("/-/workers", json=body)) == (status, field)
+    assert admin_client.workers.urls == [FIRST]
 
 
 @pytest.mark.parametrize("missing", ["backend", "url"])
-async def test_a_missing_field_is_named(here: Listening, missing: str) -> None:
+async def test_add_worker_error_names_the_missing_field(
+    admin_client: AdminClient, missing: str
+) -> None:
     body = {"backend": "gpu", "url": "http://w:1"}
     del body[missing]
 
-    assert told(await here.http.post("/-/workers", json=body)) == (400, missing)
+    assert parse_error(await admin_client.http.post("/-/workers", json=body)) == (400, missing)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +237,13 @@ async def test_a_missing_field_is_named(here: Listening, missing: str) -> None:
         "http://0.0.0.0:80",
     ],
 )
-async def test_61_an_address_that_is_no_workers_is_refused(here: Listening, url: str) -> None:
-    answer = await here.http.post("/-/workers", json={"backend": "gpu", "url": url})
+async def test_61_add_worker_rejects_invalid_or_internal_addresses(
+    admin_client: AdminClient, url: str
+) -> None:
+    answer = await admin_client.http.post("/-/workers", json={"backend": "gpu", "url": url})
 
-    assert told(answer) == (400, "url")
-    assert here.workers.urls == [FIRST]
+    assert parse_error(answer) == (400, "url")
+    assert admin_client.workers.urls == [FIRST]
 
 
 @pytest.mark.parametrize(
@@ -250,10 +260,14 @@ async def test_61_an_address_that_is_no_workers_is_refused(here: Listening, url:
         b'{"a": "\\ud800"}',
     ],
 )
-async def test_a_body_that_is_no_object_is_refused(here: Listening, body: bytes) -> None:
+async def test_body_that_is_not_a_json_object_is_rejected(
+    admin_client: AdminClient, body: bytes
+) -> None:
     headers = {"content-type": "application/json"}
 
-    assert told(await here.http.post("/-/workers", content=body, headers=headers)) == (400, None)
+    assert parse_error(
+        await admin_client.http.post("/-/workers", content=body, headers=headers)
+    ) == (400, None)
 
 
 @pytest.mark.parametrize(
@@ -266,17 +280,19 @@ async def test_a_body_that_is_no_object_is_refused(here: Listening, body: bytes)
         {"content-type": "application/json", "content-encoding": "gzip"},
     ],
 )
-async def test_what_a_page_elsewhere_may_send_unasked_is_refused(
-    here: Listening, headers: dict[str, str]
+async def test_cross_origin_simple_request_content_types_are_rejected(
+    admin_client: AdminClient, headers: dict[str, str]
 ) -> None:
     body = b'{"backend": "gpu", "url": "http://w:1"}'
 
-    assert told(await here.http.post("/-/workers", content=body, headers=headers)) == (415, None)
-    assert here.workers.urls == [FIRST]
+    assert parse_error(
+        await admin_client.http.post("/-/workers", content=body, headers=headers)
+    ) == (415, None)
+    assert admin_client.workers.urls == [FIRST]
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_body_that_is_too_large_is_refused(here: Listening, *, declared: bool) -> None:
+async def test_too_large_body_is_rejected(admin_client: AdminClient, *, declared: bool) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(9):
             yield b" " * 8192
@@ -284,14 +300,16 @@ async def test_a_body_that_is_too_large_is_refused(here: Listening, *, declared:
     content = b" " * (64 * 1024 + 1) if declared else pieces()
     headers = {"content-type": "application/json"}
 
-    assert told(await here.http.post("/-/workers", content=content, headers=headers)) == (413, None)
+    assert parse_error(
+        await admin_client.http.post("/-/workers", content=content, headers=headers)
+    ) == (413, None)
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(
-    here: Listening, monkeypatch: pytest.MonkeyPatch
+async def test_body_read_times_out_with_408(
+    admin_client: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.admin.api._BODY_TIMEOUT", 0.05)
-    reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", admin_client.port)
     writer.write(
         b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 10\r\n\r\n{"
@@ -314,12 +332,14 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
         (f"backend=gpu&url={FIRST}", 409, "url"),
     ],
 )
-async def test_who_can_t_be_removed(here: Listening, query: str, status: int, field: str) -> None:
-    assert told(await here.http.delete(f"/-/workers?{query}")) == (status, field)
-    assert here.workers.urls == [FIRST]
+async def test_remove_worker_errors_name_status_and_field(
+    admin_client: AdminClient, query: str, status: int, field: str
+) -> None:
+    assert parse_error(await admin_client.http.delete(f"/-/workers?{query}")) == (status, field)
+    assert admin_client.workers.urls == [FIRST]
 
 
-async def test_who_can_t_be_added() -> None:
+async def test_add_worker_to_a_full_worker_set_is_a_conflict() -> None:
     class Full(Workers):
         def __init__(self) -> None:
             super().__init__(FIRST)
@@ -328,12 +348,12 @@ async def test_who_can_t_be_added() -> None:
         def refuse(self, worker: WorkerConfig) -> bool:
             raise ValueError("there are enough workers")
 
-    async with admin(pool=Full()) as listening:
+    async with run_admin_listener(pool=Full()) as listening:
         answer = await listening.http.post(
             "/-/workers", json={"backend": "gpu", "url": "http://w:1"}
         )
 
-    assert told(answer) == (409, "url")
+    assert parse_error(answer) == (409, "url")
     assert "enough" in answer.text
 
 
@@ -341,35 +361,39 @@ async def test_who_can_t_be_added() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/-/", "/-/nope", "/-/workers/", "/v1/models", "//-/live"])
-async def test_another_path_is_not_there(here: Listening, path: str) -> None:
-    url = f"http://127.0.0.1:{here.port}{path}"
+async def test_unknown_path_returns_404(admin_client: AdminClient, path: str) -> None:
+    url = f"http://127.0.0.1:{admin_client.port}{path}"
 
-    assert told(await here.http.get(url)) == (404, None)
+    assert parse_error(await admin_client.http.get(url)) == (404, None)
 
 
-async def test_another_method_is_told_which_there_are(here: Listening) -> None:
-    answer = await here.http.put("/-/workers")
+async def test_wrong_method_returns_405_with_an_allow_header(admin_client: AdminClient) -> None:
+    answer = await admin_client.http.put("/-/workers")
 
-    assert told(answer) == (405, None)
+    assert parse_error(answer) == (405, None)
     assert answer.headers["allow"].replace(" ", "").split(",") == ["DELETE", "GET", "HEAD", "POST"]
 
 
-async def test_a_fault_of_ours_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_response_hides_the_exception_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken(Workers):
         def report_workers(self) -> list[dict[str, Any]]:
             raise RuntimeError("canary")
 
     with caplog.at_level(logging.ERROR, "interlingua"):
-        async with admin(pool=Broken()) as listening:
+        async with run_admin_listener(pool=Broken()) as listening:
             answer = await listening.http.get("/-/workers")
 
-    assert told(answer) == (500, None)
+    assert parse_error(answer) == (500, None)
     assert "canary" not in answer.text
     assert "canary" in caplog.text
 
 
-async def test_nothing_is_kept_or_guessed_by_who_gets_it(here: Listening) -> None:
-    for answer in (await here.http.get("/-/live"), await here.http.get("/nope")):
+async def test_responses_have_no_store_nosniff_and_server_headers(
+    admin_client: AdminClient,
+) -> None:
+    for answer in (await admin_client.http.get("/-/live"), await admin_client.http.get("/nope")):
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["server"] == "interlingua"
@@ -378,7 +402,7 @@ async def test_nothing_is_kept_or_guessed_by_who_gets_it(here: Listening) -> Non
 # --- who may ask ---------------------------------------------------------------------------------
 
 
-def every_route() -> list[tuple[str, str]]:
+def list_routes() -> list[tuple[str, str]]:
     listener = AdminServer(
         "127.0.0.1:0", AdminServices(get_unready_reason=lambda: None, worker_sets={})
     )
@@ -387,7 +411,7 @@ def every_route() -> list[tuple[str, str]]:
     return [*found, ("GET", "/-/nope"), ("PUT", "/-/workers"), ("GET", "/-/live/"), ("POST", "/")]
 
 
-@pytest.mark.parametrize(("method", "path"), every_route())
+@pytest.mark.parametrize(("method", "path"), list_routes())
 @pytest.mark.parametrize(
     "headers",
     [
@@ -402,10 +426,10 @@ def every_route() -> list[tuple[str, str]]:
         {"Authorization": b"Bearer \xff\xfe"},
     ],
 )
-async def test_without_the_key_nothing_is_told(
+async def test_missing_or_wrong_admin_key_returns_401(
     method: str, path: str, headers: dict[str, Any]
 ) -> None:
-    async with admin(sha256=DIGEST) as listening:
+    async with run_admin_listener(sha256=DIGEST) as listening:
         answer = await listening.http.request(method, path, headers=headers)
 
     if path in {"/-/live", "/-/ready"} and method in {"GET", "HEAD"}:
@@ -413,11 +437,11 @@ async def test_without_the_key_nothing_is_told(
     else:
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
-        assert method == "HEAD" or told(answer) == (401, None)
+        assert method == "HEAD" or parse_error(answer) == (401, None)
 
 
-async def test_with_the_key_everything_is_open() -> None:
-    async with admin("0.0.0.0:0", DIGEST.upper()) as listening:
+async def test_admin_key_grants_access_with_any_host_header() -> None:
+    async with run_admin_listener("0.0.0.0:0", DIGEST.upper()) as listening:
         answer = await listening.http.get("/-/workers", headers={"Authorization": f"bearer  {KEY}"})
         named = await listening.http.get("/-/live", headers={"Host": "gateway.example"})
 
@@ -442,21 +466,23 @@ async def test_with_the_key_everything_is_open() -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/-/live", "/-/workers"])
-async def test_on_this_machine_a_name_from_elsewhere_is_refused(
-    here: Listening, host: str, path: str
+async def test_loopback_listener_rejects_foreign_host_headers(
+    admin_client: AdminClient, host: str, path: str
 ) -> None:
-    assert told(await here.http.get(path, headers={"Host": host})) == (403, None)
+    assert parse_error(await admin_client.http.get(path, headers={"Host": host})) == (403, None)
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8081", "[::1]", "[::1]:8081"]
 )
-async def test_on_this_machine_its_own_names_are_good(here: Listening, host: str) -> None:
-    assert (await here.http.get("/-/workers", headers={"Host": host})).status_code == 200
+async def test_loopback_listener_accepts_loopback_host_headers(
+    admin_client: AdminClient, host: str
+) -> None:
+    assert (await admin_client.http.get("/-/workers", headers={"Host": host})).status_code == 200
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.0.0.1:8081", "gateway:8081"])
-def test_beyond_this_machine_a_key_is_needed(address: str) -> None:
+def test_non_loopback_address_requires_an_admin_key(address: str) -> None:
     behind = AdminServices(get_unready_reason=lambda: None, worker_sets={})
     with pytest.raises(ValueError, match="give a key"):
         AdminServer(address, behind)
@@ -465,10 +491,10 @@ def test_beyond_this_machine_a_key_is_needed(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
-async def test_it_listens_on_this_machine_without_one(address: str) -> None:
+async def test_loopback_address_needs_no_admin_key(address: str) -> None:
     if address.startswith("[") and not _has_ipv6():
         address = "127.0.0.2:0"
-    async with admin(address) as listening:
+    async with run_admin_listener(address) as listening:
         assert (await listening.http.get("/-/live")).status_code == 200
 
 
@@ -481,8 +507,8 @@ def _has_ipv6() -> bool:
     return True
 
 
-async def test_closing_lets_go_of_the_port() -> None:
-    async with admin() as listening:
+async def test_close_releases_the_port() -> None:
+    async with run_admin_listener() as listening:
         port = listening.port
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
@@ -491,7 +517,7 @@ async def test_closing_lets_go_of_the_port() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-async def said(port: int, data: bytes) -> bytes:
+async def send_raw_bytes(port: int, data: bytes) -> bytes:
     """What is answered until the connection ends."""
     async with asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -504,13 +530,13 @@ async def said(port: int, data: bytes) -> bytes:
             writer.transport.abort()
 
 
-async def test_silent_connections_leave_room_and_are_closed(
+async def test_idle_admin_connections_are_evicted_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They take a fixed share of the descriptors, and none of those of clients."""
     limits = replace(CONNECTION_LIMITS, header_timeout=1.0)
     monkeypatch.setattr("gateway.admin.api.CONNECTION_LIMITS", limits)
-    async with admin() as listening:
+    async with run_admin_listener() as listening:
         silent = [
             socket.create_connection(("127.0.0.1", listening.port), timeout=20) for _ in range(200)
         ]
@@ -540,10 +566,10 @@ async def test_silent_connections_leave_room_and_are_closed(
         b"GET /-/live HTTP/1.1\r\nHost: 127.0.0.1\r\nA: secret" + b"x" * 20_000 + b"\r\n\r\n",
     ],
 )
-async def test_malformed_input_is_neither_repeated_nor_logged_as_a_failure(
-    here: Listening, data: bytes, caplog: pytest.LogCaptureFixture
+async def test_malformed_request_is_neither_echoed_nor_logged_as_an_error(
+    admin_client: AdminClient, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = await said(here.port, data)
+    answer = await send_raw_bytes(admin_client.port, data)
     assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
     for word in (b"Python", b"aiohttp", b"secret", b"Traceback"):
         assert word not in answer

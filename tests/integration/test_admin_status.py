@@ -45,7 +45,7 @@ keys: [{{name: ann, sha256: {hashlib.sha256(KEY.encode()).hexdigest()}}}]
 """
 
 
-class House:
+class RunningGateway:
     """A running gateway, its admin listener, and clients of both."""
 
     def __init__(
@@ -57,7 +57,7 @@ class House:
         self.urls = urls
 
     async def chat(self, model: str, **more: Any) -> httpx.Response:
-        return await self.http.post("/v1/chat/completions", json=asked(model, **more))
+        return await self.http.post("/v1/chat/completions", json=build_chat_body(model, **more))
 
     async def requests(self) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = (await self.admin.get("/-/requests")).json()["requests"]
@@ -71,12 +71,12 @@ class House:
         return told
 
 
-def asked(model: str, **more: Any) -> dict[str, Any]:
+def build_chat_body(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "canary"}], **more}
 
 
 @asynccontextmanager
-async def house(folder: Path, text: str = TEXT) -> AsyncIterator[House]:
+async def run_gateway(folder: Path, text: str = TEXT) -> AsyncIterator[RunningGateway]:
     file, records = folder / "gateway.yaml", list[RequestRecord]()
     async with ScriptedWorker([HANG]) as worker:
         file.write_text(text.replace("WORKER", worker.url))
@@ -86,25 +86,27 @@ async def house(folder: Path, text: str = TEXT) -> AsyncIterator[House]:
 
         outside = replace(build_services(), observe_request=records.append)
         app = Gateway((first := read()).config, outside, origin=ConfigSource(first, read))
-        made = House(file, app, await app.start(), records)
+        made = RunningGateway(file, app, await app.start(), records)
         async with made.admin, made.http:
             yield made
         await app.stop()
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def gateway(tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    async with run_gateway(tmp_path) as made:
         yield made
 
 
 # --- what it tells --------------------------------------------------------------------------------
 
 
-async def test_the_configuration_is_told_without_its_secrets(here: House) -> None:
-    told = await here.admin.get("/-/config")
-    digest = hashlib.sha256(here.file.read_bytes()).hexdigest()
-    file = {"name": str(here.file), "hash": digest[:12], "differs": False}
+async def test_config_endpoint_masks_secrets_and_reports_file_changes(
+    gateway: RunningGateway,
+) -> None:
+    told = await gateway.admin.get("/-/config")
+    digest = hashlib.sha256(gateway.file.read_bytes()).hexdigest()
+    file = {"name": str(gateway.file), "hash": digest[:12], "differs": False}
 
     assert told.json()["hash"] == digest[:12]
     assert told.json()["file"] == file
@@ -117,19 +119,21 @@ async def test_the_configuration_is_told_without_its_secrets(here: House) -> Non
     for secret in ("sk-secret", hashlib.sha256(KEY.encode()).hexdigest()):
         assert secret not in told.text
 
-    here.file.write_text("models: {}")
-    assert (await here.admin.get("/-/config")).json()["file"]["differs"] is True
-    here.file.unlink()
-    gone = (await here.admin.get("/-/config")).json()["file"]
+    gateway.file.write_text("models: {}")
+    assert (await gateway.admin.get("/-/config")).json()["file"]["differs"] is True
+    gateway.file.unlink()
+    gone = (await gateway.admin.get("/-/config")).json()["file"]
     assert (gone["hash"], gone["differs"]) == (None, False)
 
 
-async def test_a_status_has_the_same_figures_as_the_metrics(here: House) -> None:
+async def test_status_endpoint_reports_the_same_counts_as_the_metrics(
+    gateway: RunningGateway,
+) -> None:
     for _ in range(3):
-        await here.chat("m@1", stream=True, stream_options={"include_usage": True})
-    await here.chat("cut")
-    told = (await here.admin.get("/-/status")).json()
-    page = (await here.admin.get("/metrics")).text
+        await gateway.chat("m@1", stream=True, stream_options={"include_usage": True})
+    await gateway.chat("cut")
+    told = (await gateway.admin.get("/-/status")).json()
+    page = (await gateway.admin.get("/metrics")).text
 
     figures = {(one["model"], one["version"]): one for one in told["stats"]}
     one = figures["m", "1"]
@@ -150,36 +154,38 @@ async def test_a_status_has_the_same_figures_as_the_metrics(here: House) -> None
     }
     assert told["listeners"] == [
         {
-            "url": here.urls[0],
+            "url": gateway.urls[0],
             "protocols": [
                 {"name": "openai", "profile": "", "prefix": ""},
                 {"name": "triton", "profile": "trtllm", "prefix": "/t"},
             ],
         },
-        {"url": here.urls[1], "protocols": [{"name": "ovms", "profile": "", "prefix": ""}]},
+        {"url": gateway.urls[1], "protocols": [{"name": "ovms", "profile": "", "prefix": ""}]},
     ]
     assert told["backends"].keys() == {"fast", "slow", "begun", "cut", "pool"}
     [worker] = told["workers"]["pool"]
     assert (worker["state"], worker["limit"]) == ("up", 1)
     assert (told["processes"], told["running"], told["draining"]) == (1, 0, False)
-    assert told["config_hash"] == here.app.active_snapshots[-1].config_hash
+    assert told["config_hash"] == gateway.app.active_snapshots[-1].config_hash
     assert 0 < told["recent_seconds"] <= told["uptime"]
 
 
-async def test_what_runs_is_told_with_how_far_it_is(here: House) -> None:
+async def test_requests_endpoint_reports_the_phase_and_progress_of_each_request(
+    gateway: RunningGateway,
+) -> None:
     async with asyncio.TaskGroup() as tasks:
-        begun = tasks.create_task(here.chat("begun", stream=True))
-        streaming = await here.until(lambda told: told and told[0]["tokens"])
+        begun = tasks.create_task(gateway.chat("begun", stream=True))
+        streaming = await gateway.until(lambda told: told and told[0]["tokens"])
         await begun
         for _ in range(2):
-            tasks.create_task(here.chat("far"))
-        told = await here.until(lambda told: len(told) == 2 and told[1]["phase"] == "queued")
+            tasks.create_task(gateway.chat("far"))
+        told = await gateway.until(lambda told: len(told) == 2 and told[1]["phase"] == "queued")
         assert [one["phase"] for one in told] == ["waiting", "queued"]
         assert told[0]["age"] >= told[1]["age"]
         assert told[0]["backend"] == "pool"
         for one in told:
-            await here.admin.post(f"/-/requests/{one['id']}/cancel")
-    await here.until(lambda told: not told)
+            await gateway.admin.post(f"/-/requests/{one['id']}/cancel")
+    await gateway.until(lambda told: not told)
 
     [one] = streaming
     assert one.pop("id")
@@ -199,73 +205,85 @@ async def test_what_runs_is_told_with_how_far_it_is(here: House) -> None:
 # --- what it does ---------------------------------------------------------------------------------
 
 
-async def test_a_client_whose_request_is_ended_is_told_in_its_dialect(here: House) -> None:
+async def test_cancelled_request_gets_an_error_in_the_protocol_of_its_client(
+    gateway: RunningGateway,
+) -> None:
     async with asyncio.TaskGroup() as tasks:
         for path, status, body in (
-            ("/v1/chat/completions", 499, asked("m@2")),
+            ("/v1/chat/completions", 499, build_chat_body("m@2")),
             ("/t/v2/models/m@2/generate", 400, {"text_input": "x", "max_tokens": 5}),
         ):
-            task = tasks.create_task(here.http.post(path, json=body, headers={"x-request-id": ID}))
-            await here.until(len)
-            ended = await here.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
+            task = tasks.create_task(
+                gateway.http.post(path, json=body, headers={"x-request-id": ID})
+            )
+            await gateway.until(len)
+            ended = await gateway.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
             assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
             answer = await task
             assert answer.status_code == status
             assert "the request was stopped" in answer.text
-    again = await here.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
+    again = await gateway.admin.post(f"/-/requests/{quote(ID, safe='')}/cancel")
     assert (again.status_code, again.json()["error"]["field"]) == (404, "id")
-    assert [one.error for one in here.records] == ["ClientDisconnected"] * 2
+    assert [one.error for one in gateway.records] == ["ClientDisconnected"] * 2
 
 
-async def test_a_request_that_began_before_a_reload_is_still_known(here: House) -> None:
+async def test_request_that_started_before_a_reload_is_listed_and_cancellable(
+    gateway: RunningGateway,
+) -> None:
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(here.chat("m@2"))
-        [before] = await here.until(len)
-        here.file.write_text(here.file.read_text() + "# changed\n")
-        assert (await here.admin.post("/-/reload")).status_code == 200
-        [after] = await here.requests()
+        task = tasks.create_task(gateway.chat("m@2"))
+        [before] = await gateway.until(len)
+        gateway.file.write_text(gateway.file.read_text() + "# changed\n")
+        assert (await gateway.admin.post("/-/reload")).status_code == 200
+        [after] = await gateway.requests()
         assert after["id"] == before["id"]
-        await here.admin.post(f"/-/requests/{after['id']}/cancel")
+        await gateway.admin.post(f"/-/requests/{after['id']}/cancel")
     assert task.result().status_code == 499
 
 
-async def test_a_drain_is_told_kept_over_a_reload_and_taken_back(here: House) -> None:
-    assert (await here.admin.post("/-/drain")).json() == {"draining": True}
-    here.file.write_text(here.file.read_text() + "# changed\n")
-    await here.admin.post("/-/reload")
-    assert (await here.admin.get("/-/ready")).status_code == 503
-    assert (await here.admin.get("/-/status")).json()["draining"] is True
-    assert (await here.chat("m@1")).status_code == 200
+async def test_drain_state_survives_a_reload_and_can_be_cancelled(gateway: RunningGateway) -> None:
+    assert (await gateway.admin.post("/-/drain")).json() == {"draining": True}
+    gateway.file.write_text(gateway.file.read_text() + "# changed\n")
+    await gateway.admin.post("/-/reload")
+    assert (await gateway.admin.get("/-/ready")).status_code == 503
+    assert (await gateway.admin.get("/-/status")).json()["draining"] is True
+    assert (await gateway.chat("m@1")).status_code == 200
 
-    assert (await here.admin.delete("/-/drain")).json() == {"draining": False}
-    assert (await here.admin.get("/-/ready")).status_code == 200
+    assert (await gateway.admin.delete("/-/drain")).json() == {"draining": False}
+    assert (await gateway.admin.get("/-/ready")).status_code == 200
 
 
 # --- by way of the admin listener -----------------------------------------------------------------
 
 
-async def test_a_listener_answers_by_way_of_the_admins(here: House) -> None:
+async def test_playground_forwards_requests_to_a_listener(gateway: RunningGateway) -> None:
     key = {"x-api-key": KEY, "Authorization": "Bearer of-the-admin"}
-    played = await here.admin.post(
-        "/-/playground/0/v1/chat/completions", json=asked("m@1"), headers=key
+    played = await gateway.admin.post(
+        "/-/playground/0/v1/chat/completions", json=build_chat_body("m@1"), headers=key
     )
     assert played.json()["choices"][0]["message"]["content"] == "ab"
     assert played.headers["content-security-policy"] == "default-src 'none'; sandbox"
     assert played.headers["x-content-type-options"] == "nosniff"
-    assert here.records[-1].key == "ann"
-    unkeyed = await here.admin.post("/-/playground/0/v1/chat/completions", json=asked("m@1"))
+    assert gateway.records[-1].key == "ann"
+    unkeyed = await gateway.admin.post(
+        "/-/playground/0/v1/chat/completions", json=build_chat_body("m@1")
+    )
     assert (unkeyed.status_code, "API key" in unkeyed.json()["error"]["message"]) == (401, True)
-    head = await here.admin.head("/-/playground/0/v1/models", headers=key)
+    head = await gateway.admin.head("/-/playground/0/v1/models", headers=key)
     assert (head.status_code, head.content) == (405, b"")
-    described = await here.admin.get("/-/playground/1/openapi.json")
+    described = await gateway.admin.get("/-/playground/1/openapi.json")
     assert "/v3/chat/completions" in described.json()["paths"]
-    nobody = await here.admin.get("/-/playground/2/openapi.json")
+    nobody = await gateway.admin.get("/-/playground/2/openapi.json")
     assert (nobody.status_code, nobody.json()["error"]["field"]) == (404, "listener")
 
 
-async def test_what_is_cut_there_is_cut_here(here: House) -> None:
+async def test_playground_stream_breaks_where_the_upstream_stream_breaks(
+    gateway: RunningGateway,
+) -> None:
     url, key = "/-/playground/0/v1/chat/completions", {"x-api-key": KEY}
-    async with here.admin.stream("POST", url, json=asked("cut", stream=True), headers=key) as said:
+    async with gateway.admin.stream(
+        "POST", url, json=build_chat_body("cut", stream=True), headers=key
+    ) as said:
         lines = [line async for line in said.aiter_lines()]
     assert '"content":"a"' in "".join(lines)
     assert "data: [DONE]" not in lines
@@ -273,7 +291,9 @@ async def test_what_is_cut_there_is_cut_here(here: House) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_body_is_bounded_as_there(here: House, *, declared: bool) -> None:
+async def test_playground_applies_the_body_size_limit(
+    gateway: RunningGateway, *, declared: bool
+) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b" " * 512
@@ -281,11 +301,11 @@ async def test_a_body_is_bounded_as_there(here: House, *, declared: bool) -> Non
     content = b" " * 1536 if declared else pieces()
     headers = {"x-api-key": KEY, "content-type": "application/json"}
     url = "/-/playground/0/v1/chat/completions"
-    assert (await here.admin.post(url, content=content, headers=headers)).status_code == 413
+    assert (await gateway.admin.post(url, content=content, headers=headers)).status_code == 413
 
 
-async def test_a_body_that_comes_in_parts_is_none(here: House) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", here.admin.base_url.port)
+async def test_playground_rejects_a_malformed_chunked_body(gateway: RunningGateway) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.admin.base_url.port)
     writer.write(
         b"POST /-/playground/0/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         b"X-Api-Key: " + KEY.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -295,16 +315,18 @@ async def test_a_body_that_comes_in_parts_is_none(here: House) -> None:
     writer.close()
 
 
-async def test_who_leaves_there_has_left_here(here: House) -> None:
+async def test_playground_client_disconnect_cancels_the_request(gateway: RunningGateway) -> None:
     url, key = "/-/playground/0/v1/chat/completions", {"x-api-key": KEY}
-    async with here.admin.stream("POST", url, json=asked("begun", stream=True), headers=key):
-        await here.until(len)
-    await here.until(lambda told: not told)
-    assert here.records[-1].outcome == "cancelled"
+    async with gateway.admin.stream(
+        "POST", url, json=build_chat_body("begun", stream=True), headers=key
+    ):
+        await gateway.until(len)
+    await gateway.until(lambda told: not told)
+    assert gateway.records[-1].outcome == "cancelled"
 
 
-async def test_a_bug_is_no_whole_answer(
-    here: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_internal_error_truncates_the_playground_response(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing was finished, so nothing may look as if it were."""
 
@@ -313,33 +335,35 @@ async def test_a_bug_is_no_whole_answer(
         sink.write(b"half")
 
     served: Callable[..., Awaitable[None]] = begun
-    monkeypatch.setattr(here.app.active_snapshots[-1], "get_handler", lambda seat: served)
+    monkeypatch.setattr(gateway.app.active_snapshots[-1], "get_handler", lambda seat: served)
     with pytest.raises(httpx.RemoteProtocolError):
-        await here.admin.get("/-/playground/0/v1/models")
+        await gateway.admin.get("/-/playground/0/v1/models")
 
 
 # --- the page -------------------------------------------------------------------------------------
 
 
-async def test_the_page_is_given_to_everybody_and_is_all_its_own(here: House) -> None:
+async def test_admin_page_is_self_contained_and_needs_no_key(gateway: RunningGateway) -> None:
     for path in ("/", "/-/ui"):
-        led = await here.admin.get(path)
+        led = await gateway.admin.get(path)
         assert (led.status_code, led.headers["location"]) == (302, "/-/ui/")
-    page = await here.admin.get("/-/ui/")
+    page = await gateway.admin.get("/-/ui/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
     assert "://" not in page.text
-    assert (await here.admin.get("/-/ui/app.js")).headers["content-type"].startswith("text/java")
+    assert (await gateway.admin.get("/-/ui/app.js")).headers["content-type"].startswith("text/java")
     for name in ("nothing.js", "..%2Fcli.py", "../app.py", "index", ""):
-        given = await here.admin.get(f"/-/ui/{name}") if name else None
+        given = await gateway.admin.get(f"/-/ui/{name}") if name else None
         assert given is None or given.status_code == 404
 
 
-async def test_a_page_from_elsewhere_can_t_do_anything(here: House) -> None:
+async def test_cross_origin_requests_to_admin_endpoints_are_rejected(
+    gateway: RunningGateway,
+) -> None:
     paths = ("/-/drain", "/-/reload", "/-/requests/x/cancel", "/-/playground/0/v1/chat/completions")
     for path in paths:
-        for origin in ("http://evil.example", "null", f"{here.urls[0]}"):
-            told = await here.admin.post(path, headers={"Origin": origin})
+        for origin in ("http://evil.example", "null", f"{gateway.urls[0]}"):
+            told = await gateway.admin.post(path, headers={"Origin": origin})
             assert (path, told.status_code) == (path, 403)
-    own = {"Origin": here.urls[-1]}
-    assert (await here.admin.post("/-/drain", headers=own)).status_code == 200
+    own = {"Origin": gateway.urls[-1]}
+    assert (await gateway.admin.post("/-/drain", headers=own)).status_code == 200

@@ -30,7 +30,7 @@ from gateway.http_server import aiohttp_listener, listener
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import set_up_metrics
-from tests.fakes import CHUNKED, END, chunk, whole
+from tests.fakes import CHUNKED, END, chunk, make_reply
 
 
 class Calls(Struct, frozen=True):
@@ -79,31 +79,31 @@ FRONTS: Final[dict[str, Any]] = {
 # --- what the worker and the client say -----------------------------------------------------------
 
 
-def chat(stream: bool) -> tuple[str, dict[str, Any]]:
+def build_chat_request(stream: bool) -> tuple[str, dict[str, Any]]:
     messages = [{"role": "user", "content": "What did the brown fox do?"}]
     body = {"model": "mock", "messages": messages, "temperature": 0.7, "max_tokens": 99}
     return "/v1/chat/completions", body | ({"stream": True} if stream else {})
 
 
-def generate(stream: bool) -> tuple[str, dict[str, Any]]:
+def build_generate_request(stream: bool) -> tuple[str, dict[str, Any]]:
     path = f"/v2/models/mock/generate{'_stream' if stream else ''}"
     return path, {"text_input": "What did it do?", "stream": stream, "max_tokens": 99}
 
 
 ASKED: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
-    "openai": chat,
-    "triton": generate,
+    "openai": build_chat_request,
+    "triton": build_generate_request,
 }
 
 
-def form_of(client: str, dialect: str) -> str:
+def get_worker_form(client: str, dialect: str) -> str:
     """As what a worker of this dialect is asked for this client."""
     if dialect == "triton":
         return "generate"
     return "chat" if client == "openai" else "completion"
 
 
-def piece(form: str, number: int) -> bytes:
+def build_token_chunk(form: str, number: int) -> bytes:
     """A token as a worker sends it: one chunk, one event."""
     text = f" token{number}."
     if form == "generate":
@@ -119,17 +119,17 @@ def piece(form: str, number: int) -> bytes:
     return chunk(b"data: " + msgspec.json.encode(told) + b"\n\n")
 
 
-def last(form: str) -> bytes:
+def build_stream_end(form: str) -> bytes:
     """The end of a worker's stream."""
     if form == "generate":
         return END
-    ended = piece(form, 0).partition(b"data: ")[2].removesuffix(b"\r\n")
+    ended = build_token_chunk(form, 0).partition(b"data: ")[2].removesuffix(b"\r\n")
     ended = ended.replace(b'{"content":" token0."}', b"{}").replace(b'" token0."', b'""')
     ended = ended.replace(b"null", b'"stop"')
     return chunk(b"data: " + ended) + chunk(b"data: [DONE]\n\n") + END
 
 
-def answer(form: str) -> bytes:
+def build_response(form: str) -> bytes:
     """A whole answer of a worker."""
     if form == "generate":
         told: dict[str, Any] = {"model_name": "m", "model_version": "1", "text_output": " Jumped."}
@@ -142,7 +142,7 @@ def answer(form: str) -> bytes:
         usage = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
         told = {"id": "c-1", "object": object_, "created": 1, "model": "mock"}
         told |= {"choices": [choice], "usage": usage}
-    return whole(msgspec.json.encode(told))
+    return make_reply(msgspec.json.encode(told))
 
 
 # --- a worker and a client that wait for each other, outside the gateway's thread -----------------
@@ -179,7 +179,7 @@ class Worker:
                     length = int(value) if name == b"content-length" else length
                 lines.read(length)
                 if method == b"GET":
-                    one.sendall(whole(b"{}"))
+                    one.sendall(make_reply(b"{}"))
                     continue
                 for said in iter(self.says.get, None):
                     one.sendall(said)
@@ -201,7 +201,7 @@ class Client:
         """The calls for a request with a whole answer."""
         before = self._settled()
         self._ask(*ASKED[client](False))
-        self._worker.says.put(answer(form_of(client, dialect)))
+        self._worker.says.put(build_response(get_worker_form(client, dialect)))
         self._worker.says.put(None)
         self._until(b"Jumped.")
         return self._settled() - before
@@ -211,16 +211,16 @@ class Client:
 
         The first comes with the stream's begin, and is counted there.
         """
-        tokens, form = [], form_of(client, dialect)
+        tokens, form = [], get_worker_form(client, dialect)
         before = self._settled()
         self._ask(*ASKED[client](True))
-        self._token(CHUNKED + piece(form, 1), 1)
+        self._token(CHUNKED + build_token_chunk(form, 1), 1)
         opened = now = self._settled()
         for number in range(2, 2 + TURNS):
-            self._token(piece(form, number), number)
+            self._token(build_token_chunk(form, number), number)
             then, now = now, self._settled()
             tokens.append(now - then)
-        self._worker.says.put(last(form))
+        self._worker.says.put(build_stream_end(form))
         self._worker.says.put(None)
         self._until(b"0\r\n\r\n")
         return self._settled() - now + opened - before, tokens
@@ -259,7 +259,7 @@ class Client:
 # --- counting -------------------------------------------------------------------------------------
 
 
-class Counter:
+class CallCounter:
     """Counts the calls of the thread that it is switched on in."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class Counter:
             self.calls += 1
 
 
-async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
+async def measure_calls(front: str, client: str, dialect: str, folder: Path) -> Calls:
     """Run a gateway, ask it, and count."""
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -285,11 +285,11 @@ async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
     for backend in now.backends.values():
         await backend.start()
     port = await listening.listen("127.0.0.1", 0)
-    counter = Counter()
+    counter = CallCounter()
     asking = Client(port, worker, lambda: counter.calls)
     sys.setprofile(counter)
     try:
-        return await asyncio.to_thread(asked, asking, client, dialect)
+        return await asyncio.to_thread(count_fewest_calls, asking, client, dialect)
     finally:
         sys.setprofile(None)
         asking.close()
@@ -300,7 +300,7 @@ async def count(front: str, client: str, dialect: str, folder: Path) -> Calls:
         worker.close()
 
 
-def asked(asking: Client, client: str, dialect: str) -> Calls:
+def count_fewest_calls(asking: Client, client: str, dialect: str) -> Calls:
     """The fewest of several requests each, once all that is made at first is made."""
     asking.whole(client, dialect)
     asking.stream(client, dialect)
@@ -310,7 +310,7 @@ def asked(asking: Client, client: str, dialect: str) -> Calls:
     return Calls(min(wholes), min(begin for begin, _ in streams), min(tokens))
 
 
-def faults(found: Calls, stated: Calls) -> Iterator[str]:
+def find_deviations(found: Calls, stated: Calls) -> Iterator[str]:
     """What is not as stated."""
     for name in Calls.__struct_fields__:
         calls, wanted = getattr(found, name), getattr(stated, name)
@@ -321,12 +321,12 @@ def faults(found: Calls, stated: Calls) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("front", "client", "dialect"), STATED)
-def test_the_hot_path_calls_what_is_stated(
+def test_hot_path_makes_the_stated_number_of_function_calls(
     front: str, client: str, dialect: str, tmp_path: Path
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(count(front, client, dialect, tmp_path))
-    wrong = [*faults(found, STATED[front, client, dialect])]
+        found = runner.run(measure_calls(front, client, dialect, tmp_path))
+    wrong = [*find_deviations(found, STATED[front, client, dialect])]
     assert not wrong, f"{wrong}\nSTATED in this file would be {found}"
 
 
@@ -340,5 +340,5 @@ def test_the_hot_path_calls_what_is_stated(
         (Calls(100, 94, 105), 2),
     ],
 )
-def test_more_calls_are_a_fault_and_so_are_many_fewer(found: Calls, wrong: int) -> None:
-    assert len([*faults(found, Calls(100, 100, 100))]) == wrong
+def test_call_count_check_reports_more_calls_and_many_fewer_calls(found: Calls, wrong: int) -> None:
+    assert len([*find_deviations(found, Calls(100, 100, 100))]) == wrong

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 import httpx
 import pytest
 
-from tests.conftest import Running
+from tests.conftest import RunningGateway
 
 POOL = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
@@ -87,15 +87,19 @@ def commands() -> Iterator[list[Command]]:
         command.close()
 
 
-def start(commands: list[Command], *arguments: str, env: dict[str, str] | None = None) -> Command:
+def start_command(
+    commands: list[Command], *arguments: str, env: dict[str, str] | None = None
+) -> Command:
     command = Command(*arguments, env=env)
     commands.append(command)
     return command
 
 
-def test_a_pure_gateway_is_small_and_knows_no_torch(commands: list[Command], file: Path) -> None:
+def test_gateway_without_local_model_loads_no_torch_and_uses_little_memory(
+    commands: list[Command], file: Path
+) -> None:
     file.write_text(POOL)
-    command = start(commands, "serve", str(file))
+    command = start_command(commands, "serve", str(file))
 
     assert httpx.get(command.serving() + "/health").status_code == 200
 
@@ -107,9 +111,9 @@ def test_a_pure_gateway_is_small_and_knows_no_torch(commands: list[Command], fil
     assert command.stop() == 0
 
 
-def test_what_runs_comes_to_its_end_before_it_stops(commands: list[Command], file: Path) -> None:
+def test_sigterm_lets_running_requests_finish(commands: list[Command], file: Path) -> None:
     file.write_text(ECHO)
-    command = start(commands, "serve", str(file))
+    command = start_command(commands, "serve", str(file))
     url = command.serving()
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a b c d e"}]}
 
@@ -123,20 +127,22 @@ def test_what_runs_comes_to_its_end_before_it_stops(commands: list[Command], fil
     assert command.ended() == 0
 
 
-def test_a_bad_file_is_told_before_a_port_is_bound(commands: list[Command], file: Path) -> None:
+def test_invalid_configuration_ends_the_start_with_the_file_position(
+    commands: list[Command], file: Path
+) -> None:
     file.write_text(POOL.replace("backend: w", "backend: v"))
-    command = start(commands, "serve", str(file))
+    command = start_command(commands, "serve", str(file))
 
     assert command.ended() == 1
     assert re.search(rf"{re.escape(str(file))}:5:\d+: .*'v'", command.said())
 
 
-def test_a_port_that_is_taken_is_told(commands: list[Command], file: Path) -> None:
+def test_port_in_use_ends_the_start_with_an_error(commands: list[Command], file: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         file.write_text(POOL.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}"))
-        command = start(commands, "serve", str(file))
+        command = start_command(commands, "serve", str(file))
 
         assert command.ended() == 1
 
@@ -144,15 +150,17 @@ def test_a_port_that_is_taken_is_told(commands: list[Command], file: Path) -> No
     assert "Traceback" not in command.said()
 
 
-def test_a_missing_file_is_wrong_usage(commands: list[Command]) -> None:
-    command = start(commands, "serve", "nowhere.yaml")
+def test_missing_configuration_file_is_a_usage_error(commands: list[Command]) -> None:
+    command = start_command(commands, "serve", "nowhere.yaml")
 
     assert command.ended() == 2
     assert "nowhere.yaml" in command.said()
 
 
-async def test_a_worker_is_served_without_a_file(commands: list[Command], mock: Running) -> None:
-    command = start(commands, "serve", mock.url + "/v1", "--port", "0")
+async def test_serve_accepts_a_worker_url_instead_of_a_file(
+    commands: list[Command], mock: RunningGateway
+) -> None:
+    command = start_command(commands, "serve", mock.url + "/v1", "--port", "0")
     url = command.serving()
     body = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}]}
 
@@ -167,11 +175,13 @@ async def test_a_worker_is_served_without_a_file(commands: list[Command], mock: 
     assert command.stop() == 0
 
 
-def test_checking_a_file_binds_nothing(commands: list[Command], file: Path) -> None:
+def test_check_command_exit_code_reports_whether_the_file_is_valid(
+    commands: list[Command], file: Path
+) -> None:
     file.write_text(POOL)
-    good = start(commands, "check", str(file))
+    good = start_command(commands, "check", str(file))
     assert good.ended() == 0
 
     file.write_text("models: 5")
-    bad = start(commands, "check", str(file))
+    bad = start_command(commands, "check", str(file))
     assert bad.ended() == 1

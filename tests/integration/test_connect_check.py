@@ -25,15 +25,15 @@ from gateway.runtime.gateway import build_services
 from gateway.tools import connect_check
 from gateway.tools.connect_check import Finding, check_connections, check_workers
 from tests.conftest import Serve
-from tests.fault.gateways import written
+from tests.fault.gateways import build_config
 from tests.redis_server import RedisServer
-from tests.serving import serving
+from tests.serving import run_server
 
 NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
 
 
-def certificate(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") -> Path:
+def create_certificate(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") -> Path:
     """A certificate and its key in one file, good for so many days from now."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -59,20 +59,20 @@ def certificate(folder: Path, name: str, *, days: int, host: str = "127.0.0.1") 
     return file
 
 
-async def found(text: str) -> dict[str, Finding]:
+async def collect_findings(text: str) -> dict[str, Finding]:
     """The findings that are not good, or else the last good one, by what was looked at."""
     config = load_text(text, "gateway.yaml", env=os.environ, insecure=True)
     every = await check_connections(config, build_services())
     return {one.subject: one for one in sorted(every, key=lambda one: one.state == "error")}
 
 
-def pool(*urls: Any, dialect: str = "openai", **more: Any) -> str:
+def build_pool_config(*urls: Any, dialect: str = "openai", **more: Any) -> str:
     told = {"protocol": dialect, "workers": list(urls), **more}
-    return written(backends={"p": told}, models={"m": {"backend": "p"}})
+    return build_config(backends={"p": told}, models={"m": {"backend": "p"}})
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: bytes, tls: Path | None = None) -> AsyncIterator[str]:
+async def run_static_worker(answer: bytes, tls: Path | None = None) -> AsyncIterator[str]:
     """A worker that gives this answer to everything."""
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,7 +84,7 @@ async def answering(answer: bytes, tls: Path | None = None) -> AsyncIterator[str
     if tls is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tls)
-    async with serving(reply, tls=context) as url:
+    async with run_server(reply, tls=context) as url:
         yield url
 
 
@@ -96,20 +96,22 @@ def reply(status: str, body: bytes = b"{}", *headers: str) -> bytes:
 # --- workers --------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_is_well(serve: Serve) -> None:
-    worker = await serve(written(admin={"address": "127.0.0.1:0"}))
-    said = await found(pool(worker.url))
+async def test_healthy_worker_passes_and_wrong_protocol_or_health_path_is_reported(
+    serve: Serve,
+) -> None:
+    worker = await serve(build_config(admin={"address": "127.0.0.1:0"}))
+    said = await collect_findings(build_pool_config(worker.url))
     assert said[f"worker {worker.url} (backend p)"] == Finding(
         "ok",
         f"worker {worker.url} (backend p)",
         "GET /v1/models answered 200, as the protocol openai requires",
     )
-    wrong = await found(pool(worker.url, dialect="triton"))
+    wrong = await collect_findings(build_pool_config(worker.url, dialect="triton"))
     assert wrong[f"worker {worker.url} (backend p)"].message == "GET /v2/health/ready answered 404"
     assert wrong[f"worker {worker.url} (backend p)"].hint.endswith(
         "the worker speaks the protocol triton"
     )
-    own = await found(pool(worker.url, health={"path": "/nowhere"}))
+    own = await collect_findings(build_pool_config(worker.url, health={"path": "/nowhere"}))
     assert own[f"worker {worker.url} (backend p)"].message == "GET /nowhere answered 404"
 
 
@@ -128,50 +130,54 @@ async def test_a_worker_that_is_well(serve: Serve) -> None:
         (reply("200 OK", b"{}", "date: yesterday"), "ok", "GET /v1/models answered 200, as the"),
     ],
 )
-async def test_a_worker_that_is_not(answer: bytes, state: str, said: str) -> None:
-    async with answering(answer) as url:
-        config = load_text(pool(url), "gateway.yaml", env={}, insecure=True)
+async def test_unhealthy_worker_is_reported_with_its_problem(
+    answer: bytes, state: str, said: str
+) -> None:
+    async with run_static_worker(answer) as url:
+        config = load_text(build_pool_config(url), "gateway.yaml", env={}, insecure=True)
         last = (await check_workers(config, build_services()))[-1]
         assert (last.state, last.subject) == (state, f"worker {url} (backend p)")
         assert re.match(said, last.message), last
 
 
-async def test_a_key_that_is_no_good() -> None:
-    async with answering(reply("403 Forbidden")) as url:
-        text = pool({"url": url, "auth": {"bearer": "canary"}})
-        said = (await found(text))[f"worker {url} (backend p)"]
+async def test_rejected_worker_key_is_reported_without_the_key() -> None:
+    async with run_static_worker(reply("403 Forbidden")) as url:
+        text = build_pool_config({"url": url, "auth": {"bearer": "canary"}})
+        said = (await collect_findings(text))[f"worker {url} (backend p)"]
         assert said.message == "GET /v1/models answered 403: the key is not accepted"
         assert "canary" not in repr(said)
 
 
-async def test_a_worker_that_is_nowhere() -> None:
+async def test_refused_connection_and_unresolvable_name_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    said = await found(pool(refused, "http://nowhere.invalid:80"))
+    said = await collect_findings(build_pool_config(refused, "http://nowhere.invalid:80"))
     assert said[f"worker {refused} (backend p)"].message == "connection refused"
     assert said["worker http://nowhere.invalid:80 (backend p)"].message.startswith(
         "the name nowhere.invalid does not resolve: "
     )
 
 
-async def test_workers_that_something_else_names(tmp_path: Path) -> None:
-    async with answering(reply("200 OK")) as url:
+async def test_workers_from_file_and_dns_discovery_are_checked(tmp_path: Path) -> None:
+    async with run_static_worker(reply("200 OK")) as url:
         listed = tmp_path / "workers.yaml"
         listed.write_text(f'["{url}"]')
-        said = await found(pool({"file": str(listed)}))
+        said = await collect_findings(build_pool_config({"file": str(listed)}))
         assert said[f"worker {url} (backend p)"].state == "ok"
-        nobody = await found(pool({"dns": "nowhere.invalid:80"}))
+        nobody = await collect_findings(build_pool_config({"dns": "nowhere.invalid:80"}))
         assert nobody["backend p"].message == "no worker is named by nowhere.invalid:80"
 
 
-async def test_a_worker_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_timeout_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect_check, "_WORKER_TIMEOUT", 0.05)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with serving(silent) as url:
-        assert (await found(pool(url)))[f"worker {url} (backend p)"].message == "timed out"
+    async with run_server(silent) as url:
+        assert (await collect_findings(build_pool_config(url)))[
+            f"worker {url} (backend p)"
+        ].message == "timed out"
 
 
 # --- certificates ---------------------------------------------------------------------------------
@@ -186,25 +192,30 @@ async def test_a_worker_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
         (100, "127.0.0.2", "error", "certificate not accepted: IP address mismatch"),
     ],
 )
-async def test_a_workers_certificate(
+async def test_worker_certificate_expiry_and_host_mismatch_are_reported(
     days: int, host: str, state: str, said: str, tmp_path: Path
 ) -> None:
-    pem = certificate(tmp_path, "worker", days=days, host=host)
-    async with answering(reply("200 OK"), tls=pem) as url:
-        config = load_text(pool(url, tls={"ca": str(pem)}), "d.yaml", env={}, insecure=True)
+    pem = create_certificate(tmp_path, "worker", days=days, host=host)
+    async with run_static_worker(reply("200 OK"), tls=pem) as url:
+        config = load_text(
+            build_pool_config(url, tls={"ca": str(pem)}), "d.yaml", env={}, insecure=True
+        )
         first = (await check_workers(config, build_services()))[0]
         assert first.state == state
         assert first.message.startswith(said)
         assert (first.hint == "") == (state == "ok")
 
 
-async def test_who_signed_it_and_who_speaks_what(tmp_path: Path) -> None:
-    pem = certificate(tmp_path, "worker", days=100)
-    async with answering(reply("200 OK"), tls=pem) as url, answering(reply("200 OK")) as plain:
-        unknown = (await found(pool(url)))[f"worker {url} (backend p)"]
+async def test_unknown_ca_and_mixed_http_and_https_get_a_hint(tmp_path: Path) -> None:
+    pem = create_certificate(tmp_path, "worker", days=100)
+    async with (
+        run_static_worker(reply("200 OK"), tls=pem) as url,
+        run_static_worker(reply("200 OK")) as plain,
+    ):
+        unknown = (await collect_findings(build_pool_config(url)))[f"worker {url} (backend p)"]
         assert unknown.hint == "set the CA that signed it: `tls: {ca: FILE}`"
         mixed = url.replace("https", "http"), plain.replace("http", "https")
-        said = await found(pool(*mixed))
+        said = await collect_findings(build_pool_config(*mixed))
         assert said[f"worker {mixed[0]} (backend p)"].hint.startswith("write https://")
         assert said[f"worker {mixed[1]} (backend p)"].message.startswith("TLS handshake failed: ")
 
@@ -212,12 +223,12 @@ async def test_who_signed_it_and_who_speaks_what(tmp_path: Path) -> None:
 # --- where clients come in ------------------------------------------------------------------------
 
 
-async def test_listeners_that_are_free_taken_or_a_gateways(
+async def test_listener_addresses_and_certificates_are_checked(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connect_check, "_LISTENER_TIMEOUT", 0.2)
-    gateway = await serve(written(admin={"address": "127.0.0.1:0"}))
-    pem, good = (str(certificate(tmp_path, f"{days}", days=days)) for days in (-1, 20))
+    gateway = await serve(build_config(admin={"address": "127.0.0.1:0"}))
+    pem, good = (str(create_certificate(tmp_path, f"{days}", days=days)) for days in (-1, 20))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         other = taken.getsockname()[1]
         listeners = [
@@ -226,7 +237,7 @@ async def test_listeners_that_are_free_taken_or_a_gateways(
             {"address": "[::1]:0", "protocols": ["openai"], "tls": {"cert": pem, "key": pem}},
             {"address": "127.0.0.1:0", "protocols": ["openai"], "tls": {"cert": good, "key": good}},
         ]
-        said = await found(written(listeners=listeners))
+        said = await collect_findings(build_config(listeners=listeners))
     assert said[f"listener 127.0.0.1:{gateway.port}"].message == "a gateway is listening there"
     assert said[f"listener 127.0.0.1:{other}"].message == "cannot listen: address already in use"
     assert said["listener [::1]:0"].message == "certificate not accepted: certificate has expired"
@@ -237,32 +248,32 @@ async def test_listeners_that_are_free_taken_or_a_gateways(
 # --- what is elsewhere ----------------------------------------------------------------------------
 
 
-async def test_a_redis_that_is_there_and_one_that_is_not() -> None:
+async def test_reachable_and_unreachable_redis_are_reported() -> None:
     with RedisServer() as redis:
-        text = written(state={"redis": redis.url})
-        said = (await found(text))["redis"]
+        text = build_config(state={"redis": redis.url})
+        said = (await collect_findings(text))["redis"]
         assert (said.state, said.message.startswith("version ")) == ("ok", True)
         redis.kill()
-        said = (await found(text))["redis"]
+        said = (await collect_findings(text))["redis"]
         assert said.state == "error"
         assert said.message.startswith("cannot connect: ")
 
 
-async def test_a_redis_of_whom_nobody_knows_who_signed_it(tmp_path: Path) -> None:
-    pem = certificate(tmp_path, "redis", days=100)
-    other = certificate(tmp_path, "other", days=100)
-    async with answering(b"", tls=pem) as url:
+async def test_redis_certificate_of_an_unknown_ca_is_reported(tmp_path: Path) -> None:
+    pem = create_certificate(tmp_path, "redis", days=100)
+    other = create_certificate(tmp_path, "other", days=100)
+    async with run_static_worker(b"", tls=pem) as url:
         there = url.replace("https", "rediss")
-        text = written(state={"redis": there, "tls": {"ca": str(other)}})
-        assert (await found(text))["redis"].state == "error"
+        text = build_config(state={"redis": there, "tls": {"ca": str(other)}})
+        assert (await collect_findings(text))["redis"].state == "error"
 
 
-async def test_collectors_that_are_there_and_that_are_not() -> None:
+async def test_reachable_and_unreachable_otlp_collectors_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    async with answering(reply("404 Not Found")) as url:
+    async with run_static_worker(reply("404 Not Found")) as url:
         observe = {"traces": {"otlp": url}, "metrics": {"push": {"otlp": refused}}}
-        said = await found(written(observe=observe))
+        said = await collect_findings(build_config(observe=observe))
     assert said[f"collector of traces {url}"].state == "ok"
     assert said[f"collector of metrics {refused}"].state == "error"
 
@@ -270,7 +281,7 @@ async def test_collectors_that_are_there_and_that_are_not() -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def check(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+def run_check(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
     low = f"ulimit -n {limit} && " if limit is not None else ""
     command = f'{low}exec "$0" -m gateway check --connect "$@"'
     return subprocess.run(
@@ -282,10 +293,10 @@ def check(*arguments: str, limit: int | None = None) -> subprocess.CompletedProc
     )
 
 
-def test_what_is_said_and_the_exit_code(tmp_path: Path) -> None:
+def test_output_and_exit_code_of_check_connect(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
-    file.write_text(written())
-    result = check(str(file), limit=256)
+    file.write_text(build_config())
+    result = run_check(str(file), limit=256)
     assert result.returncode == 0, result.stdout
     [line] = [one for one in result.stdout.splitlines() if "open files" in one]
     assert line == (
@@ -294,8 +305,8 @@ def test_what_is_said_and_the_exit_code(tmp_path: Path) -> None:
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    file.write_text(pool(refused))
-    result = check(str(file), "--json")
+    file.write_text(build_pool_config(refused))
+    result = run_check(str(file), "--json")
     assert result.returncode == 1
     [one] = [
         one for one in msgspec.json.decode(result.stdout)["findings"] if one["state"] == "error"

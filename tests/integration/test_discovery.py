@@ -5,13 +5,13 @@ from typing import Any
 
 import httpx
 
-from tests.conftest import Running, Serve
-from tests.integration.test_end_to_end import until
+from tests.conftest import RunningGateway, Serve
+from tests.integration.test_end_to_end import wait_until
 
 ASKED = {"model": "mock", "messages": [{"role": "user", "content": "say hi"}], "top_k": 3}
 
 
-def front(workers: str, more: str = "") -> str:
+def build_config(workers: str, more: str = "") -> str:
     return f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 admin: {{address: "127.0.0.1:0"}}
@@ -23,17 +23,17 @@ models:
 """
 
 
-async def admin_of(gateway: Running) -> httpx.AsyncClient:
+async def open_admin_client(gateway: RunningGateway) -> httpx.AsyncClient:
     """A client of the gateway's admin listener."""
     return httpx.AsyncClient(base_url=gateway.admin)
 
 
-async def test_workers_of_a_file_are_found_as_it_changes(
-    serve: Serve, mock: Running, tmp_path: Path
+async def test_file_discovery_follows_changes_of_the_file(
+    serve: Serve, mock: RunningGateway, tmp_path: Path
 ) -> None:
     listed = tmp_path / "workers.yaml"
     listed.write_text("- http://127.0.0.1:1\n")
-    gateway = await serve(front(f'{{file: "{listed}"}}'))
+    gateway = await serve(build_config(f'{{file: "{listed}"}}'))
     assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 503
 
     fresh = tmp_path / "fresh"
@@ -41,13 +41,13 @@ async def test_workers_of_a_file_are_found_as_it_changes(
     fresh.rename(listed)
 
     pool: Any = gateway.app.backends["pool"]
-    await until(lambda: [one.url for one in pool.report_workers()] == [mock.url])
+    await wait_until(lambda: [one.url for one in pool.report_workers()] == [mock.url])
     assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
 
 
-async def test_the_admin_adds_and_removes_workers(serve: Serve, mock: Running) -> None:
-    gateway = await serve(front('"http://127.0.0.1:1"'))
-    async with await admin_of(gateway) as admin:
+async def test_admin_adds_and_removes_workers(serve: Serve, mock: RunningGateway) -> None:
+    gateway = await serve(build_config('"http://127.0.0.1:1"'))
+    async with await open_admin_client(gateway) as admin:
         added = await admin.post("/-/workers", json={"backend": "pool", "url": mock.url})
         assert added.status_code == 201
         assert (await gateway.http.post("/v1/chat/completions", json=ASKED)).status_code == 200
@@ -58,11 +58,13 @@ async def test_the_admin_adds_and_removes_workers(serve: Serve, mock: Running) -
         assert [one["url"] for one in told["backends"]["pool"]] == [mock.url]
 
 
-async def test_losses_and_outcomes_are_counted(serve: Serve, mock: Running) -> None:
-    gateway = await serve(front(f'"{mock.url}"'))
+async def test_unsupported_parameters_and_outcomes_are_counted_in_metrics(
+    serve: Serve, mock: RunningGateway
+) -> None:
+    gateway = await serve(build_config(f'"{mock.url}"'))
     answer = await gateway.http.post("/v1/chat/completions", json=ASKED)
     assert answer.headers["x-interlingua-loss"] == "top_k=dropped"
-    async with await admin_of(gateway) as admin:
+    async with await open_admin_client(gateway) as admin:
         page = (await admin.get("/metrics")).text
     assert (
         'interlingua_unsupported_parameters_total{field="sampling.top_k",model="mock",reason="dropped",split="",version="1"}'
@@ -71,12 +73,14 @@ async def test_losses_and_outcomes_are_counted(serve: Serve, mock: Running) -> N
     assert 'outcome="ok"' in page
 
 
-async def test_a_conversation_goes_through_the_models_template(
-    serve: Serve, mock: Running, tmp_path: Path
+async def test_chat_template_renders_messages_for_a_triton_worker(
+    serve: Serve, mock: RunningGateway, tmp_path: Path
 ) -> None:
     template = tmp_path / "chatml.jinja"
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>")
-    text = front(f'"{mock.url}"', f', chat_template: "{template}", options: {{max_tokens: 9}}')
+    text = build_config(
+        f'"{mock.url}"', f', chat_template: "{template}", options: {{max_tokens: 9}}'
+    )
     gateway = await serve(text.replace("protocol: openai", "protocol: triton, profile: vllm"))
 
     answer = await gateway.http.post("/v1/chat/completions", json=ASKED)

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 HELLO = "say hi"
 
 
-class Way(Struct, frozen=True):
+class ClientProtocol(Struct, frozen=True):
     """A client's way to ask a model for text, streamed or not."""
 
     name: str
@@ -37,20 +37,20 @@ class Way(Struct, frozen=True):
 CHAT = {"model": "", "messages": [{"role": "user", "content": HELLO}]}
 GENERATE = "/v2/models/MODEL/generate"
 WAYS = [
-    Way("openai chat", "/v1/chat/completions", CHAT, stream_body={"stream": True}),
-    Way(
+    ClientProtocol("openai chat", "/v1/chat/completions", CHAT, stream_body={"stream": True}),
+    ClientProtocol(
         "openai completions",
         "/v1/completions",
         {"model": "", "prompt": HELLO},
         stream_body={"stream": True},
     ),
-    Way(
+    ClientProtocol(
         "databricks",
         "/serving-endpoints/MODEL/invocations",
         {"messages": CHAT["messages"]},
         stream_body={"stream": True},
     ),
-    Way(
+    ClientProtocol(
         "triton",
         GENERATE,
         {"text_input": HELLO},
@@ -58,7 +58,7 @@ WAYS = [
         {"stream": True},
         ends=b"text_output",
     ),
-    Way(
+    ClientProtocol(
         "mindie",
         "/mindie" + GENERATE,
         {"text_input": HELLO, "parameters": {"details": True}},
@@ -66,14 +66,16 @@ WAYS = [
         told=b"\n\n",
         ends=b"eos_token",
     ),
-    Way("mindie chat", "/mindie/v1/chat/completions", CHAT, stream_body={"stream": True}, told=b""),
-    Way("ovms", "/v3/chat/completions", CHAT, stream_body={"stream": True}),
+    ClientProtocol(
+        "mindie chat", "/mindie/v1/chat/completions", CHAT, stream_body={"stream": True}, told=b""
+    ),
+    ClientProtocol("ovms", "/v3/chat/completions", CHAT, stream_body={"stream": True}),
 ]
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 JSON = {"Content-Type": "application/json"}
 
 
-async def leave_early(gateway: Running, way: Way, *, stream: bool) -> None:
+async def disconnect_early(gateway: RunningGateway, way: ClientProtocol, *, stream: bool) -> None:
     """Ask a slow model, wait until it is at work, and close the connection."""
     path, body = way.call("mock-slow", stream=stream)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -83,14 +85,14 @@ async def leave_early(gateway: Running, way: Way, *, stream: bool) -> None:
     )
     writer.write(head.encode() + body)
     backend = gateway.app.backends["mock-slow"]
-    await until(lambda: backend.running == 1)  # type: ignore[attr-defined]
+    await wait_until(lambda: backend.running == 1)  # type: ignore[attr-defined]
     if stream:
         await reader.readuntil(b"\r\n\r\n")
     writer.close()
-    await until(lambda: backend.running == 0)  # type: ignore[attr-defined]
+    await wait_until(lambda: backend.running == 0)  # type: ignore[attr-defined]
 
 
-async def until(true: Any, seconds: float = 1.5) -> None:
+async def wait_until(true: Any, seconds: float = 1.5) -> None:
     """Wait until something is true; well before the slow model would have ended by itself."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - what is waited for has no event
@@ -99,19 +101,19 @@ async def until(true: Any, seconds: float = 1.5) -> None:
 
 @every_way
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_client_that_leaves_stops_the_work(
-    mock: Running, way: Way, *, stream: bool
+async def test_client_disconnect_cancels_the_generation(
+    mock: RunningGateway, way: ClientProtocol, *, stream: bool
 ) -> None:
-    await leave_early(mock, way, stream=stream)
+    await disconnect_early(mock, way, stream=stream)
 
-    await until(lambda: len(mock.records) == 1)
+    await wait_until(lambda: len(mock.records) == 1)
     assert mock.records[0].outcome == "cancelled"
 
 
 @every_way
 @pytest.mark.parametrize("model", ["mock-cut", "mock-midfail"])
-async def test_a_worker_that_stops_half_way_is_told_and_no_end_is_made_up(
-    mock: Running, way: Way, model: str
+async def test_truncated_stream_ends_with_an_error_and_no_finish_reason(
+    mock: RunningGateway, way: ClientProtocol, model: str
 ) -> None:
     path, body = way.call(model, stream=True)
 
@@ -126,7 +128,9 @@ async def test_a_worker_that_stops_half_way_is_told_and_no_end_is_made_up(
 
 
 @every_way
-async def test_a_worker_that_stops_half_way_gives_no_whole_answer(mock: Running, way: Way) -> None:
+async def test_truncated_worker_response_makes_a_unary_request_fail(
+    mock: RunningGateway, way: ClientProtocol
+) -> None:
     path, body = way.call("mock-cut", stream=False)
 
     answer = await mock.http.post(path, content=body, headers=JSON)
@@ -136,7 +140,9 @@ async def test_a_worker_that_stops_half_way_gives_no_whole_answer(mock: Running,
 
 
 @every_way
-async def test_a_whole_stream_ends_in_its_own_way(mock: Running, way: Way) -> None:
+async def test_complete_stream_has_the_end_marker_of_its_protocol(
+    mock: RunningGateway, way: ClientProtocol
+) -> None:
     path, body = way.call("mock", stream=True)
 
     answer = await mock.http.post(path, content=body, headers=JSON)
@@ -146,7 +152,9 @@ async def test_a_whole_stream_ends_in_its_own_way(mock: Running, way: Way) -> No
 
 
 @every_way
-async def test_the_time_of_a_request_is_bounded(mock: Running, way: Way) -> None:
+async def test_timeout_header_bounds_the_request_duration(
+    mock: RunningGateway, way: ClientProtocol
+) -> None:
     path, body = way.call("mock-slow", stream=False)
 
     answer = await mock.http.post(
@@ -178,8 +186,8 @@ BAD_BODIES = {
 
 @every_way
 @pytest.mark.parametrize("bad", BAD_BODIES.values(), ids=BAD_BODIES)
-async def test_a_body_that_can_not_be_read_is_refused_and_the_next_request_works(
-    mock: Running, way: Way, bad: bytes
+async def test_malformed_body_is_rejected_and_the_next_request_succeeds(
+    mock: RunningGateway, way: ClientProtocol, bad: bytes
 ) -> None:
     path, good = way.call("mock", stream=False)
 
@@ -195,7 +203,7 @@ async def test_a_body_that_can_not_be_read_is_refused_and_the_next_request_works
     assert b"Hello world!" in answer.content
 
 
-async def test_a_body_over_the_limit_is_not_read(serve: Serve) -> None:
+async def test_body_over_the_size_limit_returns_413(serve: Serve) -> None:
     gateway = await serve(
         """
         listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
@@ -211,7 +219,7 @@ async def test_a_body_over_the_limit_is_not_read(serve: Serve) -> None:
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
-async def test_every_answer_carries_the_id_of_its_request(mock: Running) -> None:
+async def test_response_has_the_request_id_header(mock: RunningGateway) -> None:
     path, body = WAYS[0].call("mock", stream=False)
 
     own = await mock.http.post(path, content=body, headers=JSON | {"x-request-id": "abc-1"})
@@ -221,7 +229,7 @@ async def test_every_answer_carries_the_id_of_its_request(mock: Running) -> None
     assert made.headers["x-request-id"] not in {"", "a b"}
 
 
-async def test_every_exchange_is_labelled(mock: Running) -> None:
+async def test_request_record_has_protocol_model_version_and_outcome(mock: RunningGateway) -> None:
     path, body = WAYS[0].call("ep-ab", stream=False)
 
     await mock.http.post(path, content=body, headers=JSON)

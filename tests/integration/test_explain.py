@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from gateway.explain.recorder import MAX_EXPLANATIONS
-from tests.conftest import Running, Serve
-from tests.fakes import CLOSE, ScriptedWorker, chunked, whole
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import CLOSE, ScriptedWorker, chunked, make_reply
 
 EXPLAIN = {"x-interlingua-explain": "1"}
 USER = {"x-user-id": "u"}
@@ -34,7 +34,7 @@ STREAM = [
     *(b"data: " + json.dumps({"id": "a", "model": "llama3", **event}).encode() for event in EVENTS),
     b"data: [DONE]",
 ]
-PROBED = whole(b"{}")
+PROBED = make_reply(b"{}")
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [openai, triton]}}]
 admin: {{address: "127.0.0.1:0"}}
@@ -58,25 +58,27 @@ models:
 """
 
 
-def keyed(name: str, *, explain: bool) -> str:
+def build_key_config(name: str, *, explain: bool) -> str:
     digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
     return f'  - {{name: {name}, sha256: "{digest}", explain: {str(explain).lower()}}}\n'
 
 
-KEYS = "keys:\n" + keyed("plain", explain=False) + keyed("curious", explain=True)
+KEYS = (
+    "keys:\n" + build_key_config("plain", explain=False) + build_key_config("curious", explain=True)
+)
 
 
-def front(*urls: str) -> str:
+def build_config(*urls: str) -> str:
     listed = (f'{{url: "{url}", auth: {{bearer: canary-of-a-worker}}}}' for url in urls)
     return FRONT.format(workers=", ".join(listed))
 
 
-def admin(running: Running) -> httpx.AsyncClient:
+def open_admin_client(running: RunningGateway) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=running.admin, timeout=10)
 
 
-async def ask(
-    running: Running, headers: dict[str, str] | None = None, **fields: object
+async def send_chat(
+    running: RunningGateway, headers: dict[str, str] | None = None, **fields: object
 ) -> httpx.Response:
     said = [{"role": "user", "content": "hi"}]
     body = {"model": "chat", "messages": said, **fields}
@@ -85,7 +87,7 @@ async def ask(
     )
 
 
-def told(answer: httpx.Response) -> dict[str, Any]:
+def parse_explain_header(answer: httpx.Response) -> dict[str, Any]:
     text = answer.headers["x-interlingua-explain"]
     assert text.isascii()
     assert len(text) <= 4096
@@ -94,14 +96,14 @@ def told(answer: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_answer_tells_how_it_came_about(serve: Serve, *, stream: bool) -> None:
-    reply = chunked(*(line + b"\n\n" for line in STREAM)) if stream else whole(ANSWER)
+async def test_explain_header_describes_routing_and_timing(serve: Serve, *, stream: bool) -> None:
+    reply = chunked(*(line + b"\n\n" for line in STREAM)) if stream else make_reply(ANSWER)
     async with ScriptedWorker([reply], probed=PROBED) as worker:
-        running = await serve(front(worker.url))
-        answer = await ask(running, stream=stream, top_k=3, logit_bias={})
+        running = await serve(build_config(worker.url))
+        answer = await send_chat(running, stream=stream, top_k=3, logit_bias={})
 
         assert answer.status_code == 200
-        found = told(answer)
+        found = parse_explain_header(answer)
         seconds = found.pop("seconds")
         bucket = found.pop("bucket")
         assert found == {
@@ -121,13 +123,13 @@ async def test_an_answer_tells_how_it_came_about(serve: Serve, *, stream: bool) 
         assert 0 <= bucket < 2**52
 
 
-async def test_the_whole_explanation_holds_the_very_request_that_the_worker_got(
+async def test_stored_explanation_has_the_exact_worker_request_with_masked_secrets(
     serve: Serve,
 ) -> None:
-    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
-        running = await serve(front(worker.url))
-        answer = await ask(running, {"x-request-id": "one/1"}, max_tokens=5)
-        async with admin(running) as http:
+    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+        running = await serve(build_config(worker.url))
+        answer = await send_chat(running, {"x-request-id": "one/1"}, max_tokens=5)
+        async with open_admin_client(running) as http:
             found = (await http.get("/-/explain/one/1")).json()
             missing = await http.get("/-/explain/two")
 
@@ -152,15 +154,15 @@ async def test_the_whole_explanation_holds_the_very_request_that_the_worker_got(
     assert "canary" not in json.dumps(found)
 
 
-async def test_workers_that_fail_and_targets_in_a_ones_stead_are_told(serve: Serve) -> None:
+async def test_explanation_lists_failed_attempts_and_the_fallback(serve: Serve) -> None:
     async with ScriptedWorker([CLOSE], probed=PROBED) as bad:
-        running = await serve(front(bad.url, "http://127.0.0.1:1"))
-        answer = await ask(running, {"x-request-id": "r"})
-        async with admin(running) as http:
+        running = await serve(build_config(bad.url, "http://127.0.0.1:1"))
+        answer = await send_chat(running, {"x-request-id": "r"})
+        async with open_admin_client(running) as http:
             found = (await http.get("/-/explain/r")).json()
 
     assert answer.json()["choices"][0]["message"]["content"] == "small"
-    header = told(answer)
+    header = parse_explain_header(answer)
     assert header["failed_attempts"] == [
         f"chat@1 {running.records[0].failed_attempts[0].split()[1]}"
     ]
@@ -175,35 +177,35 @@ async def test_workers_that_fail_and_targets_in_a_ones_stead_are_told(serve: Ser
     assert found["failed_attempts"] == header["failed_attempts"]
 
 
-async def test_a_refusal_tells_as_far_as_it_came(serve: Serve) -> None:
-    running = await serve(front("http://127.0.0.1:1"))
+async def test_explanation_of_a_rejected_request_stops_before_the_attempts(serve: Serve) -> None:
+    running = await serve(build_config("http://127.0.0.1:1"))
 
-    answer = await ask(running, {"x-request-id": "r"}, temperature="hot")
-    async with admin(running) as http:
+    answer = await send_chat(running, {"x-request-id": "r"}, temperature="hot")
+    async with open_admin_client(running) as http:
         found = (await http.get("/-/explain/r")).json()
 
     assert answer.status_code == 400
-    assert told(answer)["model"] == "chat"
+    assert parse_explain_header(answer)["model"] == "chat"
     assert found["answer"]["error"] == "InvalidParameter"
     assert "attempts" not in found
 
 
-async def test_only_keys_that_may_are_told(serve: Serve) -> None:
-    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
-        running = await serve(front(worker.url) + KEYS)
-        plain = await ask(running, {"authorization": "Bearer plain-key"})
-        curious = await ask(running, {"authorization": "Bearer curious-key"})
-        nobody = await ask(running)
+async def test_explain_header_is_only_sent_to_keys_with_explain_permission(serve: Serve) -> None:
+    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+        running = await serve(build_config(worker.url) + KEYS)
+        plain = await send_chat(running, {"authorization": "Bearer plain-key"})
+        curious = await send_chat(running, {"authorization": "Bearer curious-key"})
+        nobody = await send_chat(running)
 
     assert plain.status_code == curious.status_code == 200
     assert "x-interlingua-explain" not in plain.headers
-    assert told(curious)["worker"] == worker.url
+    assert parse_explain_header(curious)["worker"] == worker.url
     assert nobody.status_code == 401
     assert "x-interlingua-explain" not in nobody.headers
 
 
-async def test_nothing_is_told_unless_it_is_asked_for(serve: Serve) -> None:
-    running = await serve(front("http://127.0.0.1:1"))
+async def test_explain_header_is_only_sent_on_request(serve: Serve) -> None:
+    running = await serve(build_config("http://127.0.0.1:1"))
 
     answer = await running.http.get("/v1/models")
     unasked = await running.http.get("/v1/models", headers={"x-interlingua-explain": "0"})
@@ -211,17 +213,17 @@ async def test_nothing_is_told_unless_it_is_asked_for(serve: Serve) -> None:
 
     assert "x-interlingua-explain" not in answer.headers
     assert "x-interlingua-explain" not in unasked.headers
-    assert told(asked)["protocol"] == "openai"
+    assert parse_explain_header(asked)["protocol"] == "openai"
 
 
-async def test_the_last_hundred_are_kept(serve: Serve) -> None:
-    running = await serve(front("http://127.0.0.1:1"))
+async def test_explanation_store_keeps_the_newest_entries_up_to_its_limit(serve: Serve) -> None:
+    running = await serve(build_config("http://127.0.0.1:1"))
     for number in range(MAX_EXPLANATIONS + 1):
         headers = {**EXPLAIN, "x-request-id": f"r{number}"}
         await running.http.get("/v1/models", headers=headers)
     await running.http.get("/v1/models", headers={**EXPLAIN, "x-request-id": "r2"})
 
-    async with admin(running) as http:
+    async with open_admin_client(running) as http:
         statuses = [
             (await http.get(f"/-/explain/r{number}")).status_code
             for number in (0, 1, 2, MAX_EXPLANATIONS)
@@ -230,12 +232,12 @@ async def test_the_last_hundred_are_kept(serve: Serve) -> None:
     assert statuses == [404, 200, 200, 200]
 
 
-async def test_a_long_body_is_cut_where_it_is_kept(serve: Serve) -> None:
-    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
-        running = await serve(front(worker.url))
+async def test_stored_worker_body_is_truncated_to_64_kib(serve: Serve) -> None:
+    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+        running = await serve(build_config(worker.url))
         said = [{"role": "user", "content": "x" + "é" * 70_000}]
-        await ask(running, {"x-request-id": "r"}, messages=said, model="other")
-        async with admin(running) as http:
+        await send_chat(running, {"x-request-id": "r"}, messages=said, model="other")
+        async with open_admin_client(running) as http:
             found = (await http.get("/-/explain/r")).json()
 
     [sent] = found["attempts"][0]["sent"]
@@ -249,13 +251,13 @@ async def test_a_long_body_is_cut_where_it_is_kept(serve: Serve) -> None:
 # --- dry ------------------------------------------------------------------------------------------
 
 
-async def test_a_dry_explanation_meets_the_workers_as_they_are_and_sends_nothing(
+async def test_dry_run_uses_live_worker_states_and_sends_no_request(
     serve: Serve,
 ) -> None:
-    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
-        running = await serve(front(worker.url, "http://127.0.0.1:1"))
-        await ask(running)
-        await ask(running)
+    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+        running = await serve(build_config(worker.url, "http://127.0.0.1:1"))
+        await send_chat(running)
+        await send_chat(running)
         asked = len([one for one in worker.requests if one.method == "POST"])
         records = len(running.records)
         question = {
@@ -264,7 +266,7 @@ async def test_a_dry_explanation_meets_the_workers_as_they_are_and_sends_nothing
             "body": {"model": "chat", "messages": [{"role": "user", "content": "hi"}]},
             "peer": "192.0.2.7",
         }
-        async with admin(running) as http:
+        async with open_admin_client(running) as http:
             found = [(await http.post("/-/explain", json=question)).json() for _ in range(2)]
 
     assert len([one for one in worker.requests if one.method == "POST"]) == asked
@@ -289,12 +291,12 @@ async def test_a_dry_explanation_meets_the_workers_as_they_are_and_sends_nothing
         ({"path": "/", "extra": 1}, "extra", "extra"),
     ],
 )
-async def test_a_wrong_question_is_refused(
+async def test_invalid_explain_request_is_rejected(
     serve: Serve, question: dict[str, Any], field: str | None, says: str
 ) -> None:
-    running = await serve(front("http://127.0.0.1:1"))
+    running = await serve(build_config("http://127.0.0.1:1"))
 
-    async with admin(running) as http:
+    async with open_admin_client(running) as http:
         answer = await http.post("/-/explain", json=question)
 
     assert answer.status_code == 400
@@ -311,12 +313,12 @@ async def test_a_wrong_question_is_refused(
     ],
     ids=["translated", "passed-on", "another-dialect"],
 )
-async def test_what_is_foretold_is_what_is_sent(
+async def test_dry_run_predicts_the_exact_worker_request(
     serve: Serve, path: str, body: dict[str, Any]
 ) -> None:
-    async with ScriptedWorker([whole(ANSWER)], probed=PROBED) as worker:
-        running = await serve(front(worker.url))
-        async with admin(running) as http:
+    async with ScriptedWorker([make_reply(ANSWER)], probed=PROBED) as worker:
+        running = await serve(build_config(worker.url))
+        async with open_admin_client(running) as http:
             question = {"path": path, "headers": USER, "body": body}
             found = (await http.post("/-/explain", json=question)).json()
         foretold = found["attempts"][0]["sent"][0]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from gateway.cli.explain import explain_command
 from gateway.explain.report import Explanation
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker, whole
+from tests.fakes import ScriptedWorker, make_reply
 
 GOOD = """\
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
@@ -24,12 +24,16 @@ PATH = "/v1/chat/completions"
 BODY = '{"model":"chat","messages":[{"role":"user","content":"hi"}]}'
 
 
-def run(*args: str, told: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+def run_explain(
+    *args: str, told: str | None = None, env: Mapping[str, str] | None = None
+) -> Result:
     return CliRunner().invoke(explain_command, list(args), input=told, env=env)
 
 
-async def apart(*args: str, told: str | None = None, env: dict[str, str] | None = None) -> Result:
-    return await asyncio.to_thread(run, *args, told=told, env=env)
+async def run_explain_in_thread(
+    *args: str, told: str | None = None, env: dict[str, str] | None = None
+) -> Result:
+    return await asyncio.to_thread(run_explain, *args, told=told, env=env)
 
 
 @pytest.fixture
@@ -39,17 +43,17 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_body_may_come_from_the_pipe(file: str) -> None:
-    result = run(file, "--path", PATH, "--body", "-", told=BODY)
+def test_body_option_reads_standard_input(file: str) -> None:
+    result = run_explain(file, "--path", PATH, "--body", "-", told=BODY)
 
     assert result.exit_code == 0
     assert "target     chat@1: a, as chat\n" in result.output
 
 
-def test_a_bad_file_is_complained_of(file: str) -> None:
+def test_invalid_configuration_file_is_reported_with_its_position(file: str) -> None:
     Path(file).write_text(GOOD.replace("echo", "ecco"))
 
-    result = run(file, "--model", "chat")
+    result = run_explain(file, "--model", "chat")
 
     assert result.exit_code == 2
     assert f"{file}:2:22: 'ecco' is not a kind" in result.stderr
@@ -71,20 +75,20 @@ def test_a_bad_file_is_complained_of(file: str) -> None:
         (["http://127.0.0.1:x", "--id", "x"], "can't be read"),
     ],
 )
-def test_wrong_usage_is_told(file: str, args: list[str], says: str) -> None:
-    result = run(*(file if arg == "FILE" else arg for arg in args))
+def test_usage_errors_exit_with_2_and_a_message(file: str, args: list[str], says: str) -> None:
+    result = run_explain(*(file if arg == "FILE" else arg for arg in args))
 
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-async def test_a_running_gateway_tells_what_became_of_a_request(serve: Serve) -> None:
+async def test_explain_shows_a_stored_request_of_a_running_gateway(serve: Serve) -> None:
     running = await serve(GOOD + ADMIN)
     headers = {"x-interlingua-explain": "1", "x-request-id": "odd/id?%"}
     await running.http.post(PATH, content=BODY, headers=headers)
 
-    result = await apart(running.admin + "/", "--id", "odd/id?%")
-    same = await apart(running.admin, "--id", "odd/id?%", "--json")
+    result = await run_explain_in_thread(running.admin + "/", "--id", "odd/id?%")
+    same = await run_explain_in_thread(running.admin, "--id", "odd/id?%", "--json")
 
     assert result.exit_code == same.exit_code == 0
     assert "response   200 ok, " in result.output
@@ -92,11 +96,11 @@ async def test_a_running_gateway_tells_what_became_of_a_request(serve: Serve) ->
     assert json.loads(same.output)["id"] == "odd/id?%"
 
 
-async def test_a_running_gateway_explains_a_request_that_nobody_sent(serve: Serve) -> None:
+async def test_explain_performs_a_dry_run_at_a_running_gateway(serve: Serve) -> None:
     running = await serve(GOOD + ADMIN)
 
-    good = await apart(running.admin, "--path", PATH, "--body", "-", told=BODY)
-    bad = await apart(running.admin, "--path", PATH, "--body", "-", told="{")
+    good = await run_explain_in_thread(running.admin, "--path", PATH, "--body", "-", told=BODY)
+    bad = await run_explain_in_thread(running.admin, "--path", PATH, "--body", "-", told="{")
 
     assert good.exit_code == 0
     assert "target     chat@1: a, as chat\n" in good.output
@@ -104,13 +108,15 @@ async def test_a_running_gateway_explains_a_request_that_nobody_sent(serve: Serv
     assert "response   400 client_error, MalformedRequest\n" in bad.output
 
 
-async def test_what_the_admin_listener_refuses_is_told(serve: Serve) -> None:
+async def test_admin_listener_errors_are_reported(serve: Serve) -> None:
     digest = "6c4a4ba9c5fa8ff8e1fd14a4ab2c5c4ad1b2f4dd1a9e8ec6a4d7fe25a1c2a5c3"
     running = await serve(GOOD + f'admin: {{address: "127.0.0.1:0", sha256: "{digest}"}}\n')
 
-    keyless = await apart(running.admin, "--id", "x")
-    wrong = await apart(running.admin, "--id", "x", env={"INTERLINGUA_ADMIN_KEY": "no"})
-    elsewhere = await apart(running.url, "--id", "x")
+    keyless = await run_explain_in_thread(running.admin, "--id", "x")
+    wrong = await run_explain_in_thread(
+        running.admin, "--id", "x", env={"INTERLINGUA_ADMIN_KEY": "no"}
+    )
+    elsewhere = await run_explain_in_thread(running.url, "--id", "x")
 
     assert keyless.exit_code == wrong.exit_code == elsewhere.exit_code == 2
     assert "the admin key is required" in keyless.stderr
@@ -119,17 +125,19 @@ async def test_what_the_admin_listener_refuses_is_told(serve: Serve) -> None:
     assert "/-/explain: " in elsewhere.stderr
 
 
-@pytest.mark.parametrize("reply", [whole(b"no"), whole(b"[]", "404 Not Found"), whole(b"[]")])
-async def test_what_is_no_explanation_is_told(reply: bytes) -> None:
+@pytest.mark.parametrize(
+    "reply", [make_reply(b"no"), make_reply(b"[]", "404 Not Found"), make_reply(b"[]")]
+)
+async def test_response_that_is_no_explanation_is_an_error(reply: bytes) -> None:
     async with ScriptedWorker([reply]) as worker:
-        result = await apart(worker.url, "--path", "/nowhere")
+        result = await run_explain_in_thread(worker.url, "--path", "/nowhere")
 
     assert result.exit_code == 2
     assert ", and no explanation" in result.stderr
 
 
-def test_the_explanation_reads_as_it_was_written(file: str) -> None:
-    result = run(file, "--model", "chat", "--json")
+def test_json_output_round_trips_through_the_explanation_type(file: str) -> None:
+    result = run_explain(file, "--model", "chat", "--json")
 
     found = msgspec.json.decode(result.output, type=Explanation)
     assert msgspec.json.decode(msgspec.json.encode(found)) == json.loads(result.output)

@@ -9,7 +9,7 @@ from gateway.pipeline.strategies import apply_model_settings
 from gateway.routing.router import Route
 from protocols.core.request import Request
 from tests.conftest import Serve
-from tests.fakes import ScriptedWorker, whole
+from tests.fakes import ScriptedWorker, make_reply
 
 FRONT = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
@@ -32,7 +32,7 @@ models:
 """
 
 
-def ask(model: str, *, stream: bool = False, **more: object) -> dict[str, object]:
+def build_chat_body(model: str, *, stream: bool = False, **more: object) -> dict[str, object]:
     messages = [{"role": "user", "content": "hi"}]
     return {"model": model, "stream": stream, "messages": messages} | more
 
@@ -45,12 +45,14 @@ def ask(model: str, *, stream: bool = False, **more: object) -> dict[str, object
         ("own", ["own@1 Overloaded"], "2"),
     ],
 )
-async def test_the_next_in_line_answers(
+async def test_failed_target_falls_back_to_the_next_target(
     serve: Serve, model: str, tried: list[str], version: str, *, stream: bool
 ) -> None:
     front = await serve(FRONT)
 
-    answer = await front.http.post("/v1/chat/completions", json=ask(model, stream=stream))
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body(model, stream=stream)
+    )
 
     assert answer.status_code == 200
     assert "fine" in answer.text
@@ -60,29 +62,31 @@ async def test_the_next_in_line_answers(
     assert front.records[0].outcome == "ok"
 
 
-async def test_when_nobody_can_the_last_says_why(serve: Serve) -> None:
+async def test_last_fallback_error_is_returned_when_all_targets_fail(serve: Serve) -> None:
     front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=ask("lost"))
+    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("lost"))
     assert answer.status_code == 502
     assert list(front.records[0].failed_attempts) == ["lost@1 Overloaded"]
 
 
-async def test_what_has_begun_is_never_begun_again(serve: Serve) -> None:
+async def test_started_stream_is_never_retried_on_a_fallback(serve: Serve) -> None:
     front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=ask("mid", stream=True))
+    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("mid", stream=True))
     assert b'"error"' in answer.content
     assert b"fine" not in answer.content
 
 
-async def test_a_version_that_was_pinned_is_answered_by_no_other(serve: Serve) -> None:
+async def test_pinned_version_has_no_fallback(serve: Serve) -> None:
     front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=ask("chat@1"))
+    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("chat@1"))
     assert answer.status_code == 503
 
 
-async def test_the_clients_own_fault_goes_no_further(serve: Serve) -> None:
+async def test_client_error_does_not_trigger_a_fallback(serve: Serve) -> None:
     front = await serve(FRONT)
-    answer = await front.http.post("/v1/chat/completions", json=ask("chat") | {"temperature": 9})
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body("chat") | {"temperature": 9}
+    )
     assert answer.status_code == 400
     assert front.records[0].failed_attempts == ()
 
@@ -143,12 +147,14 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "https://pictures.test/cat.p
         (TOOLS | {"tool_choice": "none"}, "Overloaded"),
     ],
 )
-async def test_one_that_lacks_what_is_asked_is_passed_over(
+async def test_fallback_skips_targets_that_lack_a_required_capability(
     serve: Serve, asked: dict[str, object], lacking: str, *, stream: bool
 ) -> None:
     front = await serve(ABLE)
 
-    answer = await front.http.post("/v1/chat/completions", json=ask("chat", stream=stream) | asked)
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body("chat", stream=stream) | asked
+    )
 
     assert answer.status_code == 200
     assert "fine" in answer.text
@@ -157,10 +163,10 @@ async def test_one_that_lacks_what_is_asked_is_passed_over(
     assert (record.model, record.fallback_from, record.outcome) == ("spare", "chat@1", "ok")
 
 
-async def test_when_nobody_is_able_the_first_says_why(serve: Serve) -> None:
+async def test_first_error_is_returned_when_no_fallback_has_the_capability(serve: Serve) -> None:
     front = await serve(ABLE)
-    answer = await front.http.post("/v1/chat/completions", json=ask("hopeless") | TOOLS)
-    plain = await front.http.post("/v1/chat/completions", json=ask("gone-too") | TOOLS)
+    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("hopeless") | TOOLS)
+    plain = await front.http.post("/v1/chat/completions", json=build_chat_body("gone-too") | TOOLS)
 
     assert (answer.status_code, plain.status_code) == (503, 404)
     record = front.records[0]
@@ -169,9 +175,9 @@ async def test_when_nobody_is_able_the_first_says_why(serve: Serve) -> None:
     assert record.fallback_from == ""
 
 
-async def test_who_was_asked_and_failed_last_says_why(serve: Serve) -> None:
+async def test_last_attempted_target_determines_the_error(serve: Serve) -> None:
     front = await serve(ABLE)
-    answer = await front.http.post("/v1/chat/completions", json=ask("worse") | TOOLS)
+    answer = await front.http.post("/v1/chat/completions", json=build_chat_body("worse") | TOOLS)
 
     assert answer.status_code == 503
     [record] = front.records
@@ -180,10 +186,12 @@ async def test_who_was_asked_and_failed_last_says_why(serve: Serve) -> None:
     assert (record.model, record.fallback_from) == ("also-gone", "worse@1")
 
 
-async def test_what_a_target_refuses_by_itself_is_lacking_too(serve: Serve) -> None:
+async def test_unsupported_feature_error_of_a_fallback_keeps_the_first_error(serve: Serve) -> None:
     front = await serve(ABLE)
     message = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, *IMAGE]}
-    answer = await front.http.post("/v1/chat/completions", json=ask("chat", messages=[message]))
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body("chat", messages=[message])
+    )
 
     assert answer.status_code == 503
     [record] = front.records
@@ -191,9 +199,9 @@ async def test_what_a_target_refuses_by_itself_is_lacking_too(serve: Serve) -> N
     assert (record.model, record.error, record.fallback_from) == ("chat", "Overloaded", "")
 
 
-async def test_a_limit_or_a_rule_of_another_model_is_not_the_clients_fault(serve: Serve) -> None:
+async def test_limits_and_strictness_of_a_fallback_model_skip_that_model(serve: Serve) -> None:
     front = await serve(ABLE)
-    asked = ask("strict") | {"max_tokens": 9, "top_k": 3, "logit_bias": {"5": 1}}
+    asked = build_chat_body("strict") | {"max_tokens": 9, "top_k": 3, "logit_bias": {"5": 1}}
     answer = await front.http.post("/v1/chat/completions", json=asked)
 
     assert answer.status_code == 200
@@ -201,7 +209,7 @@ async def test_a_limit_or_a_rule_of_another_model_is_not_the_clients_fault(serve
     assert front.records[0].failed_attempts == told
 
 
-async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
+async def test_embeddings_fall_back_to_a_target_that_supports_them(serve: Serve) -> None:
     front = await serve(ABLE)
     answer = await front.http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
 
@@ -217,7 +225,9 @@ async def test_vectors_come_from_who_gives_them(serve: Serve) -> None:
 # --- prompts that are too long --------------------------------------------------------------------
 
 
-async def test_token_ids_that_do_not_fit_are_not_sent(serve: Serve) -> None:
+async def test_fallback_skips_targets_with_a_context_too_small_for_the_token_ids(
+    serve: Serve,
+) -> None:
     front = await serve(ABLE)
     for length, model in ((3, "small"), (4, "large")):
         body = {"model": "numbers", "prompt": list(range(length))}
@@ -229,13 +239,13 @@ async def test_token_ids_that_do_not_fit_are_not_sent(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_prompt_that_is_too_long_goes_where_more_is_declared(
+async def test_context_overflow_falls_back_to_a_target_with_a_larger_context(
     serve: Serve, *, stream: bool
 ) -> None:
     front = await serve(ABLE)
     messages = [{"role": "user", "content": "one two three four"}]
     answer = await front.http.post(
-        "/v1/chat/completions", json=ask("full", stream=stream) | {"messages": messages}
+        "/v1/chat/completions", json=build_chat_body("full", stream=stream) | {"messages": messages}
     )
 
     assert answer.status_code == 200
@@ -245,20 +255,26 @@ async def test_a_prompt_that_is_too_long_goes_where_more_is_declared(
     assert front.records[0].model == "large"
 
 
-async def test_where_no_more_is_declared_the_client_hears_of_its_length(serve: Serve) -> None:
+async def test_context_overflow_is_returned_when_no_larger_context_is_declared(
+    serve: Serve,
+) -> None:
     front = await serve(ABLE)
     messages = [{"role": "user", "content": "one two three four"}]
-    answer = await front.http.post("/v1/chat/completions", json=ask("stuck", messages=messages))
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body("stuck", messages=messages)
+    )
 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert front.records[0].failed_attempts == ("untold@1 lacks context", "small@1 lacks context")
 
 
-async def test_one_that_is_too_short_in_its_stead_leads_to_a_longer_one(serve: Serve) -> None:
+async def test_context_overflow_of_a_fallback_continues_with_a_larger_context(serve: Serve) -> None:
     front = await serve(ABLE)
     messages = [{"role": "user", "content": "one two three four"}]
-    answer = await front.http.post("/v1/chat/completions", json=ask("narrow", messages=messages))
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body("narrow", messages=messages)
+    )
 
     assert answer.status_code == 200
     told = ("narrow@1 Overloaded", "full-too@1 ContextTooLong", "small@1 lacks context")
@@ -266,7 +282,7 @@ async def test_one_that_is_too_short_in_its_stead_leads_to_a_longer_one(serve: S
     assert front.records[0].model == "large"
 
 
-async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
+async def test_passthrough_body_is_only_decoded_for_a_fallback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -276,7 +292,7 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
         return apply_model_settings(request, route, *rest)
 
     monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", reading)
-    reply = whole(
+    reply = make_reply(
         b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
     )
@@ -286,11 +302,15 @@ async def test_what_was_passed_on_is_read_only_for_who_answers_in_its_stead(
             "{kind: echo, script: [fine]}", f'{{protocol: openai, workers: ["{worker.url}"]}}'
         )
         front = await serve(text)
-        alone = await front.http.post("/v1/chat/completions", json=ask("spare", own="x"))
+        alone = await front.http.post(
+            "/v1/chat/completions", json=build_chat_body("spare", own="x")
+        )
         assert (alone.status_code, read) == (200, [])
-        answer = await front.http.post("/v1/chat/completions", json=ask("chat", own="x"))
+        answer = await front.http.post(
+            "/v1/chat/completions", json=build_chat_body("chat", own="x")
+        )
 
     assert answer.status_code == 200
     assert read == ["plain@1", "spare@1"]
     sent = [json.loads(one.body) for one in worker.requests]
-    assert sent == [ask("spare", own="x"), ask("spare", own="x")]
+    assert sent == [build_chat_body("spare", own="x"), build_chat_body("spare", own="x")]

@@ -16,7 +16,7 @@ from gateway.config.schema import RateLimitConfig
 from gateway.explain.dry_run import run_dry
 from gateway.explain.report import ExplainRequest
 from gateway.observability.record import RequestRecord
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 BACKENDS: Final = """
 listeners:
@@ -39,7 +39,7 @@ CHAT: Final = {"model": "gpt", "messages": MESSAGES}
 ANY: Final = RateLimitConfig((10**6, 1), (10**6, 1), 10**6, 10**6)
 
 
-def keyed(**limits: str) -> str:
+def build_keyed_config(**limits: str) -> str:
     """A configuration with a key for each name, which is the key itself, and what it may take."""
     keys = [
         f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, limits: {told}}}"
@@ -48,11 +48,11 @@ def keyed(**limits: str) -> str:
     return "\n".join([BACKENDS, "keys:", *keys])
 
 
-def bearer(name: str) -> dict[str, str]:
+def build_bearer_header(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {name}"}
 
 
-def used(gateway: Running, key: str) -> tuple[int, int]:
+def get_usage(gateway: RunningGateway, key: str) -> tuple[int, int]:
     """How many requests of a key's are running, and the tokens that it used today."""
     limiter = gateway.app.active_snapshots[-1].rate_limiter
     assert limiter is not None
@@ -61,12 +61,16 @@ def used(gateway: Running, key: str) -> tuple[int, int]:
     return slots, budget
 
 
-async def ask(gateway: Running, key: str, model: str = "mock", **more: Any) -> httpx.Response:
+async def send_chat(
+    gateway: RunningGateway, key: str, model: str = "mock", **more: Any
+) -> httpx.Response:
     body = {"model": model, "messages": MESSAGES} | more
-    return await gateway.http.post("/v1/chat/completions", json=body, headers=bearer(key))
+    return await gateway.http.post(
+        "/v1/chat/completions", json=body, headers=build_bearer_header(key)
+    )
 
 
-async def until(true: Any) -> None:
+async def wait_until(true: Any) -> None:
     async with asyncio.timeout(5):
         while not true():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
@@ -75,7 +79,7 @@ async def until(true: Any) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-class Way(Struct, frozen=True):
+class ProtocolErrors(Struct, frozen=True):
     """How a dialect is asked, and how it refuses: status and body."""
 
     name: str
@@ -89,40 +93,40 @@ RATE: Final = "at most 1 request in 3600 s of the model 'mock' are allowed"
 QUOTA: Final = "the budget of 10 tokens a day is spent: 6 are left, and this request may take 10"
 
 
-def openai(kind: str, code: str, message: str) -> dict[str, Any]:
+def build_openai_error(kind: str, code: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 WAYS: Final = [
-    Way(
+    ProtocolErrors(
         "openai",
         "/v1/chat/completions",
         CHAT,
-        (429, openai("requests", "rate_limit_exceeded", RATE)),
-        (429, openai("insufficient_quota", "insufficient_quota", QUOTA)),
+        (429, build_openai_error("requests", "rate_limit_exceeded", RATE)),
+        (429, build_openai_error("insufficient_quota", "insufficient_quota", QUOTA)),
     ),
-    Way(
+    ProtocolErrors(
         "databricks",
         "/serving-endpoints/gpt/invocations",
         {"messages": MESSAGES},
         (429, {"error_code": "REQUEST_LIMIT_EXCEEDED", "message": RATE}),
         (403, {"error_code": "PERMISSION_DENIED", "message": QUOTA}),
     ),
-    Way(
+    ProtocolErrors(
         "triton",
         "/v2/models/gpt/versions/1/generate",
         {"text_input": "Hi"},
         (429, {"error": RATE}),
         (429, {"error": QUOTA}),
     ),
-    Way(
+    ProtocolErrors(
         "mindie",
         "/mindie/v2/models/gpt/generate",
         {"text_input": "Hi"},
         (429, {"error": RATE, "code": 429}),
         (429, {"error": QUOTA, "code": 429}),
     ),
-    Way(
+    ProtocolErrors(
         "ovms",
         "/v3/chat/completions",
         CHAT,
@@ -132,13 +136,13 @@ WAYS: Final = [
 ]
 
 
-async def test_every_dialect_refuses_in_its_own_words(serve: Serve) -> None:
+async def test_rate_and_quota_errors_have_the_format_of_each_protocol(serve: Serve) -> None:
     rates = {f"rate-{way.name}": "{models: {gpt: {requests: 1/h}}}" for way in WAYS}
     quotas = {f"quota-{way.name}": "{budget: 10/day}" for way in WAYS}
-    gateway = await serve(keyed(**rates, **quotas))
+    gateway = await serve(build_keyed_config(**rates, **quotas))
     for way in WAYS:
         for kind, (status, body) in {"rate": way.rate, "quota": way.quota}.items():
-            headers = bearer(f"{kind}-{way.name}")
+            headers = build_bearer_header(f"{kind}-{way.name}")
             first = await gateway.http.post(way.path, json=way.body, headers=headers)
             assert first.status_code == 200, first.text
             refused = await gateway.http.post(way.path, json=way.body, headers=headers)
@@ -149,30 +153,32 @@ async def test_every_dialect_refuses_in_its_own_words(serve: Serve) -> None:
     assert {one.error for one in gateway.records} == {"", "RateLimitExceeded", "QuotaExceeded"}
 
 
-async def test_what_asks_no_model_is_not_limited(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{requests: 1/h}"))
+async def test_requests_without_a_model_call_are_not_rate_limited(serve: Serve) -> None:
+    gateway = await serve(build_keyed_config(web="{requests: 1/h}"))
     paths = ("/health", "/v1/models", "/v1/models/gpt", "/v2/models/mock/ready")
     for path in (*paths, "/.well-known/databricks-config"):
         for _ in range(3):
-            answer = await gateway.http.get(path, headers=bearer("web"))
+            answer = await gateway.http.get(path, headers=build_bearer_header("web"))
             assert answer.status_code in (200, 404)
             assert "x-ratelimit-limit-requests" not in answer.headers
-    assert (await ask(gateway, "web", "nobody")).status_code == 404
-    assert (await ask(gateway, "web")).status_code == 200
-    assert (await ask(gateway, "web")).status_code == 429
+    assert (await send_chat(gateway, "web", "nobody")).status_code == 404
+    assert (await send_chat(gateway, "web")).status_code == 200
+    assert (await send_chat(gateway, "web")).status_code == 429
 
 
-async def test_the_tokens_of_a_text_are_a_request_too(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{requests: 2/h, budget: 10/day}"))
+async def test_tokenizer_requests_count_against_the_request_limit(serve: Serve) -> None:
+    gateway = await serve(build_keyed_config(web="{requests: 2/h, budget: 10/day}"))
     for status in (200, 200, 429):
         body = {"inputs": "Hi there", "model": "mock"}
-        answer = await gateway.http.post("/mindie/v1/tokenizer", json=body, headers=bearer("web"))
+        answer = await gateway.http.post(
+            "/mindie/v1/tokenizer", json=body, headers=build_bearer_header("web")
+        )
         assert answer.status_code == status
-    assert used(gateway, "web") == (0, 0)
+    assert get_usage(gateway, "web") == (0, 0)
 
 
-async def test_a_request_that_is_only_explained_takes_nothing(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{requests: 1/h}"))
+async def test_dry_run_consumes_no_limit(serve: Serve) -> None:
+    gateway = await serve(build_keyed_config(web="{requests: 1/h}"))
     body = msgspec.Raw(msgspec.json.encode(CHAT))
     question = ExplainRequest(path="/v1/chat/completions", method="POST", key="web", body=body)
     for _ in range(2):
@@ -180,26 +186,28 @@ async def test_a_request_that_is_only_explained_takes_nothing(serve: Serve) -> N
             question, gateway.app.active_snapshots[-1].handlers_by_address, lambda: 0.0
         )
         assert told.answer is None
-    assert (await ask(gateway, "web")).status_code == 200
+    assert (await send_chat(gateway, "web")).status_code == 200
 
 
-async def test_keys_without_limits_have_the_common_ones_each_for_itself(serve: Serve) -> None:
-    common = keyed(web="{}", one="null", two="null").replace(", limits: null", "")
+async def test_keys_without_limits_each_get_the_default_limits(serve: Serve) -> None:
+    common = build_keyed_config(web="{}", one="null", two="null").replace(", limits: null", "")
     gateway = await serve(f"{common}\ndefaults: {{limits: {{requests: 1/h}}}}")
     for key, statuses in {"web": [200, 200], "one": [200, 429], "two": [200, 429]}.items():
-        assert [(await ask(gateway, key)).status_code for _ in range(2)] == statuses
+        assert [(await send_chat(gateway, key)).status_code for _ in range(2)] == statuses
 
 
-async def test_without_keys_all_clients_share_the_common_limits(serve: Serve) -> None:
+async def test_clients_share_the_default_limits_when_no_keys_are_configured(serve: Serve) -> None:
     gateway = await serve(f"{BACKENDS}\ndefaults: {{limits: {{requests: 2/h}}}}")
-    assert [(await ask(gateway, key)).status_code for key in "abc"] == [200, 200, 429]
+    assert [(await send_chat(gateway, key)).status_code for key in "abc"] == [200, 200, 429]
 
 
 # --- what is told ---------------------------------------------------------------------------------
 
 
-async def test_openais_answers_tell_what_is_left(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{requests: 9/h, tokens: 9k/h}", batch="{concurrent: 5}"))
+async def test_openai_responses_have_ratelimit_headers(serve: Serve) -> None:
+    gateway = await serve(
+        build_keyed_config(web="{requests: 9/h, tokens: 9k/h}", batch="{concurrent: 5}")
+    )
     asked: list[dict[str, Any]] = [
         {},
         {"stream": True},
@@ -209,7 +217,7 @@ async def test_openais_answers_tell_what_is_left(serve: Serve) -> None:
     ]
     statuses = []
     for number, more in enumerate(asked, 1):
-        answer = await ask(gateway, "web", **more)
+        answer = await send_chat(gateway, "web", **more)
         statuses.append(answer.status_code)
         told = answer.headers
         assert told["x-ratelimit-limit-requests"] == "9"
@@ -219,15 +227,15 @@ async def test_openais_answers_tell_what_is_left(serve: Serve) -> None:
         assert 8000 < int(told["x-ratelimit-remaining-tokens"]) < 9000
     assert statuses == [200, 200, 400, 503, 200]
     for key in ("batch", "nobody"):
-        assert "x-ratelimit-limit-requests" not in (await ask(gateway, key)).headers
+        assert "x-ratelimit-limit-requests" not in (await send_chat(gateway, key)).headers
     assert {"rate_limit_headers", "reservation"}.isdisjoint(RequestRecord.__struct_fields__)
 
 
 # --- the end of a request -------------------------------------------------------------------------
 
 
-async def test_what_was_not_used_is_given_back_however_a_request_ends(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{concurrent: 1, budget: 1M/day}"))
+async def test_unused_reservation_is_released_for_every_request_outcome(serve: Serve) -> None:
+    gateway = await serve(build_keyed_config(web="{concurrent: 1, budget: 1M/day}"))
     spent = 0
     ends: list[tuple[dict[str, Any], int]] = [
         ({}, 1 + 3),
@@ -238,44 +246,48 @@ async def test_what_was_not_used_is_given_back_however_a_request_ends(serve: Ser
         ({"model": "cut"}, 0),
     ]
     for more, tokens in ends:
-        await ask(gateway, "web", **more)
+        await send_chat(gateway, "web", **more)
         spent += tokens
-        assert used(gateway, "web") == (0, spent), more
+        assert get_usage(gateway, "web") == (0, spent), more
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_pays_for_what_it_had(serve: Serve, *, stream: bool) -> None:
-    gateway = await serve(keyed(web="{concurrent: 1, budget: 1M/day}"))
+async def test_disconnected_client_is_charged_for_prompt_and_received_tokens(
+    serve: Serve, *, stream: bool
+) -> None:
+    gateway = await serve(build_keyed_config(web="{concurrent: 1, budget: 1M/day}"))
     backend: Any = gateway.app.backends["slow"]
     body = {"model": "slow", "messages": MESSAGES, "stream": stream, "max_tokens": 5000}
-    asking = gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=bearer("web"))
-    task = asyncio.create_task(read_first(asking))
-    await until(lambda: backend.running == 1)
-    assert used(gateway, "web")[0] == 1
-    assert used(gateway, "web")[1] > 5000
-    assert (await ask(gateway, "web")).status_code == 429
+    asking = gateway.http.stream(
+        "POST", "/v1/chat/completions", json=body, headers=build_bearer_header("web")
+    )
+    task = asyncio.create_task(read_first_chunk(asking))
+    await wait_until(lambda: backend.running == 1)
+    assert get_usage(gateway, "web")[0] == 1
+    assert get_usage(gateway, "web")[1] > 5000
+    assert (await send_chat(gateway, "web")).status_code == 429
     if stream:
         await task
     else:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    await until(lambda: used(gateway, "web")[0] == 0)
+    await wait_until(lambda: get_usage(gateway, "web")[0] == 0)
     prompt = len(httpx.Request("POST", "http://x", json=body).content) // 4
     [record] = [one for one in gateway.records if one.model == "slow"]
     assert (record.outcome, record.usage) == ("cancelled", None)
-    assert used(gateway, "web")[1] == prompt + record.tokens
+    assert get_usage(gateway, "web")[1] == prompt + record.tokens
     assert (record.tokens > 0) == stream
 
 
-async def read_first(asking: Any) -> None:
+async def read_first_chunk(asking: Any) -> None:
     """Read a little of an answer, and leave."""
     async with asking as answer:
         async for _ in answer.aiter_bytes():
             return
 
 
-async def test_places_come_back_whatever_clients_do(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{concurrent: 3}"))
+async def test_concurrency_slots_are_released_after_random_disconnects(serve: Serve) -> None:
+    gateway = await serve(build_keyed_config(web="{concurrent: 3}"))
     backend: Any = gateway.app.backends["slow"]
     luck = random.Random(5)
     running: list[int] = []
@@ -285,7 +297,7 @@ async def test_places_come_back_whatever_clients_do(serve: Serve) -> None:
             "model": luck.choice(["slow", "cut", "bad", "mock"]),
             "stream": luck.random() < 0.5,
         }
-        task = asyncio.create_task(ask(gateway, "web", **more))
+        task = asyncio.create_task(send_chat(gateway, "web", **more))
         await asyncio.sleep(luck.random() / 5)
         running.append(backend.running)
         if luck.random() < 0.7:
@@ -293,10 +305,10 @@ async def test_places_come_back_whatever_clients_do(serve: Serve) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     await asyncio.gather(*(come_and_go() for _ in range(40)))
-    await until(lambda: used(gateway, "web")[0] == 0)
+    await wait_until(lambda: get_usage(gateway, "web")[0] == 0)
     assert max(running) <= 3
     assert "RateLimitExceeded" in {one.error for one in gateway.records}
-    asked = [asyncio.create_task(ask(gateway, "web", "slow")) for _ in range(5)]
+    asked = [asyncio.create_task(send_chat(gateway, "web", "slow")) for _ in range(5)]
     statuses = sorted([(await one).status_code for one in asked])
     assert statuses == [200, 200, 200, 429, 429]
 
@@ -304,17 +316,19 @@ async def test_places_come_back_whatever_clients_do(serve: Serve) -> None:
 # --- another configuration ------------------------------------------------------------------------
 
 
-async def test_a_reload_forgives_nothing(serve: Serve) -> None:
-    gateway = await serve(keyed(web="{concurrent: 9, requests: 2/h, budget: 1M/day}"))
-    await ask(gateway, "web")
-    running = asyncio.create_task(ask(gateway, "web", "slow"))
-    await until(lambda: used(gateway, "web")[0] == 1)
-    again = keyed(web="{concurrent: 9, requests: 3/h, budget: 1M/day}", batch="{requests: 1/h}")
+async def test_reload_keeps_the_consumed_limits(serve: Serve) -> None:
+    gateway = await serve(build_keyed_config(web="{concurrent: 9, requests: 2/h, budget: 1M/day}"))
+    await send_chat(gateway, "web")
+    running = asyncio.create_task(send_chat(gateway, "web", "slow"))
+    await wait_until(lambda: get_usage(gateway, "web")[0] == 1)
+    again = build_keyed_config(
+        web="{concurrent: 9, requests: 3/h, budget: 1M/day}", batch="{requests: 1/h}"
+    )
     await gateway.app.apply_config(load_bytes(again.encode(), "test.yaml", env={}))
-    assert used(gateway, "web")[0] == 1
+    assert get_usage(gateway, "web")[0] == 1
     assert (await running).status_code == 200
-    assert used(gateway, "web") == (0, 4 + 9)
-    assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 429]
-    assert (await ask(gateway, "batch")).status_code == 200
+    assert get_usage(gateway, "web") == (0, 4 + 9)
+    assert [(await send_chat(gateway, "web")).status_code for _ in range(2)] == [200, 429]
+    assert (await send_chat(gateway, "batch")).status_code == 200
     await gateway.app.apply_config(load_bytes(BACKENDS.encode(), "test.yaml", env={}))
-    assert [(await ask(gateway, "web")).status_code for _ in range(2)] == [200, 200]
+    assert [(await send_chat(gateway, "web")).status_code for _ in range(2)] == [200, 200]

@@ -28,13 +28,13 @@ def url() -> Iterator[str]:
     command.close()
 
 
-def ask(url: str, path: str, **body: Any) -> httpx.Response:
+def send_post(url: str, path: str, **body: Any) -> httpx.Response:
     answer = httpx.post(url + path, json=body, timeout=110)
     assert answer.status_code == 200, answer.text
     return answer
 
 
-def test_the_openai_client_whole(url: str) -> None:
+def test_openai_client_gets_a_unary_response(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110)
 
     answer = client.chat.completions.create(model="smollm2", messages=SAID)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def test_the_openai_client_whole(url: str) -> None:
     assert answer.usage.completion_tokens > 0
 
 
-def test_the_openai_client_streamed(url: str) -> None:
+def test_openai_client_gets_a_streamed_response(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110)
 
     stream = client.chat.completions.create(
@@ -59,16 +59,16 @@ def test_the_openai_client_streamed(url: str) -> None:
     assert len([piece for piece in pieces if piece]) > 3
 
 
-def test_triton_generate(url: str) -> None:
-    answer = ask(url, "/v2/models/smollm2/generate", id="42", text_input=QUESTION).json()
+def test_triton_generate_response(url: str) -> None:
+    answer = send_post(url, "/v2/models/smollm2/generate", id="42", text_input=QUESTION).json()
 
     assert answer.keys() == {"id", "model_name", "model_version", "text_output"}
     assert "Paris" in answer["text_output"]
 
 
-def test_triton_generate_stream(url: str) -> None:
+def test_triton_generate_stream_response(url: str) -> None:
     path = "/v2/models/smollm2/generate_stream"
-    answer = ask(url, path, text_input=QUESTION, parameters={"stream": True})
+    answer = send_post(url, path, text_input=QUESTION, parameters={"stream": True})
 
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [msgspec.json.decode(one[6:]) for one in answer.text.strip().split("\n\n")]
@@ -76,10 +76,10 @@ def test_triton_generate_stream(url: str) -> None:
     assert len(events) > 3
 
 
-def test_mindie_generate_stream(url: str) -> None:
+def test_mindie_generate_stream_has_token_details(url: str) -> None:
     path = "/mindie/v2/models/smollm2/generate_stream"
     body = {"id": "a123", "text_input": QUESTION, "parameters": {"details": True}}
-    answer = ask(url, path, **body)
+    answer = send_post(url, path, **body)
 
     events = [msgspec.json.decode(one[5:]) for one in answer.text.strip().split("\n\n")]
     assert "Paris" in "".join(event["text_output"] for event in events)
@@ -87,49 +87,51 @@ def test_mindie_generate_stream(url: str) -> None:
     assert events[-1]["details"]["finish_reason"] == "eos_token"
 
 
-def test_mindie_chat(url: str) -> None:
-    answer = ask(url, "/mindie/v1/chat/completions", model="smollm2", messages=SAID).json()
+def test_mindie_chat_response(url: str) -> None:
+    answer = send_post(url, "/mindie/v1/chat/completions", model="smollm2", messages=SAID).json()
 
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
-def test_ovms_chat(url: str) -> None:
-    answer = ask(url, "/v3/chat/completions", model="smollm2", messages=SAID).json()
+def test_ovms_chat_response(url: str) -> None:
+    answer = send_post(url, "/v3/chat/completions", model="smollm2", messages=SAID).json()
 
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
-def test_databricks_messages(url: str) -> None:
-    answer = ask(url, "/serving-endpoints/smollm2/invocations", messages=SAID)
+def test_databricks_chat_response(url: str) -> None:
+    answer = send_post(url, "/serving-endpoints/smollm2/invocations", messages=SAID)
 
     assert "Paris" in answer.json()["choices"][0]["message"]["content"]
     assert answer.headers["served-model-name"]
 
 
-def test_databricks_prompt(url: str) -> None:
-    answer = ask(url, "/serving-endpoints/smollm2/invocations", prompt=QUESTION).json()
+def test_databricks_completion_response(url: str) -> None:
+    answer = send_post(url, "/serving-endpoints/smollm2/invocations", prompt=QUESTION).json()
 
     assert "Paris" in answer["choices"][0]["text"]
 
 
-def test_databricks_input(url: str) -> None:
-    answer = ask(url, "/serving-endpoints/minilm/invocations", input=[QUESTION]).json()
+def test_databricks_embedding_is_a_unit_vector(url: str) -> None:
+    answer = send_post(url, "/serving-endpoints/minilm/invocations", input=[QUESTION]).json()
 
     [item] = answer["data"]
     assert len(item["embedding"]) == 384
     assert abs(sum(x * x for x in item["embedding"]) - 1) < 1e-3
 
 
-def test_what_the_model_can_not_do_is_said(url: str) -> None:
+def test_loss_header_names_parameters_unsupported_by_the_local_model(url: str) -> None:
     tool = {"type": "custom", "custom": {"name": "f"}}
-    answer = ask(url, "/v1/chat/completions", model="smollm2", messages=SAID, tools=[tool], foo=1)
+    answer = send_post(
+        url, "/v1/chat/completions", model="smollm2", messages=SAID, tools=[tool], foo=1
+    )
 
     assert re.fullmatch(
         "(tools|foo)=dropped,(tools|foo)=dropped", answer.headers["x-interlingua-loss"]
     )
 
 
-def test_a_prompt_that_does_not_fit_is_refused(url: str) -> None:
+def test_prompt_longer_than_the_context_is_rejected(url: str) -> None:
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "word " * 9000}]}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=110)
 

@@ -83,26 +83,26 @@ def client(url: str) -> Any:
     return OpenAI(base_url=f"{url}/v1", api_key="none", timeout=110, max_retries=0)
 
 
-def ask(url: str, path: str, **body: Any) -> httpx.Response:
+def send_post(url: str, path: str, **body: Any) -> httpx.Response:
     if not path.endswith("/generate"):
         body = {"model": "chat", **body}
     return httpx.post(url + path, json=body, timeout=110)
 
 
-def good(answer: httpx.Response) -> Any:
+def parse_lossless_response(answer: httpx.Response) -> Any:
     assert answer.status_code == 200, answer.text
     assert "x-interlingua-loss" not in answer.headers
     return answer.json()
 
 
-def is_weather(text: str) -> bool:
+def is_weather_call(text: str) -> bool:
     return jsonschema_rs.is_valid(WEATHER, msgspec.json.decode(text))
 
 
 # --- the real client ----------------------------------------------------------------------------
 
 
-def test_a_schema(client: Any) -> None:
+def test_json_schema_output_is_valid(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
@@ -115,7 +115,7 @@ def test_a_schema(client: Any) -> None:
     assert found["city"] == "Paris"
 
 
-def test_a_schema_when_the_model_raves(client: Any) -> None:
+def test_json_schema_output_is_valid_at_high_temperature(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
@@ -129,7 +129,7 @@ def test_a_schema_when_the_model_raves(client: Any) -> None:
     assert all(jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text)) for text in texts)
 
 
-def test_a_schema_cut_by_length(client: Any) -> None:
+def test_json_schema_output_can_be_truncated_by_max_tokens(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Tell me about Paris, as JSON."}],
@@ -141,7 +141,7 @@ def test_a_schema_cut_by_length(client: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", [NAMED, "required"])
-def test_a_call_that_must_be(client: Any, choice: Any) -> None:
+def test_required_tool_choice_forces_a_tool_call(client: Any, choice: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=SAID,
@@ -160,7 +160,7 @@ def test_a_call_that_must_be(client: Any, choice: Any) -> None:
     assert answer.usage.completion_tokens > 20
 
 
-def test_a_streamed_call(client: Any) -> None:
+def test_streamed_tool_call_has_valid_arguments(client: Any) -> None:
     stream = client.chat.completions.create(
         model="chat",
         messages=SAID,
@@ -183,11 +183,11 @@ def test_a_streamed_call(client: Any) -> None:
     assert [piece.function.name for piece in pieces if piece.id and piece.function] == [
         "get_weather"
     ] * len(calls)
-    assert all(is_weather("".join(texts)) and len(texts) > 5 for texts in calls.values())
+    assert all(is_weather_call("".join(texts)) and len(texts) > 5 for texts in calls.values())
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_left_to_the_model_it_may_talk(client: Any) -> None:
+def test_auto_tool_choice_returns_either_content_or_tool_calls(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=SAID,
@@ -198,7 +198,7 @@ def test_left_to_the_model_it_may_talk(client: Any) -> None:
     assert "tool_call>" not in (choice.message.content or "")
 
 
-def test_a_conversation_with_a_result(client: Any) -> None:
+def test_tool_result_in_the_conversation_is_used(client: Any) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=[
@@ -229,9 +229,9 @@ def test_a_conversation_with_a_result(client: Any) -> None:
     ("schema", "name"),
     [({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"not": {}}, "not")],
 )
-def test_a_key_that_can_not_be_held_to(url: str, schema: Any, name: str) -> None:
+def test_unsupported_schema_keyword_is_rejected_by_name(url: str, schema: Any, name: str) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    answer = ask(url, PATHS["openai"], messages=SAID, response_format=shape)
+    answer = send_post(url, PATHS["openai"], messages=SAID, response_format=shape)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "response_format"
@@ -242,22 +242,22 @@ def test_a_key_that_can_not_be_held_to(url: str, schema: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-def test_a_forced_call_in_every_dialect(url: str, dialect: str) -> None:
+def test_forced_tool_call_in_every_protocol(url: str, dialect: str) -> None:
     choice = "required" if dialect == "mindie" else NAMED
     body = {"messages": SAID, "tools": TOOLS, "tool_choice": choice}
-    answer = good(ask(url, PATHS[dialect], **body))
+    answer = parse_lossless_response(send_post(url, PATHS[dialect], **body))
     message = answer["choices"][0]["message"]
     assert message["tool_calls"]
     for call in message["tool_calls"]:
         assert call["function"]["name"] == "get_weather"
-        assert is_weather(call["function"]["arguments"])
+        assert is_weather_call(call["function"]["arguments"])
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-def test_streamed_arguments_in_every_dialect(url: str, dialect: str) -> None:
+def test_streamed_tool_call_arguments_in_every_protocol(url: str, dialect: str) -> None:
     body = {"messages": SAID, "tools": TOOLS, "tool_choice": "required", "stream": True}
-    answer = ask(url, PATHS[dialect], **body)
+    answer = send_post(url, PATHS[dialect], **body)
     assert answer.status_code == 200, answer.text
     lines = [line[5:].strip() for line in answer.text.splitlines() if line.startswith("data:")]
     chunks = [msgspec.json.decode(line) for line in lines if line != "[DONE]"]
@@ -268,12 +268,14 @@ def test_streamed_arguments_in_every_dialect(url: str, dialect: str) -> None:
             text = call["function"].get("arguments") or ""
             calls[call["index"]] = calls.get(call["index"], "") + text
     assert calls
-    assert all(is_weather(text) for text in calls.values())
+    assert all(is_weather_call(text) for text in calls.values())
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-def test_a_schema_in_every_dialect(url: str, dialect: str) -> None:
-    answer = good(ask(url, PATHS[dialect], messages=SAID, response_format=FORMAT))
+def test_json_schema_output_in_every_protocol(url: str, dialect: str) -> None:
+    answer = parse_lossless_response(
+        send_post(url, PATHS[dialect], messages=SAID, response_format=FORMAT)
+    )
     text = answer["choices"][0]["message"]["content"]
     assert jsonschema_rs.is_valid(PLACE, msgspec.json.decode(text))
 
@@ -288,8 +290,10 @@ def test_a_schema_in_every_dialect(url: str, dialect: str) -> None:
         ({"structured_outputs": {"choice": ["sunny", "rainy"]}}, "sunny|rainy"),
     ],
 )
-def test_guides(url: str, fields: dict[str, Any], right: str) -> None:
-    answer = good(ask(url, PATHS["openai"], messages=SAID, **fields))
+def test_vllm_guided_decoding_parameters_constrain_the_output(
+    url: str, fields: dict[str, Any], right: str
+) -> None:
+    answer = parse_lossless_response(send_post(url, PATHS["openai"], messages=SAID, **fields))
     assert re.fullmatch(right, answer["choices"][0]["message"]["content"])
 
 
@@ -313,14 +317,16 @@ def test_guides(url: str, fields: dict[str, Any], right: str) -> None:
         ),
     ],
 )
-def test_guides_of_triton(url: str, prefix: str, guide: dict[str, Any], right: str) -> None:
+def test_triton_guided_decoding_parameters_constrain_the_output(
+    url: str, prefix: str, guide: dict[str, Any], right: str
+) -> None:
     body = {"text_input": SAID[0]["content"], "exclude_input_in_output": True, **guide}
-    answer = good(ask(url, f"{prefix}/v2/models/chat/generate", **body))
+    answer = parse_lossless_response(send_post(url, f"{prefix}/v2/models/chat/generate", **body))
     assert re.fullmatch(right, answer["text_output"])
 
 
-def test_a_choice_of_text(url: str) -> None:
+def test_guided_choice_constrains_a_text_completion(url: str) -> None:
     """A prompt may have a form as well as a conversation."""
     body = {"prompt": "Is fire hot? Answer:", "guided_choice": [" yes", " no"]}
-    answer = good(ask(url, "/v1/completions", **body))
+    answer = parse_lossless_response(send_post(url, "/v1/completions", **body))
     assert answer["choices"][0]["text"] in (" yes", " no")

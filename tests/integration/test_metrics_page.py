@@ -12,12 +12,12 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from gateway.observability.metrics.catalog import METRIC_GROUPS, METRICS_BY_NAME
-from tests.deploy.watched import asked, named
-from tests.fakes import CHUNKED, END, chunk, whole
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.deploy.watched import list_expressions, list_samples
+from tests.fakes import CHUNKED, END, chunk, make_reply
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 from tests.otlp_collector import Collector
-from tests.serving import serving
+from tests.serving import run_server
 
 MOST: Final = 50
 """Connections of one address."""
@@ -46,13 +46,13 @@ SAID: Final = {
 }
 
 
-def piece(text: str, finish: str | None = None) -> bytes:
+def build_chunk(text: str, finish: str | None = None) -> bytes:
     delta = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     body = {"id": "x", "object": "chat.completion.chunk", "model": "m", "choices": [delta]}
     return chunk(b"data: " + msgspec.json.encode(body) + b"\n\n")
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A worker: does what the model's name says."""
     while head := await reader.readuntil(b"\r\n\r\n"):
         lines = head.decode().lower().splitlines()
@@ -61,25 +61,25 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         ]
         body = await reader.readexactly(int(size))
         if b'"cut"' in body:
-            writer.write(CHUNKED + piece("Hi"))
+            writer.write(CHUNKED + build_chunk("Hi"))
             return
         if b'"slow"' in body:
-            writer.write(CHUNKED + piece("Hi"))
+            writer.write(CHUNKED + build_chunk("Hi"))
             await asyncio.sleep(0.05)
-            writer.write(piece("there", "stop") + chunk(b"data: [DONE]\n\n") + END)
+            writer.write(build_chunk("there", "stop") + chunk(b"data: [DONE]\n\n") + END)
         elif b'"hangs"' in body:
             await reader.read()  # until the gateway has left
             return
         else:
-            writer.write(whole(msgspec.json.encode(SAID)))
+            writer.write(make_reply(msgspec.json.encode(SAID)))
 
 
-def configuration(worker: str, collector: str, folder: Path) -> str:
+def build_metrics_config(worker: str, collector: str, folder: Path) -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
     pool = {"protocol": "openai", "max_concurrency": 1, "queue": {"max": 1, "wait": "200ms"}}
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    return written(
+    return build_config(
         backends={
             "gpu": {**pool, "workers": [worker, nobody], "retries": {"max": 1, "budget": 0}},
             "dead": {"protocol": "openai", "workers": [nobody]},
@@ -107,12 +107,14 @@ def configuration(worker: str, collector: str, folder: Path) -> str:
     )
 
 
-async def test_every_metric_is_told_as_it_is_documented(tmp_path: Path) -> None:
+async def test_every_documented_metric_is_exported_with_its_type_help_and_labels(
+    tmp_path: Path,
+) -> None:
     with Collector() as collector:
-        async with serving(answer) as worker:
-            text = configuration(worker, collector.url, tmp_path)
+        async with run_server(serve_worker) as worker:
+            text = build_metrics_config(worker, collector.url, tmp_path)
             async with GatewayProcess(tmp_path, text) as gateway:
-                before = await everything(gateway)
+                before = await trigger_all_metrics(gateway)
                 page = (await gateway.http.get(f"{gateway.urls[-1]}/metrics")).text
     shown: dict[str, set[str]] = {}
     for family in (*families(before), *families(page)):
@@ -124,11 +126,11 @@ async def test_every_metric_is_told_as_it_is_documented(tmp_path: Path) -> None:
             shown.setdefault(told.sample_name, set()).add(sample.name)
     assert set(METRICS_BY_NAME) - set(shown) == ELSEWHERE
     samples = {name for names in shown.values() for name in names}
-    for who, expr in asked().items():
-        assert named(expr) <= samples, who
+    for who, expr in list_expressions().items():
+        assert list_samples(expr) <= samples, who
 
 
-async def everything(gateway: GatewayProcess) -> str:
+async def trigger_all_metrics(gateway: GatewayProcess) -> str:
     """All that may happen, once at least; gives the page while some of it did."""
     http, url = gateway.http, gateway.urls[0]
     http.headers["authorization"] = f"Bearer {KEY}"
@@ -162,5 +164,5 @@ async def everything(gateway: GatewayProcess) -> str:
     await asyncio.gather(late, full)
     hanging.cancel()
     await asyncio.gather(hanging, return_exceptions=True)
-    await until(lambda: any(one.outcome == "cancelled" for one in gateway.records()), 10)
+    await wait_until(lambda: any(one.outcome == "cancelled" for one in gateway.records()), 10)
     return page.text

@@ -4,19 +4,19 @@ import asyncio
 from pathlib import Path
 
 from gateway.tools.migrate.litellm import migrate
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.gateways import GatewayProcess, build_config
 
 
-def test_what_is_made_serves_where_the_workers_are(tmp_path: Path) -> None:
+def test_migrated_litellm_config_serves_alias_split_fallback_and_key(tmp_path: Path) -> None:
     """The alias, the split, the fallback from a dead worker and the key, before real workers."""
-    asyncio.run(_serves(tmp_path))
+    asyncio.run(_check_migrated_gateway(tmp_path))
 
 
-async def _serves(folder: Path) -> None:
+async def _check_migrated_gateway(folder: Path) -> None:
     places = [folder / name for name in ("worker", "gateway")]
     for place in places:
         place.mkdir()
-    async with GatewayProcess(places[0], written()) as worker:
+    async with GatewayProcess(places[0], build_config()) as worker:
         there = f"http://127.0.0.1:{worker.port}/v1"
         config = f"""
 model_list:

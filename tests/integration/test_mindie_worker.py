@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.conftest import Running, Serve
-from tests.integration.test_end_to_end import WAYS, Way, leave_early, until
+from tests.conftest import RunningGateway, Serve
+from tests.integration.test_end_to_end import WAYS, ClientProtocol, disconnect_early, wait_until
 
 FRONT = """
 listeners:
@@ -19,23 +19,23 @@ models:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-async def test_a_client_that_leaves_has_the_worker_told_to_stop(
-    serve: Serve, mock: Running, way: Way
+async def test_client_disconnect_sends_stop_infer_to_the_worker(
+    serve: Serve, mock: RunningGateway, way: ClientProtocol
 ) -> None:
     front = await serve(FRONT.format(url=mock.url))
     front.app.backends["mock-slow"] = mock.app.backends["mock-slow"]
 
-    await leave_early(front, way, stream=True)
+    await disconnect_early(front, way, stream=True)
 
-    await until(lambda: "cancelled" in {record.outcome for record in mock.records})
-    await until(lambda: any(one.path.endswith("/stopInfer") for one in mock.records))
+    await wait_until(lambda: "cancelled" in {record.outcome for record in mock.records})
+    await wait_until(lambda: any(one.path.endswith("/stopInfer") for one in mock.records))
 
 
-async def test_a_worker_is_given_no_more_than_the_slots_that_it_has(
-    serve: Serve, mock: Running
+async def test_worker_concurrency_limit_follows_its_slot_count(
+    serve: Serve, mock: RunningGateway
 ) -> None:
     front = await serve(FRONT.format(url=mock.url))
     slots = (await mock.http.get("/mindie/v2/models/mock-slow/getSlotCount")).json()
 
     pool = front.app.backends["pool"]
-    await until(lambda: pool.report_workers()[0].limit == slots["total_slots"])  # type: ignore[attr-defined]
+    await wait_until(lambda: pool.report_workers()[0].limit == slots["total_slots"])  # type: ignore[attr-defined]

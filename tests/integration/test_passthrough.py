@@ -41,18 +41,18 @@ def whole(body: bytes, status: str = "200 OK") -> bytes:
     return head.encode() + b"\r\n\r\n" + body
 
 
-def stream(*events: bytes, end: bytes = b"0\r\n\r\n") -> list[Any]:
+def build_stream_reply(*events: bytes, end: bytes = b"0\r\n\r\n") -> list[Any]:
     head = (
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     )
     return [head, *(b"%x\r\n%b\r\n" % (len(one), one) for one in events), end]
 
 
-def quoted(*workers: ScriptedWorker) -> str:
+def format_worker_urls(*workers: ScriptedWorker) -> str:
     return ", ".join(f'"{worker.url}"' for worker in workers)
 
 
-def posts(worker: ScriptedWorker) -> list[bytes]:
+def get_post_bodies(worker: ScriptedWorker) -> list[bytes]:
     return [request.body for request in worker.requests if request.method == "POST"]
 
 
@@ -60,23 +60,23 @@ PROBED = [whole(MODELS)]
 """The first request to every worker is its probe."""
 
 
-async def test_a_whole_answer_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
+async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post("/v1/chat/completions", content=ASKED)
 
     assert answer.content == ANSWER.replace(b'"llama"', b'"chat"')
-    assert posts(worker) == [ASKED.replace(b'"chat"', b'"llama"')]
+    assert get_post_bodies(worker) == [ASKED.replace(b'"chat"', b'"llama"')]
     assert answer.headers["x-served-model"] == "1"
     record = front.records[0]
     assert record.usage is not None
     assert (record.usage.completion_tokens, record.usage.source) == (1, "worker")
 
 
-async def test_a_text_of_a_stream_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
+async def test_streamed_text_passthrough_changes_only_the_model_name(serve: Serve) -> None:
     text = EVENTS[0].replace(b'"H"', b'"e"').replace(b'"choices"', b'"odd":1.50,"choices"')
-    async with ScriptedWorker(PROBED, stream(EVENTS[0], text, *EVENTS[1:])) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+    async with ScriptedWorker(PROBED, build_stream_reply(EVENTS[0], text, *EVENTS[1:])) as worker:
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         body = ASKED[:-1] + b',"stream":true}'
         answer = await front.http.post("/v1/chat/completions", content=body)
 
@@ -90,28 +90,28 @@ async def test_a_text_of_a_stream_is_not_touched_but_for_the_models_name(serve: 
     reasons = [one["choices"][0].get("finish_reason") for one in chunks]
     assert reasons == [None, None, None, None, "stop"]
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert posts(worker) == [body.replace(b'"chat"', b'"llama"')]
+    assert get_post_bodies(worker) == [body.replace(b'"chat"', b'"llama"')]
     record = front.records[0]
     assert record.usage is not None
     assert (record.usage.completion_tokens, record.usage.source) == (3, "estimated")
 
 
 @pytest.mark.parametrize("model", ["warm", "short"])
-async def test_what_the_gateway_has_to_fill_in_goes_the_long_way(serve: Serve, model: str) -> None:
+async def test_model_defaults_and_limits_disable_passthrough(serve: Serve, model: str) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
             "/v1/chat/completions", content=ASKED.replace(b"chat", model.encode())
         )
 
     assert answer.json()["model"] == model
     filled = {"warm": ("temperature", 0.5), "short": ("max_tokens", 5)}[model]
-    assert filled in json.loads(posts(worker)[0]).items()
+    assert filled in json.loads(get_post_bodies(worker)[0]).items()
 
 
-async def test_another_dialects_client_is_translated(serve: Serve) -> None:
+async def test_request_of_another_protocol_is_translated(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
             "/serving-endpoints/chat/invocations", json={"messages": json.loads(ASKED)["messages"]}
         )
@@ -119,10 +119,10 @@ async def test_another_dialects_client_is_translated(serve: Serve) -> None:
     assert "odd" not in answer.json()
 
 
-async def test_a_workers_error_is_told_in_our_words(serve: Serve) -> None:
+async def test_worker_error_is_rewritten_by_the_gateway(serve: Serve) -> None:
     said = b'{"error":{"message":"bad\\u0000 top_k","type":"BadRequestError","code":400}}'
     async with ScriptedWorker(PROBED, [whole(said, "400 Bad Request")]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post("/v1/chat/completions", content=ASKED)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -130,11 +130,15 @@ async def test_a_workers_error_is_told_in_our_words(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("how", ["error", "cut"])
-async def test_a_stream_that_breaks_is_told_and_has_no_end(serve: Serve, how: str) -> None:
+async def test_broken_stream_ends_with_an_error_and_no_done_marker(serve: Serve, how: str) -> None:
     broken = [*EVENTS[:1], ERROR, *EVENTS[1:]] if how == "error" else EVENTS[:1]
-    reply = stream(*broken) if how == "error" else [*stream(*broken, end=b""), CLOSE]
+    reply = (
+        build_stream_reply(*broken)
+        if how == "error"
+        else [*build_stream_reply(*broken, end=b""), CLOSE]
+    )
     async with ScriptedWorker(PROBED, reply) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
             "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
         )
@@ -148,22 +152,22 @@ async def test_a_stream_that_breaks_is_told_and_has_no_end(serve: Serve, how: st
     assert front.records[0].tokens == 1
 
 
-async def test_another_worker_answers_in_place_of_one_that_is_lost(serve: Serve) -> None:
+async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) -> None:
     lost: list[Any] = [CLOSE]
     async with (
         ScriptedWorker(PROBED, lost) as one,
         ScriptedWorker(PROBED, [whole(ANSWER)]) as other,
     ):
-        front = await serve(FRONT.format(workers=quoted(one, other)))
+        front = await serve(FRONT.format(workers=format_worker_urls(one, other)))
         for _ in range(4):
             answer = await front.http.post("/v1/chat/completions", content=ASKED)
             assert answer.status_code == 200
-    assert len(posts(other)) == 4
+    assert len(get_post_bodies(other)) == 4
 
 
-async def test_one_piece_in_place_of_a_stream_becomes_a_stream(serve: Serve) -> None:
+async def test_unary_worker_response_is_converted_to_a_stream(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
             "/v1/chat/completions", content=ASKED[:-1] + b',"stream":true}'
         )
@@ -172,9 +176,9 @@ async def test_one_piece_in_place_of_a_stream_becomes_a_stream(serve: Serve) -> 
     assert b'"content":"Hi"' in answer.content
 
 
-async def test_a_stream_in_place_of_one_piece_becomes_one_piece(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, stream(*EVENTS)) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+async def test_streamed_worker_response_is_converted_to_a_unary_response(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS)) as worker:
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post("/v1/chat/completions", content=ASKED)
     assert answer.json()["choices"][0]["message"]["content"] == "Hi"
     assert answer.json()["model"] == "chat"

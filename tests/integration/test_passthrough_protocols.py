@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 from tests.fakes import CLOSE, HANG, ScriptedWorker
-from tests.integration.test_passthrough import posts, stream, whole
+from tests.integration.test_passthrough import build_stream_reply, get_post_bodies, whole
 
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [{dialect}]}}]
@@ -50,7 +50,7 @@ DETAILED = b'{"text_input":"hi","parameters":{"details":true,"temperature":0.50}
 VECTORS = b'{"data":[{"index":0,"embedding":[1.50]}], "usage":{"prompt_tokens":1,"total_tokens":1}}'
 
 
-class Way(Struct, frozen=True):
+class PassthroughCase(Struct, frozen=True):
     """A call as a client makes it, and what a worker is asked and answers."""
 
     dialect: str
@@ -71,23 +71,29 @@ AT_ENDPOINT = b"{%b}" % MESSAGES
 SERVED = "/serving-endpoints/llama/invocations"
 GENERATE = "/v2/models/chat/generate"
 WAYS = {
-    "ovms": Way("ovms", "/v3/chat/completions", CHAT, ANSWER),
-    "ovms stream": Way("ovms", "/v3/chat/completions", STREAMED, CHUNKS),
-    "ovms embeddings": Way("ovms", "/v3/embeddings", b'{"model":"chat","input":"a"}', VECTORS),
-    "databricks": Way("databricks", ENDPOINT, AT_ENDPOINT, ANSWER, SERVED, sent=AT_ENDPOINT),
-    "databricks stream": Way(
+    "ovms": PassthroughCase("ovms", "/v3/chat/completions", CHAT, ANSWER),
+    "ovms stream": PassthroughCase("ovms", "/v3/chat/completions", STREAMED, CHUNKS),
+    "ovms embeddings": PassthroughCase(
+        "ovms", "/v3/embeddings", b'{"model":"chat","input":"a"}', VECTORS
+    ),
+    "databricks": PassthroughCase(
+        "databricks", ENDPOINT, AT_ENDPOINT, ANSWER, SERVED, sent=AT_ENDPOINT
+    ),
+    "databricks stream": PassthroughCase(
         "databricks",
         "/serving-endpoints/chat/completions",
         STREAMED,
         CHUNKS,
         shown=b"llama",
     ),
-    "databricks embeddings": Way(
+    "databricks embeddings": PassthroughCase(
         "databricks", ENDPOINT, b'{"input":"a"}', VECTORS, SERVED, sent=b'{"input":"a"}'
     ),
-    "mindie chat": Way("mindie", "/v1/chat/completions", CHAT, ANSWER.replace(b'"id":"c1", ', b"")),
-    "mindie chat stream": Way("mindie", "/v1/chat/completions", STREAMED, CHUNKS),
-    "mindie generate": Way(
+    "mindie chat": PassthroughCase(
+        "mindie", "/v1/chat/completions", CHAT, ANSWER.replace(b'"id":"c1", ', b"")
+    ),
+    "mindie chat stream": PassthroughCase("mindie", "/v1/chat/completions", STREAMED, CHUNKS),
+    "mindie generate": PassthroughCase(
         "mindie",
         GENERATE,
         DETAILED,
@@ -95,7 +101,7 @@ WAYS = {
         "/v2/models/llama/generate",
         sent=DETAILED[:-1],
     ),
-    "mindie generate stream": Way(
+    "mindie generate stream": PassthroughCase(
         "mindie",
         f"{GENERATE}_stream",
         DETAILED,
@@ -106,24 +112,24 @@ WAYS = {
 }
 
 
-async def serve_before(serve: Serve, worker: ScriptedWorker, dialect: str) -> Running:
+async def serve_gateway(serve: Serve, worker: ScriptedWorker, dialect: str) -> RunningGateway:
     return await serve(FRONT.format(dialect=dialect, worker=worker.url))
 
 
-async def ask(front: Running, way: Way) -> Any:
+async def send_case(front: RunningGateway, way: PassthroughCase) -> Any:
     headers = {"content-type": "application/json"}
     return await front.http.post(way.path, content=way.body, headers=headers)
 
 
-def reply(way: Way) -> list[Any]:
-    return stream(*way.answer) if isinstance(way.answer, list) else [whole(way.answer)]
+def build_reply(way: PassthroughCase) -> list[Any]:
+    return build_stream_reply(*way.answer) if isinstance(way.answer, list) else [whole(way.answer)]
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-async def test_nothing_is_touched_but_the_models_name(serve: Serve, way: Way) -> None:
-    async with ScriptedWorker(reply(way), probed=PROBED) as worker:
-        front = await serve_before(serve, worker, way.dialect)
-        answer = await ask(front, way)
+async def test_passthrough_changes_only_the_model_name(serve: Serve, way: PassthroughCase) -> None:
+    async with ScriptedWorker(build_reply(way), probed=PROBED) as worker:
+        front = await serve_gateway(serve, worker, way.dialect)
+        answer = await send_case(front, way)
 
     written = b"".join(way.answer) if isinstance(way.answer, list) else way.answer
     assert answer.status_code == 200
@@ -157,16 +163,20 @@ STREAMS = [way for way in WAYS.values() if isinstance(way.answer, list)]
 
 @pytest.mark.parametrize("way", STREAMS, ids=lambda way: f"{way.dialect} {way.path}")
 @pytest.mark.parametrize("how", ["error", "cut"])
-async def test_a_stream_that_breaks_is_told_and_has_no_end(
-    serve: Serve, way: Way, how: str
+async def test_broken_stream_ends_with_an_error_and_no_finish_reason(
+    serve: Serve, way: PassthroughCase, how: str
 ) -> None:
     assert isinstance(way.answer, list)
     begun = way.answer[:1]
     secret = b'data: {"error":{"message":"cuda","code":500}}\n\n'
-    broken = stream(*begun, secret) if how == "error" else [*stream(*begun, end=b""), CLOSE]
+    broken = (
+        build_stream_reply(*begun, secret)
+        if how == "error"
+        else [*build_stream_reply(*begun, end=b""), CLOSE]
+    )
     async with ScriptedWorker(broken, probed=PROBED) as worker:
-        front = await serve_before(serve, worker, way.dialect)
-        answer = await ask(front, way)
+        front = await serve_gateway(serve, worker, way.dialect)
+        answer = await send_case(front, way)
 
     before, first, told = answer.content.partition(b'"H"')
     assert first
@@ -179,13 +189,17 @@ async def test_a_stream_that_breaks_is_told_and_has_no_end(
 
 
 @pytest.mark.parametrize("name", ["databricks", "databricks stream"])
-async def test_what_comes_in_the_other_form_is_translated(serve: Serve, name: str) -> None:
+async def test_response_in_the_other_streaming_mode_is_translated(serve: Serve, name: str) -> None:
     """Silence may mean a stream to a worker, and none to the client."""
     way = WAYS[name]
-    other = [whole(ANSWER)] if isinstance(way.answer, list) else stream(CHUNKS[0], *CHUNKS[2:])
+    other = (
+        [whole(ANSWER)]
+        if isinstance(way.answer, list)
+        else build_stream_reply(CHUNKS[0], *CHUNKS[2:])
+    )
     async with ScriptedWorker(other, probed=PROBED) as worker:
-        front = await serve_before(serve, worker, way.dialect)
-        answer = await ask(front, way)
+        front = await serve_gateway(serve, worker, way.dialect)
+        answer = await send_case(front, way)
 
     if isinstance(way.answer, list):
         assert answer.content.endswith(b"data: [DONE]\n\n")
@@ -195,41 +209,41 @@ async def test_what_comes_in_the_other_form_is_translated(serve: Serve, name: st
     assert front.records[0].outcome == "ok"
 
 
-async def test_generate_without_details_is_translated(serve: Serve) -> None:
-    async with ScriptedWorker(stream(*TEXTS), probed=PROBED) as worker:
-        front = await serve_before(serve, worker, "mindie")
+async def test_generate_without_details_is_translated_and_drops_the_details(serve: Serve) -> None:
+    async with ScriptedWorker(build_stream_reply(*TEXTS), probed=PROBED) as worker:
+        front = await serve_gateway(serve, worker, "mindie")
         answer = await front.http.post(f"{GENERATE}_stream", json={"text_input": "hi"})
     assert b"details" not in answer.content
-    asked = json.loads(posts(worker)[0])
+    asked = json.loads(get_post_bodies(worker)[0])
     assert asked["parameters"]["details"] is True
 
 
-async def test_a_worker_is_told_to_stop_by_the_gateways_name(serve: Serve) -> None:
-    hanging = [*stream(TEXTS[0], end=b""), HANG]
+async def test_stop_infer_uses_the_request_id_sent_to_the_worker(serve: Serve) -> None:
+    hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
     async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
-        front = await serve_before(serve, worker, "mindie")
+        front = await serve_gateway(serve, worker, "mindie")
         asked = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
         async with asked as answer:
             async for _ in answer.aiter_raw():
                 break
         async with asyncio.timeout(10):
-            while len(posts(worker)) < 2:  # noqa: ASYNC110 - what is waited for has no event
+            while len(get_post_bodies(worker)) < 2:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
 
-    one, stop = (json.loads(body) for body in posts(worker))
+    one, stop = (json.loads(body) for body in get_post_bodies(worker))
     assert stop == {"id": one["id"]}
     assert worker.requests[-1].path == "/v2/models/llama/stopInfer"
 
 
-async def test_a_client_stops_what_is_passed_on_by_the_name_that_it_reads(serve: Serve) -> None:
-    hanging = [*stream(TEXTS[0], end=b""), HANG]
+async def test_client_stops_a_passthrough_request_by_its_worker_request_id(serve: Serve) -> None:
+    hanging = [*build_stream_reply(TEXTS[0], end=b""), HANG]
     async with ScriptedWorker(hanging, [whole(b"{}")], probed=PROBED) as worker:
-        front = await serve_before(serve, worker, "mindie")
+        front = await serve_gateway(serve, worker, "mindie")
         asked = front.http.stream("POST", f"{GENERATE}_stream", content=DETAILED)
         async with asked as answer:
             pieces = answer.aiter_raw()
             await anext(pieces)
-            name = json.loads(posts(worker)[0])["id"]
+            name = json.loads(get_post_bodies(worker)[0])["id"]
             stopped = await front.http.post("/v2/models/chat/stopInfer", json={"id": name})
             assert stopped.status_code == 200
             rest = b"".join([piece async for piece in pieces])

@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from gateway.observability.record import RequestRecord
-from tests.conftest import Running, Serve
-from tests.integration.test_end_to_end import JSON, WAYS, Way, every_way, leave_early, until
+from tests.conftest import RunningGateway, Serve
+from tests.integration.test_end_to_end import (
+    JSON,
+    WAYS,
+    ClientProtocol,
+    disconnect_early,
+    every_way,
+    wait_until,
+)
 
 FRONT = """
 listeners:
@@ -23,23 +30,23 @@ models:
 """
 
 
-async def before(serve: Serve, *workers: str, profile: str = "openai") -> Running:
+async def serve_gateway(serve: Serve, *workers: str, profile: str = "openai") -> RunningGateway:
     """A gateway before these workers."""
     urls = ", ".join(f'"{url}"' for url in workers)
     return await serve(FRONT.format(workers=urls, profile=profile))
 
 
-def asked(worker: Running) -> list[RequestRecord]:
+def list_model_requests(worker: RunningGateway) -> list[RequestRecord]:
     """What a worker was asked for, beside the probes."""
     return [record for record in worker.records if record.model]
 
 
 @every_way
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_worker_answers_every_dialect(
-    serve: Serve, mock: Running, way: Way, *, stream: bool
+async def test_openai_worker_serves_clients_of_every_protocol(
+    serve: Serve, mock: RunningGateway, way: ClientProtocol, *, stream: bool
 ) -> None:
-    front = await before(serve, mock.url)
+    front = await serve_gateway(serve, mock.url)
     path, body = way.call("mock", stream=stream)
 
     answer = await front.http.post(path, content=body, headers=JSON)
@@ -56,20 +63,24 @@ async def test_a_worker_answers_every_dialect(
 
 @every_way
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_client_that_leaves_closes_the_connection_to_the_worker(
-    serve: Serve, mock: Running, way: Way, *, stream: bool
+async def test_client_disconnect_cancels_the_upstream_request(
+    serve: Serve, mock: RunningGateway, way: ClientProtocol, *, stream: bool
 ) -> None:
-    front = await before(serve, mock.url)
+    front = await serve_gateway(serve, mock.url)
     front.app.backends["mock-slow"] = mock.app.backends["mock-slow"]
 
-    await leave_early(front, way, stream=stream)
+    await disconnect_early(front, way, stream=stream)
 
-    await until(lambda: [record.outcome for record in asked(mock)] == ["cancelled"])
+    await wait_until(
+        lambda: [record.outcome for record in list_model_requests(mock)] == ["cancelled"]
+    )
 
 
 @every_way
-async def test_a_worker_that_is_cut_off_is_told(serve: Serve, mock: Running, way: Way) -> None:
-    front = await before(serve, mock.url)
+async def test_truncated_worker_stream_ends_with_an_error(
+    serve: Serve, mock: RunningGateway, way: ClientProtocol
+) -> None:
+    front = await serve_gateway(serve, mock.url)
     path, body = way.call("mock-cut", stream=True)
 
     answer = await front.http.post(path, content=body, headers=JSON)
@@ -82,10 +93,10 @@ async def test_a_worker_that_is_cut_off_is_told(serve: Serve, mock: Running, way
 @pytest.mark.parametrize(
     ("model", "status"), [("mock-500", 502), ("mock-429", 429), ("mock-down", 503), ("nope", 502)]
 )
-async def test_what_a_worker_refuses_has_its_own_status(
-    serve: Serve, mock: Running, model: str, status: int
+async def test_worker_errors_map_to_client_status_codes(
+    serve: Serve, mock: RunningGateway, model: str, status: int
 ) -> None:
-    front = await before(serve, mock.url)
+    front = await serve_gateway(serve, mock.url)
     path, body = WAYS[0].call(model, stream=False)
 
     answer = await front.http.post(path, content=body, headers=JSON)
@@ -95,8 +106,8 @@ async def test_what_a_worker_refuses_has_its_own_status(
         assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_without_a_worker_the_gateway_starts_and_says_so(serve: Serve) -> None:
-    front = await before(serve, "http://127.0.0.1:1")
+async def test_gateway_starts_without_a_reachable_worker_and_returns_503(serve: Serve) -> None:
+    front = await serve_gateway(serve, "http://127.0.0.1:1")
     path, body = WAYS[0].call("mock", stream=False)
 
     answer = await front.http.post(path, content=body, headers=JSON)
@@ -115,8 +126,8 @@ ASKED = {
 }
 
 
-async def test_a_loss_is_reported(serve: Serve, mock: Running) -> None:
-    front = await before(serve, mock.url)
+async def test_loss_header_names_unsupported_parameters(serve: Serve, mock: RunningGateway) -> None:
+    front = await serve_gateway(serve, mock.url)
 
     answer = await front.http.post("/v1/chat/completions", json=ASKED)
 
@@ -126,18 +137,20 @@ async def test_a_loss_is_reported(serve: Serve, mock: Running) -> None:
     assert {loss.field for loss in front.records[0].unsupported_parameters} == set(lost)
 
 
-async def test_a_worker_that_takes_it_loses_nothing(serve: Serve, mock: Running) -> None:
-    front = await before(serve, mock.url, profile="vllm")
+async def test_worker_that_supports_all_parameters_causes_no_loss_header(
+    serve: Serve, mock: RunningGateway
+) -> None:
+    front = await serve_gateway(serve, mock.url, profile="vllm")
 
     answer = await front.http.post("/v1/chat/completions", json=ASKED)
 
     assert "x-interlingua-loss" not in answer.headers
 
 
-async def test_a_loss_is_refused_where_the_request_or_the_model_is_strict(
-    serve: Serve, mock: Running
+async def test_strict_request_or_model_rejects_unsupported_parameters(
+    serve: Serve, mock: RunningGateway
 ) -> None:
-    front = await before(serve, mock.url)
+    front = await serve_gateway(serve, mock.url)
 
     asked = await front.http.post(
         "/v1/chat/completions", json=ASKED, headers={"x-interlingua-strict": "1"}
@@ -156,8 +169,8 @@ async def test_a_loss_is_refused_where_the_request_or_the_model_is_strict(
     assert not [record for record in mock.records if record.model]
 
 
-async def test_a_loss_is_not_spoken_of_where_the_model_says_so(serve: Serve, mock: Running) -> None:
-    front = await before(serve, mock.url)
+async def test_model_setting_suppresses_the_loss_header(serve: Serve, mock: RunningGateway) -> None:
+    front = await serve_gateway(serve, mock.url)
 
     answer = await front.http.post("/v1/chat/completions", json=ASKED | {"model": "quiet"})
 
@@ -165,17 +178,21 @@ async def test_a_loss_is_not_spoken_of_where_the_model_says_so(serve: Serve, moc
     assert "x-interlingua-loss" not in answer.headers
 
 
-async def test_the_workers_name_for_a_model_is_not_the_clients(serve: Serve, mock: Running) -> None:
-    front = await before(serve, mock.url)
+async def test_response_has_the_client_model_name_not_the_worker_model_name(
+    serve: Serve, mock: RunningGateway
+) -> None:
+    front = await serve_gateway(serve, mock.url)
 
     answer = await front.http.post("/v1/chat/completions", json=ASKED | {"model": "quiet"})
 
     assert answer.json()["model"] == "quiet"
-    assert asked(mock)[0].model == "mock"
+    assert list_model_requests(mock)[0].model == "mock"
 
 
-async def test_embeddings_come_through_the_pool(serve: Serve, mock: Running) -> None:
-    front = await before(serve, mock.url)
+async def test_embeddings_of_a_pool_worker_in_every_protocol(
+    serve: Serve, mock: RunningGateway
+) -> None:
+    front = await serve_gateway(serve, mock.url)
 
     answers = [
         await front.http.post("/v1/embeddings", json={"model": "mock", "input": ["a b", "c"]}),
@@ -188,8 +205,8 @@ async def test_embeddings_come_through_the_pool(serve: Serve, mock: Running) -> 
         assert vectors == [[3.0, 2.0, 0.5, -0.25], [1.0, 1.0, 0.5, -0.25]]
 
 
-async def test_many_streams_at_once_keep_their_own_words(serve: Serve, mock: Running) -> None:
-    front = await before(serve, mock.url, mock.url.replace("127.0.0.1", "localhost"))
+async def test_concurrent_streams_are_not_mixed_up(serve: Serve, mock: RunningGateway) -> None:
+    front = await serve_gateway(serve, mock.url, mock.url.replace("127.0.0.1", "localhost"))
 
     async def ask(number: int) -> str:
         body = {"model": "mock-20", "prompt": "x", "max_tokens": number % 20 + 1, "stream": True}

@@ -28,11 +28,11 @@ models:
 """
 
 
-def asking(model: str, stream: bool = False) -> dict[str, object]:
+def build_chat_body(model: str, stream: bool = False) -> dict[str, object]:
     return {"model": model, "stream": stream, "messages": [{"role": "user", "content": "a"}]}
 
 
-async def test_a_record_does_not_change_once_it_was_told() -> None:
+async def test_request_record_does_not_change_after_being_observed() -> None:
     """It may be written long after that."""
     told: list[tuple[RequestRecord, bytes]] = []
     outside = build_services()
@@ -44,11 +44,13 @@ async def test_a_record_does_not_change_once_it_was_told() -> None:
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         for model in ("says", "falls", "cut", "slow", "none"):
             for stream in (False, True):
-                await http.post("/v1/chat/completions", json=asking(model, stream))
-        async with http.stream("POST", "/v1/chat/completions", json=asking("slow", stream=True)):
+                await http.post("/v1/chat/completions", json=build_chat_body(model, stream))
+        async with http.stream(
+            "POST", "/v1/chat/completions", json=build_chat_body("slow", stream=True)
+        ):
             pass
         with pytest.raises(httpx.ReadTimeout):
-            await http.post("/v1/chat/completions", json=asking("slow"), timeout=0.03)
+            await http.post("/v1/chat/completions", json=build_chat_body("slow"), timeout=0.03)
     await app.stop()
     assert len(told) == 12
     assert {"ok", "client_error", "worker_error", "truncated", "cancelled"} == {
@@ -57,15 +59,15 @@ async def test_a_record_does_not_change_once_it_was_told() -> None:
     assert [msgspec.json.encode(one) for one, _ in told] == [then for _, then in told]
 
 
-async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
+async def test_gateway_writes_usage_to_sqlite(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     config = load_text(f"{CONFIG}observe: {{usage: {file}}}\n", "test.yaml", env={})
     records: list[RequestRecord] = []
     app = Gateway(config, replace(build_services(), observe_request=records.append))
     [url] = await app.start()
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-        await http.post("/v1/chat/completions", json=asking("slow"))
-        await http.post("/v1/chat/completions", json=asking("none"))
+        await http.post("/v1/chat/completions", json=build_chat_body("slow"))
+        await http.post("/v1/chat/completions", json=build_chat_body("none"))
     await app.stop()
     [record, _] = records
     assert record.usage is not None
@@ -73,7 +75,7 @@ async def test_a_gateway_writes_down_what_is_used(tmp_path: Path) -> None:
     assert (found.requests, found.completion_tokens) == (1, record.usage.completion_tokens)
 
 
-async def test_what_never_started_has_nothing_to_write(tmp_path: Path) -> None:
+async def test_gateway_that_never_started_creates_no_usage_file(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     await Gateway(
         load_text(f"{CONFIG}observe: {{usage: {file}}}\n", "x.yaml", env={}), build_services()
@@ -81,7 +83,7 @@ async def test_what_never_started_has_nothing_to_write(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_the_log_s_lost_lines_are_known_outside() -> None:
+def test_dropped_access_log_lines_are_counted() -> None:
     lines = AccessLogWriter(2, 1)
     outside = build_services(lines)
     outside.observe_request(RequestRecord("a"))

@@ -30,7 +30,7 @@ from gateway.ratelimit.redis_limiter import (
     SharedLimit,
 )
 from protocols.core.units import Secret
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer, find_free_port
 
 PEM = Path(__file__).parents[1] / "fault" / "loopback.pem"
 PAGE = (PEM.parents[2] / "docs" / "howto" / "shared-rate-limits.md").read_text("utf-8")
@@ -46,7 +46,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-class Time:
+class FakeClock:
     """A clock that stands still until it is moved."""
 
     def __init__(self, now: float = 0.0) -> None:
@@ -56,31 +56,40 @@ class Time:
         return self.now
 
 
-def made(server: RedisServer, borrower: str, clock: Time | None = None) -> RedisLeaseStore:
+def build_store(
+    server: RedisServer, borrower: str, clock: FakeClock | None = None
+) -> RedisLeaseStore:
     return RedisLeaseStore(
-        SharedStateConfig(Secret(server.url)), borrower, clock=clock or Time(), draw=lambda: 1.0
+        SharedStateConfig(Secret(server.url)),
+        borrower,
+        clock=clock or FakeClock(),
+        draw=lambda: 1.0,
     )
 
 
 @pytest.fixture
 async def stores(server: RedisServer) -> AsyncIterator[Sequence[RedisLeaseStore]]:
     """Three processes, whose clocks differ by hours."""
-    found = [made(server, name, Time(n * HOUR)) for n, name in enumerate("abc")]
+    found = [build_store(server, name, FakeClock(n * HOUR)) for n, name in enumerate("abc")]
     yield found
     for one in found:
         await one.aclose()
 
 
-def new(limit: SharedLimit, wanted: int, held: int = 0, used: int = 0) -> LeaseRequest:
+def build_lease_request(
+    limit: SharedLimit, wanted: int, held: int = 0, used: int = 0
+) -> LeaseRequest:
     """A wish of a counter that nobody has used."""
     return LeaseRequest(f"n{next(NAMES)}", limit, wanted, held, used)
 
 
-def again(wish: LeaseRequest, wanted: int, held: int = 0, used: int = 0) -> LeaseRequest:
+def build_followup_request(
+    wish: LeaseRequest, wanted: int, held: int = 0, used: int = 0
+) -> LeaseRequest:
     return LeaseRequest(wish.name, wish.limit, wanted, held, used)
 
 
-async def lent(store: RedisLeaseStore, *wishes: LeaseRequest) -> list[int]:
+async def request_amounts(store: RedisLeaseStore, *wishes: LeaseRequest) -> list[int]:
     return [one.amount for one in await store.request_leases(wishes)]
 
 
@@ -93,65 +102,65 @@ SLOTS = SharedLimit("slots", 10, 0.0)
 
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
-async def test_what_one_holds_or_used_nobody_else_gets(
+async def test_leased_or_consumed_amount_is_unavailable_to_other_processes(
     stores: Sequence[RedisLeaseStore], limit: SharedLimit
 ) -> None:
     a, b, _ = stores
-    first = new(limit, 4)
-    assert await lent(a, first) == [4]
-    assert await lent(b, again(first, 100)) == [6]
-    assert await lent(a, again(first, 1, held=1, used=3)) == [0]
-    assert await lent(b, again(first, 0, held=2, used=2)) == [0]
-    assert await lent(a, again(first, 9, held=1)) == [2]
+    first = build_lease_request(limit, 4)
+    assert await request_amounts(a, first) == [4]
+    assert await request_amounts(b, build_followup_request(first, 100)) == [6]
+    assert await request_amounts(a, build_followup_request(first, 1, held=1, used=3)) == [0]
+    assert await request_amounts(b, build_followup_request(first, 0, held=2, used=2)) == [0]
+    assert await request_amounts(a, build_followup_request(first, 9, held=1)) == [2]
 
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
-async def test_what_was_used_beyond_the_loan_is_owed(
+async def test_usage_above_the_lease_is_deducted_from_later_leases(
     stores: Sequence[RedisLeaseStore], limit: SharedLimit
 ) -> None:
     a, b, _ = stores
-    first = new(limit, 2)
-    assert await lent(a, first) == [2]
-    assert await lent(a, again(first, 5, used=25)) == [0]
-    assert await lent(b, again(first, 5)) == [0]
-    assert await lent(a, again(first, 0, used=-20)) == [0]
-    assert await lent(b, again(first, 9)) == [5]
+    first = build_lease_request(limit, 2)
+    assert await request_amounts(a, first) == [2]
+    assert await request_amounts(a, build_followup_request(first, 5, used=25)) == [0]
+    assert await request_amounts(b, build_followup_request(first, 5)) == [0]
+    assert await request_amounts(a, build_followup_request(first, 0, used=-20)) == [0]
+    assert await request_amounts(b, build_followup_request(first, 9)) == [5]
 
 
 @pytest.mark.parametrize("limit", [SLOW, DAY])
-async def test_more_may_come_back_than_was_used(
+async def test_returned_usage_never_raises_the_limit_above_its_maximum(
     stores: Sequence[RedisLeaseStore], limit: SharedLimit
 ) -> None:
     """A Redis that forgot hears of less use than it knows of."""
-    first = new(limit, 0, used=-7)
-    assert await lent(stores[0], first) == [0]
-    assert await lent(stores[1], again(first, 99)) == [10]
+    first = build_lease_request(limit, 0, used=-7)
+    assert await request_amounts(stores[0], first) == [0]
+    assert await request_amounts(stores[1], build_followup_request(first, 99)) == [10]
 
 
-async def test_slots_are_nobody_else_s_until_they_are_given_back(
+async def test_leased_slots_are_unavailable_to_others_until_returned(
     stores: Sequence[RedisLeaseStore],
 ) -> None:
     a, b, c = stores
-    first = new(SLOTS, 4)
-    assert await lent(a, first) == [4]
-    assert await lent(b, again(first, 9)) == [6]
-    assert await lent(c, again(first, 3)) == [0]
-    assert await lent(a, again(first, 1, held=1)) == [1]
-    assert await lent(c, again(first, 9)) == [3]
-    assert await lent(b, again(first, 6, held=6)) == [6]
-    assert await lent(a, again(first, 0)) == [0]
-    assert await lent(c, again(first, 9, held=3)) == [4]
+    first = build_lease_request(SLOTS, 4)
+    assert await request_amounts(a, first) == [4]
+    assert await request_amounts(b, build_followup_request(first, 9)) == [6]
+    assert await request_amounts(c, build_followup_request(first, 3)) == [0]
+    assert await request_amounts(a, build_followup_request(first, 1, held=1)) == [1]
+    assert await request_amounts(c, build_followup_request(first, 9)) == [3]
+    assert await request_amounts(b, build_followup_request(first, 6, held=6)) == [6]
+    assert await request_amounts(a, build_followup_request(first, 0)) == [0]
+    assert await request_amounts(c, build_followup_request(first, 9, held=3)) == [4]
 
 
-async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(
+async def test_running_requests_keep_their_slots_when_the_limit_shrinks(
     stores: Sequence[RedisLeaseStore],
 ) -> None:
     a, b, _ = stores
-    first = new(SLOTS, 8)
-    assert await lent(a, first) == [8]
+    first = build_lease_request(SLOTS, 8)
+    assert await request_amounts(a, first) == [8]
     fewer = SharedLimit("slots", 5, 0.0)
-    assert await lent(a, LeaseRequest(first.name, fewer, 7, retained=6)) == [6]
-    assert await lent(b, LeaseRequest(first.name, fewer, 1)) == [0]
+    assert await request_amounts(a, LeaseRequest(first.name, fewer, 7, retained=6)) == [6]
+    assert await request_amounts(b, LeaseRequest(first.name, fewer, 1)) == [0]
 
 
 @settings(max_examples=100)  # each has a real server to talk to
@@ -162,14 +171,14 @@ async def test_what_runs_keeps_its_slot_even_if_there_are_fewer(
         max_size=25,
     ),
 )
-def test_together_they_never_have_more_than_there_is(
+def test_leases_of_all_processes_never_exceed_the_limit(
     server: RedisServer, limit: SharedLimit, steps: list[tuple[int, int, float, bool]]
 ) -> None:
     """Whatever they ask for, use, give back, and however many answers are lost."""
     name = f"n{next(NAMES)}"
 
     async def run() -> None:
-        stores = [made(server, borrower) for borrower in "abc"]
+        stores = [build_store(server, borrower) for borrower in "abc"]
         held, told, spent = [0, 0, 0], [0, 0, 0], 0
         for who, wanted, part, lost in steps:
             used = int(held[who] * part)
@@ -195,7 +204,7 @@ def test_together_they_never_have_more_than_there_is(
     asyncio.run(run())
 
 
-async def test_a_rate_comes_back_bit_by_bit(
+async def test_rate_limit_refills_gradually_by_the_redis_clock(
     stores: Sequence[RedisLeaseStore], server: RedisServer
 ) -> None:
     """By the server's clock: no more than that is got, and no less by much."""
@@ -205,34 +214,44 @@ async def test_a_rate_comes_back_bit_by_bit(
         return int(seconds) + int(micros) / 1e6
 
     a, b, _ = stores
-    first, got = new(SharedLimit("rate", 20, 0.1), 0), 0
+    first, got = build_lease_request(SharedLimit("rate", 20, 0.1), 0), 0
     began = now()
     for _ in range(100):
         for store in (a, b):
-            [amount] = await lent(store, again(first, 3, used=0))
-            await lent(store, again(first, 0, used=amount))
+            [amount] = await request_amounts(store, build_followup_request(first, 3, used=0))
+            await request_amounts(store, build_followup_request(first, 0, used=amount))
             got += amount
     within = now() - began
     assert got <= 20 + 200 * within
     assert got >= min(200 * within, 600) - 20
 
 
-async def test_when_there_may_be_more(stores: Sequence[RedisLeaseStore]) -> None:
+async def test_grant_reports_retry_after_and_lease_duration(
+    stores: Sequence[RedisLeaseStore],
+) -> None:
     a, b, _ = stores
-    rate = new(SharedLimit("rate", 10, 100.0), 10)
-    assert await lent(a, rate) == [10]
-    [one, day, slots] = await b.request_leases([again(rate, 1), new(DAY, 99), new(SLOTS, 99)])
+    rate = build_lease_request(SharedLimit("rate", 10, 100.0), 10)
+    assert await request_amounts(a, rate) == [10]
+    [one, day, slots] = await b.request_leases(
+        [
+            build_followup_request(rate, 1),
+            build_lease_request(DAY, 99),
+            build_lease_request(SLOTS, 99),
+        ]
+    )
     assert (one.amount, round(one.retry_after), one.seconds) == (0, 10, LEASE_SECONDS)
     assert 0 < day.retry_after <= 86400
     assert slots == LeaseGrant(10, LEASE_SECONDS, 1.0)
 
 
-async def test_a_day_ends(stores: Sequence[RedisLeaseStore], server: RedisServer) -> None:
+async def test_daily_budget_resets_at_the_end_of_the_day(
+    stores: Sequence[RedisLeaseStore], server: RedisServer
+) -> None:
     """Here it is shorter than a second, and all days begin with 1970."""
-    short = new(SharedLimit("day", 10, 0.5), 0, used=10)
-    assert await lent(stores[0], short) == [0]
+    short = build_lease_request(SharedLimit("day", 10, 0.5), 0, used=10)
+    assert await request_amounts(stores[0], short) == [0]
     async with asyncio.timeout(10):
-        while (await lent(stores[0], again(short, 99)))[0] < 10:  # noqa: ASYNC110 - it has no event
+        while (await request_amounts(stores[0], build_followup_request(short, 99)))[0] < 10:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.05)
     assert server.call("PTTL", f"interlingua:{short.name}") <= 1000 * (LEASE_SECONDS + 0.5)
 
@@ -240,27 +259,40 @@ async def test_a_day_ends(stores: Sequence[RedisLeaseStore], server: RedisServer
 # ── who is gone ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_the_dead_held_comes_back(stores: Sequence[RedisLeaseStore]) -> None:
+async def test_lease_of_a_dead_process_is_reclaimed_without_its_reported_usage(
+    stores: Sequence[RedisLeaseStore],
+) -> None:
     """All of it, once it can't be used any more; and not what they are known to have used."""
     a, b, _ = stores
-    rate, day, slots = new(SLOW, 7), new(DAY, 7), new(SLOTS, 7)
-    assert await lent(a, rate, day, slots) == [7, 7, 7]
-    wishes = [again(rate, 0, held=5, used=2), again(day, 0, held=5, used=2)]
-    assert await lent(a, *wishes, again(slots, 7, held=7)) == [0, 0, 7]
-    wishes = [again(one, 10) for one in (rate, day, slots)]
-    assert await lent(b, *wishes) == [3, 3, 3]
-    wishes = [again(rate, 10, held=3), again(day, 10, held=3), again(slots, 10, held=3)]
+    rate, day, slots = (
+        build_lease_request(SLOW, 7),
+        build_lease_request(DAY, 7),
+        build_lease_request(SLOTS, 7),
+    )
+    assert await request_amounts(a, rate, day, slots) == [7, 7, 7]
+    wishes = [
+        build_followup_request(rate, 0, held=5, used=2),
+        build_followup_request(day, 0, held=5, used=2),
+    ]
+    assert await request_amounts(a, *wishes, build_followup_request(slots, 7, held=7)) == [0, 0, 7]
+    wishes = [build_followup_request(one, 10) for one in (rate, day, slots)]
+    assert await request_amounts(b, *wishes) == [3, 3, 3]
+    wishes = [
+        build_followup_request(rate, 10, held=3),
+        build_followup_request(day, 10, held=3),
+        build_followup_request(slots, 10, held=3),
+    ]
     async with asyncio.timeout(10 * LEASE_SECONDS):
-        while (got := await lent(b, *wishes))[0] == 0:
+        while (got := await request_amounts(b, *wishes))[0] == 0:
             assert got == [0, 0, 3]
             await asyncio.sleep(0.02)
     assert got[:1] == [5]
 
 
-async def test_nothing_is_left_of_a_counter_that_nobody_uses(
+async def test_unused_counter_expires_in_redis(
     stores: Sequence[RedisLeaseStore], server: RedisServer
 ) -> None:
-    rate = new(SharedLimit("rate", 10, 3.0), 5)
+    rate = build_lease_request(SharedLimit("rate", 10, 3.0), 5)
     await stores[0].request_leases([rate])
     assert (
         LEASE_SECONDS * 1000
@@ -272,54 +304,56 @@ async def test_nothing_is_left_of_a_counter_that_nobody_uses(
 # ── a Redis that fails ──────────────────────────────────────────────────────────────────────────
 
 
-async def fails(store: RedisLeaseStore) -> None:
+async def assert_store_unavailable(store: RedisLeaseStore) -> None:
     """It says so long before its own library would."""
     async with asyncio.timeout(8 * STORE_TIMEOUT):
         with pytest.raises(LeaseStoreUnavailable):
-            await store.request_leases([new(SLOW, 1)])
+            await store.request_leases([build_lease_request(SLOW, 1)])
 
 
-async def test_a_script_that_was_forgotten_is_told_again(server: RedisServer) -> None:
-    store = made(server, "a")
+async def test_lease_script_is_reloaded_after_a_redis_script_flush(server: RedisServer) -> None:
+    store = build_store(server, "a")
     for _ in range(2):
-        assert await lent(store, new(SLOW, 3)) == [3]
+        assert await request_amounts(store, build_lease_request(SLOW, 3)) == [3]
         server.call("SCRIPT", "FLUSH")
     assert (store.up, store.errors) == (True, 0)
     await store.aclose()
 
 
-async def test_more_counters_than_one_call_takes(server: RedisServer) -> None:
-    store = made(server, "a")
-    wishes = [new(SLOW, n % 7) for n in range(2 * MAX_LEASES_PER_CALL + 1)]
-    assert await lent(store, *wishes) == [n % 7 for n in range(2 * MAX_LEASES_PER_CALL + 1)]
+async def test_large_lease_requests_are_split_into_several_calls(server: RedisServer) -> None:
+    store = build_store(server, "a")
+    wishes = [build_lease_request(SLOW, n % 7) for n in range(2 * MAX_LEASES_PER_CALL + 1)]
+    assert await request_amounts(store, *wishes) == [
+        n % 7 for n in range(2 * MAX_LEASES_PER_CALL + 1)
+    ]
     assert await store.request_leases([]) == []
     await store.aclose()
 
 
-async def test_after_a_failure_it_is_left_alone_for_a_while(
+async def test_failed_redis_is_retried_after_a_delay_and_logged_once_without_password(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What is said of it is said once, and has no password in it."""
     caplog.set_level("INFO")
-    clock = Time()
+    clock = FakeClock()
     with RedisServer("--requirepass", "canary-password") as server:
         url = server.url.replace("unix://", "unix://:canary-password@")
         store = RedisLeaseStore(SharedStateConfig(Secret(url)), "a", clock=clock, draw=lambda: 1.0)
-        assert await lent(store, new(SLOW, 1)) == [1]
+        assert await request_amounts(store, build_lease_request(SLOW, 1)) == [1]
         server.kill()
-        await fails(store)
+        await assert_store_unavailable(store)
         assert (store.up, store.errors) == (False, 1)
         server.start()
         clock.now = 0.99 * STORE_RETRY_DELAY
-        await fails(store)
+        await assert_store_unavailable(store)
         assert store.errors == 1
         clock.now = STORE_RETRY_DELAY
-        assert await lent(store, new(SLOW, 1)) == [1]
+        assert await request_amounts(store, build_lease_request(SLOW, 1)) == [1]
         assert (store.up, store.errors) == (True, 1)
         for _ in range(2):
             clock.now += STORE_RETRY_DELAY
             server.freeze()
-            await fails(store)
+            await assert_store_unavailable(store)
         server.thaw()
     await store.aclose()
     said = [one.getMessage() for one in caplog.records if one.name == "interlingua"]
@@ -332,94 +366,103 @@ async def test_after_a_failure_it_is_left_alone_for_a_while(
     assert "canary" not in f"{said} {store!r} {vars(store)!r}"
 
 
-async def test_what_its_client_gets_wrong_is_a_failure(
+async def test_redis_client_exception_counts_as_store_unavailable(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = made(server, "a")
+    store = build_store(server, "a")
 
     async def broken(*_: object) -> None:
         raise AttributeError("'NoneType' object has no attribute 'read'")
 
     monkeypatch.setattr(store._redis, "evalsha", broken)
-    await fails(store)
+    await assert_store_unavailable(store)
     assert store.errors == 1
     await store.aclose()
 
 
-async def test_the_rest_differs_from_process_to_process() -> None:
+async def test_retry_delay_is_randomized_per_process() -> None:
     for draw, rest in ((0.0, STORE_RETRY_DELAY / 2), (0.5, 0.75 * STORE_RETRY_DELAY)):
-        clock = Time()
+        clock = FakeClock()
         store = RedisLeaseStore(
             SharedStateConfig(Secret("unix:///nowhere/socket")),
             "a",
             clock=clock,
             draw=itertools.repeat(draw).__next__,
         )
-        await fails(store)
+        await assert_store_unavailable(store)
         clock.now = rest - 0.01
-        await fails(store)
+        await assert_store_unavailable(store)
         assert store.errors == 1
         clock.now = rest
-        await fails(store)
+        await assert_store_unavailable(store)
         assert store.errors == 2
         await store.aclose()
 
 
-async def test_what_it_refuses_is_a_failure(server: RedisServer) -> None:
+async def test_redis_refusal_counts_as_store_unavailable(server: RedisServer) -> None:
     """A password that is missing; no memory; a replica that only reads."""
     with RedisServer("--requirepass", "word") as closed:
-        store = made(closed, "a")
-        await fails(store)
+        store = build_store(closed, "a")
+        await assert_store_unavailable(store)
         await store.aclose()
     for setting, value, back in (("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")):
         server.call("CONFIG", "SET", setting, value)
-        store = made(server, "a")
+        store = build_store(server, "a")
         try:
-            await fails(store)
+            await assert_store_unavailable(store)
         finally:
             server.call("CONFIG", "SET", setting, back)
             await store.aclose()
 
 
-async def test_a_user_who_may_do_no_more_than_is_needed() -> None:
+async def test_documented_redis_acl_user_has_sufficient_permissions() -> None:
     """The command is the one that the page gives."""
     [line] = [one for one in PAGE.splitlines() if one.startswith("ACL SETUSER gateway")]
     with RedisServer() as server:
         server.call(*line.split())
         url = server.url.replace("unix://", "unix://gateway:PASSWORD@")
-        store = RedisLeaseStore(SharedStateConfig(Secret(url)), "a", clock=Time(), draw=lambda: 1.0)
-        for _ in range(2):
-            assert await lent(store, new(SLOW, 3), new(DAY, 2), new(SLOTS, 1)) == [3, 2, 1]
-            assert await lent(store, new(SLOW, 0)) == [0]
-        other = RedisLeaseStore(
-            SharedStateConfig(Secret(url), prefix="other"), "a", clock=Time(), draw=lambda: 1.0
+        store = RedisLeaseStore(
+            SharedStateConfig(Secret(url)), "a", clock=FakeClock(), draw=lambda: 1.0
         )
-        await fails(other)
+        for _ in range(2):
+            assert await request_amounts(
+                store,
+                build_lease_request(SLOW, 3),
+                build_lease_request(DAY, 2),
+                build_lease_request(SLOTS, 1),
+            ) == [3, 2, 1]
+            assert await request_amounts(store, build_lease_request(SLOW, 0)) == [0]
+        other = RedisLeaseStore(
+            SharedStateConfig(Secret(url), prefix="other"), "a", clock=FakeClock(), draw=lambda: 1.0
+        )
+        await assert_store_unavailable(other)
         await store.aclose()
         await other.aclose()
 
 
-async def test_tls_by_a_certificate_of_our_own() -> None:
-    port = str(free_port())
+async def test_redis_tls_with_a_custom_ca() -> None:
+    port = str(find_free_port())
     keys = ("--tls-cert-file", str(PEM), "--tls-key-file", str(PEM), "--tls-ca-cert-file", str(PEM))
     with RedisServer("--tls-port", port, "--tls-auth-clients", "no", *keys) as tls:
         url = f"rediss://127.0.0.1:{port}/1"
         trusting = RedisLeaseStore(
             SharedStateConfig(Secret(url), tls=ClientTlsSettings(str(PEM))),
             "a",
-            clock=Time(),
+            clock=FakeClock(),
             draw=lambda: 1.0,
         )
-        wary = RedisLeaseStore(SharedStateConfig(Secret(url)), "b", clock=Time(), draw=lambda: 1.0)
-        assert await lent(trusting, new(SLOW, 3)) == [3]
-        await fails(wary)
+        wary = RedisLeaseStore(
+            SharedStateConfig(Secret(url)), "b", clock=FakeClock(), draw=lambda: 1.0
+        )
+        assert await request_amounts(trusting, build_lease_request(SLOW, 3)) == [3]
+        await assert_store_unavailable(wary)
         await wary.aclose()
         tls.freeze()
         await trusting.aclose()
         tls.thaw()
 
 
-def test_what_the_page_promises() -> None:
+def test_documented_guarantees_match_the_constants() -> None:
     """Every number of it is the one that holds."""
     _, _, table = PAGE.partition("## Guarantees")
     told = re.findall(r"[0-9.]+(?:%| ms| s\b)", table.partition("\n## ")[0])

@@ -26,7 +26,7 @@ from gateway.runtime.reload import ConfigSource, ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
 from tests.fakes import END, HANG, chunk
-from tests.fault.fronts import DONE, SAYS, STOP, STREAM, raw, until
+from tests.fault.fronts import DONE, SAYS, STOP, STREAM, create_raw_worker, wait_until
 
 PEMS = Path(__file__).parents[1] / "fault"
 LISTENER = {
@@ -40,7 +40,7 @@ REST = chunk(STOP) + chunk(DONE) + END
 Parts = dict[str, Any]
 
 
-class Gateway:
+class ReloadableGateway:
     """One whose configuration is in a file."""
 
     def __init__(self, file: Path) -> None:
@@ -57,7 +57,7 @@ class Gateway:
         }
         self.file.write_bytes(msgspec.json.format(msgspec.json.encode(told | parts)))
 
-    async def start(self, **parts: Any) -> "Gateway":
+    async def start(self, **parts: Any) -> "ReloadableGateway":
         self.write(**parts)
         read = partial(load_file, str(self.file), env={})
         outside = replace(build_services(), observe_request=self.records.append)
@@ -89,39 +89,39 @@ class Gateway:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    made = Gateway(tmp_path / "gateway.yaml")
+async def gateway(tmp_path: Path) -> AsyncIterator[ReloadableGateway]:
+    made = ReloadableGateway(tmp_path / "gateway.yaml")
     yield made
     await made.http.aclose()
     await made.app.stop()
 
 
-def pool(*urls: str, **parts: Any) -> Parts:
+def build_pool_config(*urls: str, **parts: Any) -> Parts:
     return {"protocol": "openai", "workers": urls or ["http://127.0.0.1:9"]} | parts
 
 
 # ── what stays ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_backend_that_is_as_it_was_stays(gateway: Gateway) -> None:
+async def test_reload_keeps_unchanged_backends(gateway: ReloadableGateway) -> None:
     """With all that is known of it; a change elsewhere makes nothing anew."""
-    backends = {"one": pool(), "two": pool(), "echo": ECHO}
+    backends = {"one": build_pool_config(), "two": build_pool_config(), "echo": ECHO}
     models = {"m": {"backend": "one"}, "n": {"backend": "two"}, "o": {"backend": "echo"}}
     await gateway.start(backends=backends, models=models)
     before = dict(gateway.app.backends)
     more = models | {"p": {"backend": "echo", "model": "another"}, "q": {"backend": "one"}}
     await gateway.take(backends=backends, models=more, limits={"body": "1MiB"})
     assert gateway.app.backends == before
-    changed = backends | {"two": pool(policy="two_choices"), "new": ECHO}
+    changed = backends | {"two": build_pool_config(policy="two_choices"), "new": ECHO}
     await gateway.take(backends=changed, models=more)
     kept = [name for name, one in gateway.app.backends.items() if before.get(name) is one]
     assert kept == ["one", "echo"]
 
 
-async def test_a_pool_that_asks_its_workers_about_models_is_made_anew_for_another(
-    gateway: Gateway,
+async def test_reload_recreates_a_pool_with_model_discovery_for_a_new_model(
+    gateway: ReloadableGateway,
 ) -> None:
-    backends = {"asks": pool(protocol="triton")}
+    backends = {"asks": build_pool_config(protocol="triton")}
     models = {"m": {"backend": "asks"}}
     await gateway.start(backends=backends, models=models)
     before = gateway.app.backends["asks"]
@@ -131,13 +131,13 @@ async def test_a_pool_that_asks_its_workers_about_models_is_made_anew_for_anothe
     assert gateway.app.backends["asks"] is not before
 
 
-async def test_a_pool_is_made_anew_when_a_file_of_its_holds_something_else(
-    gateway: Gateway, tmp_path: Path
+async def test_reload_recreates_a_pool_when_its_ca_file_changed(
+    gateway: ReloadableGateway, tmp_path: Path
 ) -> None:
     ca = tmp_path / "ca.pem"
     shutil.copy(PEMS / "loopback.pem", ca)
     parts: Parts = {
-        "backends": {"far": pool("https://127.0.0.1:9", tls={"ca": "ca.pem"})},
+        "backends": {"far": build_pool_config("https://127.0.0.1:9", tls={"ca": "ca.pem"})},
         "models": {"m": {"backend": "far"}},
     }
     await gateway.start(**parts)
@@ -151,7 +151,7 @@ async def test_a_pool_is_made_anew_when_a_file_of_its_holds_something_else(
     assert gateway.app.backends["far"] is not before
 
 
-async def test_a_local_model_is_not_loaded_twice_for_what_is_none_of_its_business(
+async def test_reload_reloads_a_local_model_only_for_its_own_settings(
     tmp_path: Path,
 ) -> None:
     """A new public model of it, an alias, a limit: its process goes on. Not so its template."""
@@ -172,8 +172,8 @@ async def test_a_local_model_is_not_loaded_twice_for_what_is_none_of_its_busines
     assert three.backends["local"] is not two.backends["local"]
 
 
-async def test_a_model_keeps_the_day_that_it_came(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+async def test_reload_keeps_the_created_time_of_a_model(
+    gateway: ReloadableGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.start()
     now = gateway.app._services.wall_clock()
@@ -185,7 +185,7 @@ async def test_a_model_keeps_the_day_that_it_came(
     assert came["n"] - came["m"] in (99, 98, 100)
 
 
-async def test_each_record_tells_by_which_configuration_it_was_answered(gateway: Gateway) -> None:
+async def test_request_record_has_the_hash_of_its_configuration(gateway: ReloadableGateway) -> None:
     await gateway.start()
     await gateway.says()
     told = await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
@@ -195,23 +195,25 @@ async def test_each_record_tells_by_which_configuration_it_was_answered(gateway:
     assert gateway.records[0].config_hash not in ("", digest)
 
 
-async def test_nothing_is_left_of_configurations_that_are_gone(gateway: Gateway) -> None:
+async def test_reload_leaks_no_tasks_and_no_backends(gateway: ReloadableGateway) -> None:
     """No task, and no backend that is still open."""
-    await gateway.start(backends={"p": pool()}, models={"m": {"backend": "p"}})
+    await gateway.start(backends={"p": build_pool_config()}, models={"m": {"backend": "p"}})
     tasks = len(asyncio.all_tasks())
     for number in range(20):
-        changed = pool(queue={"max": number})
+        changed = build_pool_config(queue={"max": number})
         assert (await gateway.take(backends={"p": changed}, models={"m": {"backend": "p"}})).is_ok
-    await until(lambda: len(asyncio.all_tasks()) <= tasks)
+    await wait_until(lambda: len(asyncio.all_tasks()) <= tasks)
     await gateway.take()
     assert len(gateway.app.active_snapshots) == 1
-    await until(lambda: not gateway.app._closing_backends)
+    await wait_until(lambda: not gateway.app._closing_backends)
 
 
 # ── what runs ───────────────────────────────────────────────────────────────────────────────────
 
 
-async def stream(gateway: Gateway, got: asyncio.Queue[bytes], model: str = "m") -> bytes:
+async def collect_stream(
+    gateway: ReloadableGateway, got: asyncio.Queue[bytes], model: str = "m"
+) -> bytes:
     """All of a stream; each piece as it comes, too."""
     heard = b""
     asked = CHAT | {"stream": True, "model": model}
@@ -222,8 +224,8 @@ async def stream(gateway: Gateway, got: asyncio.Queue[bytes], model: str = "m") 
     return heard
 
 
-async def test_a_stream_keeps_what_it_began_with_and_its_backend_is_closed_after_it(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+async def test_removed_backend_is_closed_after_its_last_stream(
+    gateway: ReloadableGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.start(backends={"echo": SLOW})
     old = gateway.app.backends["echo"]
@@ -235,7 +237,7 @@ async def test_a_stream_keeps_what_it_began_with_and_its_backend_is_closed_after
     monkeypatch.setattr(old, "aclose", close)
     got = asyncio.Queue[bytes]()
     async with asyncio.TaskGroup() as tasks:
-        heard = tasks.create_task(stream(gateway, got))
+        heard = tasks.create_task(collect_stream(gateway, got))
         await got.get()
         told = await gateway.take(backends={"other": ECHO}, models={"n": {"backend": "other"}})
         assert told.is_ok
@@ -249,17 +251,22 @@ async def test_a_stream_keeps_what_it_began_with_and_its_backend_is_closed_after
         await closed.wait()
 
 
-async def test_a_stream_that_outlasts_the_drain_is_told_that_it_broke(gateway: Gateway) -> None:
+async def test_stream_of_a_removed_backend_ends_with_an_error_after_drain_timeout(
+    gateway: ReloadableGateway,
+) -> None:
     """Where its backend goes; one whose backend stays goes on."""
     end = asyncio.Event()
-    async with raw([SAYS, HANG]) as gone, raw([SAYS, end, REST]) as stays:
-        both = {"gone": pool(gone.url), "stays": pool(stays.url)}
+    async with (
+        create_raw_worker([SAYS, HANG]) as gone,
+        create_raw_worker([SAYS, end, REST]) as stays,
+    ):
+        both = {"gone": build_pool_config(gone.url), "stays": build_pool_config(stays.url)}
         models = {"m": {"backend": "gone"}, "n": {"backend": "stays"}}
         drain = {"drain_timeout": "200ms"}
         await gateway.start(backends=both, models=models, limits=drain)
         got = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
-            heard = [tasks.create_task(stream(gateway, got, model)) for model in models]
+            heard = [tasks.create_task(collect_stream(gateway, got, model)) for model in models]
             await got.get()
             await got.get()
             await gateway.take(
@@ -274,22 +281,24 @@ async def test_a_stream_that_outlasts_the_drain_is_told_that_it_broke(gateway: G
     assert whole.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_stream_that_outlasts_a_drain_has_another_when_its_backend_goes(
-    gateway: Gateway,
+async def test_stream_gets_a_new_drain_timeout_when_its_backend_is_removed(
+    gateway: ReloadableGateway,
 ) -> None:
     """It began two configurations ago, with a backend that only the last reload took away."""
     end = asyncio.Event()
-    async with raw([SAYS, end, REST]) as worker:
+    async with create_raw_worker([SAYS, end, REST]) as worker:
         models = {"m": {"backend": "p"}}
         await gateway.start(
-            backends={"p": pool(worker.url)}, models=models, limits={"drain_timeout": "50ms"}
+            backends={"p": build_pool_config(worker.url)},
+            models=models,
+            limits={"drain_timeout": "50ms"},
         )
         got = asyncio.Queue[bytes]()
         async with asyncio.TaskGroup() as tasks:
-            heard = tasks.create_task(stream(gateway, got))
+            heard = tasks.create_task(collect_stream(gateway, got))
             await got.get()
             await gateway.take(
-                backends={"p": pool(worker.url), "more": ECHO},
+                backends={"p": build_pool_config(worker.url), "more": ECHO},
                 models=models,
                 limits={"drain_timeout": "30s"},
             )
@@ -301,32 +310,36 @@ async def test_a_stream_that_outlasts_a_drain_has_another_when_its_backend_goes(
     assert b'"error"' not in heard.result()
 
 
-async def test_a_request_is_stopped_by_its_name_after_a_reload(gateway: Gateway) -> None:
+async def test_stop_infer_cancels_a_request_that_started_before_a_reload(
+    gateway: ReloadableGateway,
+) -> None:
     """Its client asks the configuration of now to stop what began with another."""
     await gateway.start(backends={"echo": SLOW | {"script": ["a", "b", "c", "d", "e"]}})
     asked = {"id": "a1", "text_input": "hi"}
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(gateway.http.post("/mindie/v2/models/m/generate", json=asked))
-        await until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
+        await wait_until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
         await gateway.take(models={"m": {"backend": "echo", "aliases": ["a"]}})
         stopped = await gateway.http.post("/mindie/v2/models/m/stopInfer", json=asked)
     assert (stopped.status_code, stopped.json()) == (200, asked)
     assert running.result().status_code == 400
 
 
-async def test_the_gateway_stops_although_an_old_configuration_has_streams(
-    gateway: Gateway,
+async def test_gateway_stops_although_an_old_configuration_has_streams(
+    gateway: ReloadableGateway,
 ) -> None:
     """They have their time, as those of the last have; then everything is closed, once."""
-    async with raw([SAYS, HANG]) as worker:
+    async with create_raw_worker([SAYS, HANG]) as worker:
         parts: Parts = {"models": {"m": {"backend": "p"}}, "limits": {"drain_timeout": "300ms"}}
-        await gateway.start(backends={"p": pool(worker.url)}, **parts)
+        await gateway.start(backends={"p": build_pool_config(worker.url)}, **parts)
         got = asyncio.Queue[bytes]()
-        hearing = asyncio.get_running_loop().create_task(stream(gateway, got))
+        hearing = asyncio.get_running_loop().create_task(collect_stream(gateway, got))
         await got.get()
-        listener = {"address": f"127.0.0.1:{free()}", "protocols": ["openai"]}
+        listener = {"address": f"127.0.0.1:{find_free_port()}", "protocols": ["openai"]}
         await gateway.take(
-            listeners=[listener], backends={"p": pool(worker.url, queue={"max": 1})}, **parts
+            listeners=[listener],
+            backends={"p": build_pool_config(worker.url, queue={"max": 1})},
+            **parts,
         )
         await gateway.app.stop()
         await asyncio.gather(hearing, return_exceptions=True)
@@ -336,22 +349,22 @@ async def test_the_gateway_stops_although_an_old_configuration_has_streams(
 # ── listeners ───────────────────────────────────────────────────────────────────────────────────
 
 
-def free() -> int:
+def find_free_port() -> int:
     """A port that nobody has now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
-async def test_listeners_come_and_go(gateway: Gateway) -> None:
+async def test_reload_adds_and_removes_listeners(gateway: ReloadableGateway) -> None:
     """One that goes takes no more connections, and ends those that it has with their answers."""
-    first, second = (f"127.0.0.1:{free()}" for _ in "ab")
+    first, second = (f"127.0.0.1:{find_free_port()}" for _ in "ab")
     keeps, goes, comes = LISTENER, LISTENER | {"address": first}, LISTENER | {"address": second}
     await gateway.start(listeners=[keeps, goes], backends={"echo": SLOW})
     async with httpx.AsyncClient(base_url=f"http://{first}", timeout=30) as client:
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(client.post("/v1/chat/completions", json=CHAT))
-            await until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
+            await wait_until(lambda: gateway.app.backends["echo"].running)  # type: ignore[attr-defined]
             assert (await gateway.take(listeners=[keeps, comes])).is_ok
             await asyncio.sleep(0)
         with pytest.raises(httpx.ConnectError):
@@ -361,10 +374,12 @@ async def test_listeners_come_and_go(gateway: Gateway) -> None:
     async with httpx.AsyncClient(base_url=f"http://{second}") as client:
         assert (await client.get("/v1/models")).status_code == 200
     assert await gateway.says() == "Hello world"
-    await until(lambda: not gateway.app._closing_listeners)
+    await wait_until(lambda: not gateway.app._closing_listeners)
 
 
-async def test_what_a_listener_speaks_and_takes_changes_where_it_is(gateway: Gateway) -> None:
+async def test_reload_changes_protocols_and_limits_of_a_listener_in_place(
+    gateway: ReloadableGateway,
+) -> None:
     """Its connections stay; the limits of heads and of connections are for new ones."""
     await gateway.start()
     assert (await gateway.http.get("/mindie/v2/health/ready")).status_code == 200
@@ -381,17 +396,17 @@ async def test_what_a_listener_speaks_and_takes_changes_where_it_is(gateway: Gat
         assert (await client.get("/health")).status_code == 431
 
 
-async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_of_the_rest(
-    gateway: Gateway,
+async def test_reload_with_a_port_in_use_is_rejected_and_rolled_back(
+    gateway: ReloadableGateway,
 ) -> None:
     await gateway.start()
     await gateway.says()
     tasks = asyncio.all_tasks()
-    comes = f"127.0.0.1:{free()}"
+    comes = f"127.0.0.1:{find_free_port()}"
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         listeners = [LISTENER, *({"address": at, "protocols": ["openai"]} for at in (comes, taken))]
-        backends = {"echo": ECHO, "far": pool()}
+        backends = {"echo": ECHO, "far": build_pool_config()}
         [why] = await gateway.refuses(listeners=listeners, backends=backends)
     assert why.startswith("listeners[2].address: the gateway can't listen there: ")
     assert why.endswith("address already in use")
@@ -399,13 +414,15 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_of_the_rest(
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
     assert await gateway.says() == "Hello world"
-    await until(lambda: asyncio.all_tasks() <= tasks)
+    await wait_until(lambda: asyncio.all_tasks() <= tasks)
 
 
-async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway: Gateway) -> None:
+async def test_reload_rejects_settings_that_need_a_restart_by_name(
+    gateway: ReloadableGateway,
+) -> None:
     """All of it at once."""
-    admin = f"127.0.0.1:{free()}"
-    here = {"address": f"127.0.0.1:{free()}", "protocols": ["openai"]}
+    admin = f"127.0.0.1:{find_free_port()}"
+    here = {"address": f"127.0.0.1:{find_free_port()}", "protocols": ["openai"]}
     pem, mend = str(PEMS / "loopback.pem"), "or take another port"
     await gateway.start(listeners=[LISTENER, here])
     encrypted = here | {"tls": {"cert": pem, "key": pem}, "http_server": "aiohttp"}
@@ -427,7 +444,7 @@ async def test_what_is_fixed_while_a_gateway_runs_is_refused_by_its_name(gateway
 # ── certificates ────────────────────────────────────────────────────────────────────────────────
 
 
-def named(url: str, pem: Path) -> str:
+def get_certificate_name(url: str, pem: Path) -> str:
     """Whom the listener's certificate names, when this one is trusted."""
     port = int(url.rpartition(":")[2])
     context = ssl.create_default_context(cafile=str(pem))
@@ -440,8 +457,8 @@ def named(url: str, pem: Path) -> str:
     return str(names["commonName"])
 
 
-async def test_a_certificate_that_is_renewed_is_shown_to_new_connections(
-    gateway: Gateway, tmp_path: Path
+async def test_renewed_certificate_is_used_for_new_connections(
+    gateway: ReloadableGateway, tmp_path: Path
 ) -> None:
     """Connections that are open go on. A half-written one is refused, and the old one shown."""
     pem = tmp_path / "tls.pem"
@@ -450,7 +467,7 @@ async def test_a_certificate_that_is_renewed_is_shown_to_new_connections(
     await gateway.start(listeners=listeners)
 
     async def show(pem: Path) -> str:
-        return await asyncio.to_thread(named, gateway.urls[0], pem)
+        return await asyncio.to_thread(get_certificate_name, gateway.urls[0], pem)
 
     trusted = ssl.create_default_context(cafile=str(PEMS / "loopback.pem"))
     async with httpx.AsyncClient(base_url=gateway.urls[0], verify=trusted) as client:
@@ -471,22 +488,26 @@ async def test_a_certificate_that_is_renewed_is_shown_to_new_connections(
 # ── what is new ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_workers_of_a_new_pool_are_probed_before_it_is_asked(gateway: Gateway) -> None:
+async def test_workers_of_a_new_pool_are_probed_before_its_first_request(
+    gateway: ReloadableGateway,
+) -> None:
     """One that is down costs a request no try."""
     await gateway.start()
-    async with raw([STREAM]) as worker:
-        both = pool("http://127.0.0.1:9", worker.url, policy="round_robin", health={"fall": 1})
+    async with create_raw_worker([STREAM]) as worker:
+        both = build_pool_config(
+            "http://127.0.0.1:9", worker.url, policy="round_robin", health={"fall": 1}
+        )
         await gateway.take(backends={"both": both}, models={"m": {"backend": "both"}})
         states = {one.url: one.state for one in gateway.app.backends["both"].report_workers()}  # type: ignore[attr-defined]
     assert states == {"http://127.0.0.1:9": "out", worker.url: "up"}
 
 
-async def test_a_backend_that_is_not_ready_in_time_is_taken_as_it_is(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
+async def test_reload_continues_after_warmup_timeout_with_a_warning(
+    gateway: ReloadableGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     await gateway.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        far = pool(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        far = build_pool_config(f"http://127.0.0.1:{silent.getsockname()[1]}")
         told = await gateway.take(
             backends={"far": far},
             models={"m": {"backend": "far"}},
@@ -496,36 +517,38 @@ async def test_a_backend_that_is_not_ready_in_time_is_taken_as_it_is(
     assert "far is not ready after 0.1 s and is used as it is" in caplog.text
 
 
-async def test_certificates_that_are_none_are_refused(gateway: Gateway, tmp_path: Path) -> None:
+async def test_reload_with_an_invalid_ca_file_is_rejected(
+    gateway: ReloadableGateway, tmp_path: Path
+) -> None:
     """Those by which a pool's workers are to be trusted."""
     (tmp_path / "ca.pem").write_text("no certificate")
     await gateway.start()
-    far = pool("https://127.0.0.1:9", tls={"ca": "ca.pem"})
+    far = build_pool_config("https://127.0.0.1:9", tls={"ca": "ca.pem"})
     backends = {"echo": ECHO, "far": far}
     [why] = await gateway.refuses(backends=backends)
     assert why.startswith("backends.far.tls.ca: can't be used: no certificate or crl found; ")
 
 
-class Unloadable(EchoBackend):
+class UnloadableBackend(EchoBackend):
     """As a local model is that can't be loaded."""
 
     async def warm_up(self) -> None:
         raise WorkerUnreachable("there is no such model")
 
 
-async def test_a_backend_that_never_gets_ready_is_refused_and_closed(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+async def test_reload_with_a_backend_that_cannot_start_is_rejected(
+    gateway: ReloadableGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.start()
     closed: list[EchoBackend] = []
 
     def found(named: object) -> object:
-        return Unloadable if named is EchoBackend else named
+        return UnloadableBackend if named is EchoBackend else named
 
     async def close(backend: EchoBackend) -> None:
         closed.append(backend)
 
-    monkeypatch.setattr(Unloadable, "aclose", close)
+    monkeypatch.setattr(UnloadableBackend, "aclose", close)
     monkeypatch.setattr(build, "load_symbol", lambda name: found(load_symbol(name)))
     [why] = await gateway.refuses(backends={"echo": ECHO, "new": ECHO})
     assert why == "backends.new: it can't be used: there is no such model"
@@ -537,36 +560,36 @@ async def test_a_backend_that_never_gets_ready_is_refused_and_closed(
 # ── the admin ───────────────────────────────────────────────────────────────────────────────────
 
 
-def digest(key: str) -> str:
+def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-async def test_what_the_admin_said_of_workers_ends_with_their_pool(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
+async def test_admin_worker_changes_end_when_their_pool_is_recreated(
+    gateway: ReloadableGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And stays with one that stays. The admin sees the pools of now."""
     ended = "far: the admin API's change of http://10.0.0.1:8000 ends with this reload"
     parts: Parts = {"admin": {"address": "127.0.0.1:0"}, "models": {"m": {"backend": "far"}}}
-    await gateway.start(backends={"far": pool()}, **parts)
+    await gateway.start(backends={"far": build_pool_config()}, **parts)
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
         added = {"backend": "far", "url": "http://10.0.0.1:8000"}
         assert (await admin.post("/-/workers", json=added)).status_code == 201
-        await gateway.take(backends={"far": pool()}, limits={"body": "1MiB"}, **parts)
+        await gateway.take(backends={"far": build_pool_config()}, limits={"body": "1MiB"}, **parts)
         kept = (await admin.get("/-/workers")).json()["backends"]
         assert ended not in caplog.text
-        changed = pool(queue={"max": 1})
-        await gateway.take(backends={"far": changed, "more": pool()}, **parts)
+        changed = build_pool_config(queue={"max": 1})
+        await gateway.take(backends={"far": changed, "more": build_pool_config()}, **parts)
         left = (await admin.get("/-/workers")).json()["backends"]
     assert [one["url"] for one in kept["far"]] == ["http://10.0.0.1:8000", "http://127.0.0.1:9"]
     assert ended in caplog.text
     assert {name: len(found) for name, found in left.items()} == {"far": 1, "more": 1}
 
 
-async def test_the_keys_change_for_who_is_connected(gateway: Gateway) -> None:
+async def test_reload_applies_new_keys_to_open_connections(gateway: ReloadableGateway) -> None:
     """Also for a client whose every request has had the same head."""
 
     def keys(**held: str) -> Parts:
-        return {"keys": [{"name": name, "sha256": digest(key)} for name, key in held.items()]}
+        return {"keys": [{"name": name, "sha256": hash_key(key)} for name, key in held.items()]}
 
     await gateway.start(**keys(ann="one"))
     gateway.http.headers["authorization"] = "Bearer one"
@@ -580,10 +603,10 @@ async def test_the_keys_change_for_who_is_connected(gateway: Gateway) -> None:
     assert [one.key for one in gateway.records] == ["ann"] * 4 + ["", "eve"]
 
 
-async def test_the_admins_key_changes_with_the_configuration(gateway: Gateway) -> None:
+async def test_reload_applies_a_new_admin_key(gateway: ReloadableGateway) -> None:
     at = {"address": "127.0.0.1:0"}
-    await gateway.start(admin=at | {"sha256": digest("one")})
-    await gateway.take(admin=at | {"sha256": digest("two")})
+    await gateway.start(admin=at | {"sha256": hash_key("one")})
+    await gateway.take(admin=at | {"sha256": hash_key("two")})
     async with httpx.AsyncClient(base_url=gateway.urls[-1]) as admin:
         statuses = [
             (await admin.post("/-/reload", headers={"authorization": f"Bearer {key}"})).status_code
@@ -592,7 +615,9 @@ async def test_the_admins_key_changes_with_the_configuration(gateway: Gateway) -
     assert statuses == [401, 200]
 
 
-async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> None:
+async def test_admin_reload_endpoint_returns_configuration_errors_as_json(
+    gateway: ReloadableGateway,
+) -> None:
     parts: Parts = {"admin": {"address": "127.0.0.1:0"}}
     await gateway.start(**parts)
     before = gateway.app._current
@@ -617,8 +642,8 @@ async def test_the_admin_path_tells_what_is_wrong_in_json(gateway: Gateway) -> N
     ("origin", "status"),
     [("http://elsewhere.example", 403), ("null", 403), ("HOST", 200), (None, 200)],
 )
-async def test_a_page_that_is_from_elsewhere_reloads_nothing(
-    gateway: Gateway, origin: str | None, status: int
+async def test_admin_reload_endpoint_rejects_cross_origin_requests(
+    gateway: ReloadableGateway, origin: str | None, status: int
 ) -> None:
     """It has no body whose type could tell, so that a browser sends it for any page."""
     await gateway.start(admin={"address": "127.0.0.1:0"})
@@ -628,7 +653,9 @@ async def test_a_page_that_is_from_elsewhere_reloads_nothing(
         assert (await admin.post("/-/reload", headers=headers)).status_code == status
 
 
-async def test_a_gateway_that_can_read_nothing_anew_has_no_such_path(tmp_path: Path) -> None:
+async def test_gateway_without_a_configuration_source_has_no_reload_endpoint(
+    tmp_path: Path,
+) -> None:
     text = msgspec.json.encode(
         {
             "listeners": [LISTENER],

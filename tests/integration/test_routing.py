@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from gateway.routing.traffic_split import TrafficSplit
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 
-def digest(key: str) -> str:
+def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -41,29 +41,32 @@ KEYS = f"""\
   - {{name: paid, when: {{model: chat, tag: paid}}, to: {{model: small}}}}
   - {{name: own, when: {{model: chat, key: app}}, to: {{version: "2"}}}}
 keys:
-  - {{name: web, sha256: "{digest("web-key")}", models: [talk]}}
-  - {{name: app, sha256: "{digest("app-key")}", models: [chat]}}
-  - {{name: payer, sha256: "{digest("payer-key")}", models: [chat], tags: [paid, early]}}
-  - {{name: poor, sha256: "{digest("poor-key")}", models: [small], tags: [paid]}}
+  - {{name: web, sha256: "{hash_key("web-key")}", models: [talk]}}
+  - {{name: app, sha256: "{hash_key("app-key")}", models: [chat]}}
+  - {{name: payer, sha256: "{hash_key("payer-key")}", models: [chat], tags: [paid, early]}}
+  - {{name: poor, sha256: "{hash_key("poor-key")}", models: [small], tags: [paid]}}
 """
 SPLIT = TrafficSplit({"1": 50, "2": 50}, "rollout")
 SAID = {"1": "first", "2": "second"}
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-async def ask(
-    front: Running, model: str = "chat", headers: Mapping[str, str] | None = None, **fields: object
+async def send_chat(
+    front: RunningGateway,
+    model: str = "chat",
+    headers: Mapping[str, str] | None = None,
+    **fields: object,
 ) -> httpx.Response:
     body = {"model": model, "messages": HELLO, **fields}
     return await front.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-def labels(front: Running) -> tuple[str, str, str, str]:
+def get_record_labels(front: RunningGateway) -> tuple[str, str, str, str]:
     last = front.records[-1]
     return last.model, last.version, last.rule, last.sticky
 
 
-async def test_a_user_stays_with_an_arm_wherever_it_is_asked(serve: Serve) -> None:
+async def test_sticky_user_gets_the_same_version_at_every_gateway(serve: Serve) -> None:
     fronts = [await serve(FRONT), await serve(FRONT)]
     arms = set()
 
@@ -71,34 +74,36 @@ async def test_a_user_stays_with_an_arm_wherever_it_is_asked(serve: Serve) -> No
         version = SPLIT.assign_version(f"user-{n}").version
         arms.add(version)
         for front in fronts:
-            by_header = await ask(front, headers={"X-User-Id": f"user-{n}"}, user="someone")
-            assert labels(front) == ("chat", version, "", "header:x-user-id")
-            by_body = await ask(front, "talk", user=f"user-{n}", stream=True)
-            assert labels(front) == ("chat", version, "", "body:user")
+            by_header = await send_chat(front, headers={"X-User-Id": f"user-{n}"}, user="someone")
+            assert get_record_labels(front) == ("chat", version, "", "header:x-user-id")
+            by_body = await send_chat(front, "talk", user=f"user-{n}", stream=True)
+            assert get_record_labels(front) == ("chat", version, "", "body:user")
             assert SAID[version] in by_header.text
             assert SAID[version] in by_body.text
 
     assert arms == {"1", "2"}
 
 
-async def test_without_a_name_the_sockets_address_tells_and_no_header_does(serve: Serve) -> None:
+async def test_sticky_assignment_uses_the_socket_address_and_ignores_forwarded_headers(
+    serve: Serve,
+) -> None:
     front = await serve(FRONT)
     version = SPLIT.assign_version("127.0.0.1").version
 
     for n in range(4):
-        await ask(
+        await send_chat(
             front, headers={"X-Forwarded-For": f"192.0.2.{n}", "Forwarded": f"for=192.0.2.{n}"}
         )
-        assert labels(front) == ("chat", version, "", "address")
+        assert get_record_labels(front) == ("chat", version, "", "address")
 
 
-async def test_a_key_holds_its_holder(serve: Serve) -> None:
+async def test_sticky_assignment_uses_the_api_key_name(serve: Serve) -> None:
     front = await serve(FRONT + KEYS)
 
-    answer = await ask(front, headers={"Authorization": "Bearer web-key"})
+    answer = await send_chat(front, headers={"Authorization": "Bearer web-key"})
 
     assert answer.status_code == 200
-    assert labels(front) == ("chat", SPLIT.assign_version("web").version, "", "key")
+    assert get_record_labels(front) == ("chat", SPLIT.assign_version("web").version, "", "key")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ async def test_a_key_holds_its_holder(serve: Serve) -> None:
         ({"x-cohort": "Beta", "x-user-id": "u"}, {}, ("chat", "", "", "header:x-user-id")),
     ],
 )
-async def test_the_first_rule_that_holds_is_followed(
+async def test_first_matching_route_applies(
     serve: Serve,
     headers: dict[str, str],
     fields: dict[str, object],
@@ -117,15 +122,15 @@ async def test_the_first_rule_that_holds_is_followed(
 ) -> None:
     front = await serve(FRONT)
 
-    answer = await ask(front, "chat", headers, **fields)
+    answer = await send_chat(front, "chat", headers, **fields)
 
     model, version, *why = labelled
     assert answer.status_code == 200
     assert answer.json()["model"] == "chat"
-    assert labels(front) == (model, version or SPLIT.assign_version("u").version, *why)
+    assert get_record_labels(front) == (model, version or SPLIT.assign_version("u").version, *why)
 
 
-async def test_a_rule_may_be_for_one_dialect(serve: Serve) -> None:
+async def test_route_can_match_one_protocol(serve: Serve) -> None:
     front = await serve(FRONT)
 
     answer = await front.http.post("/v2/models/chat/generate", json={"text_input": "hi"})
@@ -146,7 +151,7 @@ async def test_a_rule_may_be_for_one_dialect(serve: Serve) -> None:
         ("/serving-endpoints/chat/served-models/1/invocations", {"messages": HELLO}),
     ],
 )
-async def test_a_pin_is_left_as_it_is_and_labelled(
+async def test_pinned_version_overrides_routes_and_is_recorded(
     serve: Serve, path: str, body: dict[str, object]
 ) -> None:
     front = await serve(FRONT)
@@ -155,15 +160,15 @@ async def test_a_pin_is_left_as_it_is_and_labelled(
 
     assert answer.status_code == 200
     assert "first" in answer.text
-    assert labels(front) == ("chat", "1", "", "pinned")
+    assert get_record_labels(front) == ("chat", "1", "", "pinned")
 
 
-async def test_without_a_split_the_highest_number_answers(serve: Serve) -> None:
+async def test_model_without_a_split_uses_the_highest_version(serve: Serve) -> None:
     front = await serve(FRONT)
 
-    assert "second" in (await ask(front, "highest")).text
-    assert labels(front) == ("highest", "10", "", "")
-    assert "first" in (await ask(front, "highest@next")).text
+    assert "second" in (await send_chat(front, "highest")).text
+    assert get_record_labels(front) == ("highest", "10", "", "")
+    assert "first" in (await send_chat(front, "highest@next")).text
 
 
 @pytest.mark.parametrize(
@@ -174,35 +179,35 @@ async def test_without_a_split_the_highest_number_answers(serve: Serve) -> None:
         ("poor-key", 403, ("", "", "", "")),
     ],
 )
-async def test_a_key_must_be_good_for_what_was_asked_for(
+async def test_key_permission_is_checked_against_the_requested_model(
     serve: Serve, key: str, status: int, labelled: tuple[str, str, str, str]
 ) -> None:
     front = await serve(FRONT + KEYS)
 
-    answer = await ask(front, headers={"Authorization": f"Bearer {key}"})
+    answer = await send_chat(front, headers={"Authorization": f"Bearer {key}"})
 
     assert answer.status_code == status
-    assert labels(front) == labelled
+    assert get_record_labels(front) == labelled
 
 
-async def test_in_anothers_stead_the_user_is_held_too(serve: Serve) -> None:
+async def test_fallback_keeps_the_sticky_assignment(serve: Serve) -> None:
     front = await serve(FRONT)
 
     for n in range(4):
-        answer = await ask(front, "lost", headers={"x-user-id": f"user-{n}"})
+        answer = await send_chat(front, "lost", headers={"x-user-id": f"user-{n}"})
         version = SPLIT.assign_version(f"user-{n}").version
         assert SAID[version] in answer.text
-        assert labels(front) == ("chat", version, "", "header:x-user-id")
+        assert get_record_labels(front) == ("chat", version, "", "header:x-user-id")
 
 
-async def test_nothing_of_who_asks_is_told(serve: Serve) -> None:
+async def test_request_record_does_not_contain_the_user_id(serve: Serve) -> None:
     front = await serve(FRONT)
-    await ask(front, headers={"x-user-id": "somebody-in-particular"})
+    await send_chat(front, headers={"x-user-id": "somebody-in-particular"})
 
     assert "somebody" not in repr(front.records)
 
 
-async def test_a_body_that_cannot_be_read_is_refused_by_its_dialect(serve: Serve) -> None:
+async def test_malformed_body_with_sticky_body_field_returns_400(serve: Serve) -> None:
     front = await serve(FRONT)
 
     for body in (b'{"model":"chat","user":', b'{"model":"chat","user":"\xff"}', b"[]", b""):
@@ -211,7 +216,7 @@ async def test_a_body_that_cannot_be_read_is_refused_by_its_dialect(serve: Serve
         assert answer.json()["error"]["message"]
 
 
-async def test_a_request_by_name_alone_is_not_looked_at(
+async def test_request_attributes_are_not_built_without_routes_or_sticky_settings(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
@@ -220,6 +225,6 @@ async def test_a_request_by_name_alone_is_not_looked_at(
     front = await serve(FRONT)
     monkeypatch.setattr("gateway.pipeline.dispatcher.RequestAttributes", never)
 
-    assert (await ask(front, "lucky", user="u")).status_code == 200
-    assert (await ask(front, "chat@1", user="u")).status_code == 200
-    assert (await ask(front, "chat", user="u")).status_code == 500
+    assert (await send_chat(front, "lucky", user="u")).status_code == 200
+    assert (await send_chat(front, "chat@1", user="u")).status_code == 200
+    assert (await send_chat(front, "chat", user="u")).status_code == 500

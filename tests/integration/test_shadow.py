@@ -11,7 +11,7 @@ import pytest
 from backends.interfaces import StreamItems
 from gateway.pipeline.shadow import ShadowComparison
 from protocols.core.events import StreamEnd, TextDelta
-from tests.fakes import ScriptedWorker, chunked, whole
+from tests.fakes import ScriptedWorker, chunked, make_reply
 from tests.integration.shadow_config import (
     HELLO,
     NONE,
@@ -22,17 +22,17 @@ from tests.integration.shadow_config import (
     TURNED,
     WELL,
     Begin,
-    echo,
-    gateways,
-    shown,
-    tried,
+    build_echo_config,
+    build_worker_config,
+    get_visible_response,
+    run_gateways,
 )
 
 
 @pytest.fixture
-async def begin() -> AsyncIterator[Begin]:
+async def start_gateway() -> AsyncIterator[Begin]:
     """Starts gateways."""
-    async with gateways() as start:
+    async with run_gateways() as start:
         yield start
 
 
@@ -40,8 +40,10 @@ async def begin() -> AsyncIterator[Begin]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_both_answers_are_told_of_and_one_is_given(begin: Begin, *, stream: bool) -> None:
-    front = await begin(echo("a, b, d"))
+async def test_shadow_report_has_both_responses_and_the_client_gets_the_primary(
+    start_gateway: Begin, *, stream: bool
+) -> None:
+    front = await start_gateway(build_echo_config("a, b, d"))
 
     answer = await front.ask(stream=stream)
     told = await front.until_told()
@@ -72,10 +74,10 @@ async def test_both_answers_are_told_of_and_one_is_given(begin: Begin, *, stream
           "tool_choice": "required"}, True),
     ],
 )  # fmt: skip
-async def test_only_what_has_to_be_the_same_is_compared(
-    begin: Begin, asked: dict[str, Any], *, equal: bool | None
+async def test_only_deterministic_responses_are_compared(
+    start_gateway: Begin, asked: dict[str, Any], *, equal: bool | None
 ) -> None:
-    front = await begin(echo())
+    front = await start_gateway(build_echo_config())
     answer = await front.ask(**asked)
     told = await front.until_told()
 
@@ -84,8 +86,8 @@ async def test_only_what_has_to_be_the_same_is_compared(
     assert (told.primary.outcome, told.shadow.outcome) == ("ok", "ok")
 
 
-async def test_vectors_are_not_compared(begin: Begin) -> None:
-    front = await begin(echo())
+async def test_embeddings_are_shadowed_but_not_compared(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config())
     answer = await front.http.post("/v1/embeddings", json={"model": "chat", "input": ["a", "b"]})
     told = await front.until_told()
 
@@ -95,8 +97,8 @@ async def test_vectors_are_not_compared(begin: Begin) -> None:
     assert told.shadow.first_token is not None
 
 
-async def test_no_text_is_written(begin: Begin) -> None:
-    front = await begin(echo("secret-of-the-shadow"))
+async def test_shadow_report_contains_no_prompt_or_response_text(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config("secret-of-the-shadow"))
     answer = await front.ask(
         messages=[{"role": "user", "content": "secret-of-the-client"}], user="somebody"
     )
@@ -109,8 +111,8 @@ async def test_no_text_is_written(begin: Begin) -> None:
     assert line.startswith(b'{"kind":"shadow","id":"id-0","shadow_id":"id-0-shadow"')
 
 
-async def test_who_pinned_a_version_is_not_copied(begin: Begin) -> None:
-    front = await begin(echo())
+async def test_pinned_requests_are_not_shadowed(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config())
     for model in ("chat@1", "chat@2"):
         assert (await front.ask(model=model)).status_code == 200
     assert (await front.ask()).status_code == 200
@@ -119,15 +121,15 @@ async def test_who_pinned_a_version_is_not_copied(begin: Begin) -> None:
     assert [one.id for one in front.told] == ["id-2"]
 
 
-async def test_nothing_of_it_is_told_where_there_is_no_shadow(begin: Begin) -> None:
-    front = await begin(echo(shadow=NONE))
+async def test_model_without_shadow_settings_has_no_shadow_report(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config(shadow=NONE))
     await front.ask()
     assert front.told == []
 
 
-async def test_none_is_copied_where_the_original_goes(begin: Begin) -> None:
+async def test_request_is_not_shadowed_to_its_own_version(start_gateway: Begin) -> None:
     rule = '{name: testers, when: {model: chat, header: {x-cohort: beta}}, to: {version: "2"}}'
-    front = await begin(f"{echo()}routes: [{rule}]\n")
+    front = await start_gateway(f"{build_echo_config()}routes: [{rule}]\n")
     await front.ask({"x-cohort": "beta"})
     await front.ask()
     await front.until_told()
@@ -135,8 +137,8 @@ async def test_none_is_copied_where_the_original_goes(begin: Begin) -> None:
     assert [one.id for one in front.told] == ["id-1"]
 
 
-async def test_none_is_copied_to_explain_it(begin: Begin) -> None:
-    front = await begin(echo() + 'admin: {address: "127.0.0.1:0"}\n')
+async def test_dry_run_is_not_shadowed(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config() + 'admin: {address: "127.0.0.1:0"}\n')
     asked = {"path": "/v1/chat/completions", "body": {"model": "chat", "messages": HELLO}}
     explained = await front.http.post(f"{front.urls[-1]}/-/explain", json=asked)
     await front.ask()
@@ -150,10 +152,10 @@ async def test_none_is_copied_to_explain_it(begin: Begin) -> None:
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-async def test_a_worker_of_another_dialect_is_sent_the_translation(begin: Begin) -> None:
-    reply = whole(b'{"text_output":"abc","model_name":"new","model_version":"1"}')
+async def test_shadow_request_is_translated_without_client_headers(start_gateway: Begin) -> None:
+    reply = make_reply(b'{"text_output":"abc","model_name":"new","model_version":"1"}')
     async with ScriptedWorker([reply], probed=PROBED) as worker:
-        front = await begin(tried(worker, dialect="triton"))
+        front = await start_gateway(build_worker_config(worker, dialect="triton"))
         answer = await front.ask(
             {
                 "X-Interlingua-Strict": "1",
@@ -180,14 +182,14 @@ async def test_a_worker_of_another_dialect_is_sent_the_translation(begin: Begin)
     assert told.unsupported_parameters
 
 
-async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None:
+async def test_passthrough_response_is_compared_by_its_events(start_gateway: Begin) -> None:
     async with ScriptedWorker([chunked(*STREAM)], probed=PROBED) as worker:
-        front = await begin(tried(worker, text=TURNED))
-        alone = await begin(tried(worker, text=TURNED, shadow=NONE))
+        front = await start_gateway(build_worker_config(worker, text=TURNED))
+        alone = await start_gateway(build_worker_config(worker, text=TURNED, shadow=NONE))
         answers = [await one.ask(stream=True) for one in (front, alone)]
         told = await front.until_told()
 
-    assert shown(answers[0]) == shown(answers[1])
+    assert get_visible_response(answers[0]) == get_visible_response(answers[1])
     assert answers[0].text.count("data: ") == len(STREAM) + 1  # and that of the role
     assert (told.primary.length, told.primary.finish_reasons, told.primary.outcome) == (
         3,
@@ -202,20 +204,20 @@ async def test_what_is_passed_on_is_compared_by_its_events(begin: Begin) -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("trouble", TROUBLE)
-async def test_the_original_is_answered_as_if_it_were_alone(
-    begin: Begin, trouble: str, *, stream: bool
+async def test_shadow_failures_do_not_change_the_primary_response(
+    start_gateway: Begin, trouble: str, *, stream: bool
 ) -> None:
     well = trouble in WELL
     shadow = f'shadow: {{to: "2", share: 100%, timeout: {"9s" if well else "100ms"}}}'
     async with ScriptedWorker(TROUBLE[trouble], probed=PROBED) as worker:
-        front = await begin(tried(worker, shadow=shadow))
-        alone = await begin(tried(worker, shadow=NONE))
+        front = await start_gateway(build_worker_config(worker, shadow=shadow))
+        alone = await start_gateway(build_worker_config(worker, shadow=NONE))
         answers = [await one.ask(stream=stream) for one in (front, alone, front, alone)]
         told = await front.until_told(2)
 
     assert answers[0].status_code == 200
-    assert shown(answers[0]) == shown(answers[1])
-    assert shown(answers[2]) == shown(answers[3])
+    assert get_visible_response(answers[0]) == get_visible_response(answers[1])
+    assert get_visible_response(answers[2]) == get_visible_response(answers[3])
     for one in front.records:
         assert (one.outcome, one.error, one.failed_attempts) == ("ok", "", ())
     assert told.primary.outcome == "ok"
@@ -223,25 +225,30 @@ async def test_the_original_is_answered_as_if_it_were_alone(
     assert bool(told.shadow.error) is not well
 
 
-async def test_a_client_that_is_refused_is_refused_alike(begin: Begin) -> None:
-    front, alone = await begin(echo()), await begin(echo(shadow=NONE))
+async def test_rejected_request_has_the_same_error_with_and_without_shadow(
+    start_gateway: Begin,
+) -> None:
+    front, alone = (
+        await start_gateway(build_echo_config()),
+        await start_gateway(build_echo_config(shadow=NONE)),
+    )
     answers = [await one.ask(temperature=9) for one in (front, alone)]
     told = await front.until_told()
 
     assert answers[0].status_code == 400
-    assert shown(answers[0]) == shown(answers[1])
+    assert get_visible_response(answers[0]) == get_visible_response(answers[1])
     for arm in (told.primary, told.shadow):
         assert (arm.outcome, arm.error) == ("client_error", "InvalidParameter")
     assert told.equal is None
 
 
-async def test_a_fault_of_our_own_stays_with_the_shadow(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
+async def test_internal_error_in_the_shadow_does_not_affect_the_primary(
+    start_gateway: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    front = await begin(echo())
+    front = await start_gateway(build_echo_config())
     monkeypatch.setattr("gateway.pipeline.shadow.apply_model_settings", never)
     answer = await front.ask()
     told = await front.until_told()
@@ -250,26 +257,29 @@ async def test_a_fault_of_our_own_stays_with_the_shadow(
     assert (told.shadow.outcome, told.shadow.error) == ("gateway_error", "InternalError")
 
 
-async def test_who_can_not_be_told_does_not_matter(begin: Begin) -> None:
+async def test_failing_shadow_reporter_does_not_affect_the_primary(start_gateway: Begin) -> None:
     def never(shadowed: ShadowComparison) -> None:
         raise OSError(f"nowhere to write {shadowed.id}")
 
-    front, alone = await begin(echo()), await begin(echo(shadow=NONE))
+    front, alone = (
+        await start_gateway(build_echo_config()),
+        await start_gateway(build_echo_config(shadow=NONE)),
+    )
     front.shadows.add_reporter(never)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     for stream in (True, False):
         answers = [await one.ask(stream=stream) for one in (front, alone)]
-        assert shown(answers[0]) == shown(answers[1])
+        assert get_visible_response(answers[0]) == get_visible_response(answers[1])
     await front.until_told(2)
 
 
-async def test_an_answer_that_is_not_complete_is_broken(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
+async def test_incomplete_shadow_response_is_reported_as_broken_stream(
+    start_gateway: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def half() -> StreamItems:
         yield None, [TextDelta("a"), StreamEnd()]
 
-    front = await begin(echo())
+    front = await start_gateway(build_echo_config())
     monkeypatch.setattr("gateway.pipeline.shadow.send_emulated", lambda *_: (half(), tuple))
     await front.ask()
     told = await front.until_told()
@@ -278,13 +288,13 @@ async def test_an_answer_that_is_not_complete_is_broken(
     assert told.equal is None
 
 
-async def test_a_fault_of_our_own_is_told_as_one(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
+async def test_internal_error_in_the_primary_is_reported_as_gateway_error(
+    start_gateway: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    front = await begin(echo())
+    front = await start_gateway(build_echo_config())
     monkeypatch.setattr("gateway.pipeline.strategies.apply_model_settings", never)
     answer = await front.ask()
     told = await front.until_told()
@@ -294,11 +304,13 @@ async def test_a_fault_of_our_own_is_told_as_one(
     assert told.shadow.outcome == "ok"
 
 
-async def test_who_answers_in_its_stead_is_compared(begin: Begin) -> None:
-    text = echo().replace("kind: echo, script: [a, b, c]}", "kind: echo, fail: {mode: error}}", 1)
+async def test_response_of_a_fallback_is_compared_with_the_shadow(start_gateway: Begin) -> None:
+    text = build_echo_config().replace(
+        "kind: echo, script: [a, b, c]}", "kind: echo, fail: {mode: error}}", 1
+    )
     text = text.replace("SHADOW", "") + "  spare: {backend: spare}\n"
     text = text.replace("  two:", "  spare: {kind: echo, script: [a, b, c]}\n  two:", 1)
-    front = await begin(text.replace(SHADOW, f"{SHADOW}, fallback: [spare]"))
+    front = await start_gateway(text.replace(SHADOW, f"{SHADOW}, fallback: [spare]"))
     answer = await front.ask()
     told = await front.until_told()
 

@@ -18,16 +18,16 @@ from tests.integration.shadow_config import (
     TRIED,
     TROUBLE,
     Begin,
-    echo,
-    gateways,
-    tried,
+    build_echo_config,
+    build_worker_config,
+    run_gateways,
 )
 
 
 @pytest.fixture
-async def begin() -> AsyncIterator[Begin]:
+async def start_gateway() -> AsyncIterator[Begin]:
     """Starts gateways."""
-    async with gateways() as start:
+    async with run_gateways() as start:
         yield start
 
 
@@ -46,18 +46,18 @@ models:
 )
 
 
-def shared(*workers: ScriptedWorker, most: int = 1, room: int = 0) -> str:
+def build_shared_pool_config(*workers: ScriptedWorker, most: int = 1, room: int = 0) -> str:
     text = SHARED.replace("MOST", str(most)).replace("ROOM", str(room))
-    return tried(*workers, text=text)
+    return build_worker_config(*workers, text=text)
 
 
 # --- its bounds -----------------------------------------------------------------------------------
 
 
-async def test_no_more_than_so_many_run_at_a_time(begin: Begin) -> None:
+async def test_shadow_requests_above_max_concurrency_are_dropped(start_gateway: Begin) -> None:
     shadow = 'shadow: {to: "2", share: 100%, max_concurrency: 2}'
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
-        front = await begin(tried(worker, shadow=shadow))
+        front = await start_gateway(build_worker_config(worker, shadow=shadow))
         for _ in range(5):
             assert (await front.ask()).status_code == 200
         await worker.until_asked(2)
@@ -71,10 +71,10 @@ async def test_no_more_than_so_many_run_at_a_time(begin: Begin) -> None:
     assert worker.most_active == 2
 
 
-async def test_its_time_is_its_own(begin: Begin) -> None:
+async def test_shadow_request_has_its_own_timeout(start_gateway: Begin) -> None:
     shadow = 'shadow: {to: "2", share: 100%, timeout: 100ms}'
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
-        front = await begin(tried(worker, shadow=shadow))
+        front = await start_gateway(build_worker_config(worker, shadow=shadow))
         answer = await front.ask({"x-interlingua-timeout": "20"})
         told = await front.until_told()
         await worker.until_left()
@@ -84,10 +84,10 @@ async def test_its_time_is_its_own(begin: Begin) -> None:
     assert told.primary.outcome == "ok"
 
 
-async def test_it_ends_with_a_client_that_leaves(begin: Begin) -> None:
+async def test_client_disconnect_cancels_the_shadow_request(start_gateway: Begin) -> None:
     text = TRIED.replace("delay: 5ms", "delay: 30s")
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
-        front = await begin(tried(worker, text=text))
+        front = await start_gateway(build_worker_config(worker, text=text))
         leaving = asyncio.create_task(front.ask(stream=True))
         await worker.until_asked()
         leaving.cancel()
@@ -100,12 +100,12 @@ async def test_it_ends_with_a_client_that_leaves(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("what", ["generate", "generate_stream"])
-async def test_it_ends_with_a_request_that_is_stopped(begin: Begin, what: str) -> None:
+async def test_stop_infer_cancels_the_shadow_request(start_gateway: Begin, what: str) -> None:
     text = TRIED.replace("delay: 5ms", "delay: 50ms").replace("[openai, triton]", "[mindie]")
     text = text.replace("[a, b, c]", f"[{', '.join('abc' * 100)}]")
     body = {"id": "a1", "text_input": "hi"}
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
-        front = await begin(tried(worker, text=text))
+        front = await start_gateway(build_worker_config(worker, text=text))
         asked = asyncio.create_task(front.http.post(f"/v2/models/chat/{what}", json=body))
         await worker.until_asked()
         stopped = await front.http.post("/v2/models/chat/stopInfer", json=body)
@@ -119,8 +119,8 @@ async def test_it_ends_with_a_request_that_is_stopped(begin: Begin, what: str) -
     assert told.shadow.outcome == "cancelled"
 
 
-async def test_it_ends_with_a_client_that_does_not_read(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
+async def test_write_timeout_of_the_client_cancels_the_shadow_request(
+    start_gateway: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def deaf(exchange: Any, live: set[Any], *, stream: bool) -> None:
         del live, stream
@@ -130,7 +130,7 @@ async def test_it_ends_with_a_client_that_does_not_read(
 
     monkeypatch.setattr("gateway.pipeline.responder.Responder.run", deaf)
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
-        front = await begin(tried(worker))
+        front = await start_gateway(build_worker_config(worker))
         await front.ask()
         await worker.until_left()
         told = await front.until_told()
@@ -138,12 +138,12 @@ async def test_it_ends_with_a_client_that_does_not_read(
     assert (told.primary.outcome, told.shadow.outcome) == ("cancelled", "cancelled")
 
 
-async def test_an_original_that_fails_does_not_end_it(begin: Begin) -> None:
+async def test_failed_primary_does_not_cancel_the_shadow_request(start_gateway: Begin) -> None:
     text = TRIED.replace("delay: 5ms", "fail: {mode: disconnect, after_chunks: 1}")
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
     async with ScriptedWorker(slow, probed=PROBED) as worker:
-        front = await begin(tried(worker, text=text))
+        front = await start_gateway(build_worker_config(worker, text=text))
         for stream in (False, True):
             go.clear()
             await front.ask(stream=stream)
@@ -155,10 +155,10 @@ async def test_an_original_that_fails_does_not_end_it(begin: Begin) -> None:
             assert told.equal is None
 
 
-async def test_it_ends_with_the_gateway(begin: Begin) -> None:
+async def test_gateway_stop_cancels_shadow_requests(start_gateway: Begin) -> None:
     before = asyncio.all_tasks()
     async with ScriptedWorker([HANG], probed=PROBED) as worker:
-        front = await begin(tried(worker))
+        front = await start_gateway(build_worker_config(worker))
         await front.ask()
         await worker.until_asked()
         await front.stop()
@@ -169,14 +169,18 @@ async def test_it_ends_with_the_gateway(begin: Begin) -> None:
     assert told.shadow.outcome == "cancelled"
 
 
-async def test_it_outlives_its_configuration(begin: Begin) -> None:
+async def test_shadow_request_survives_a_reload(start_gateway: Begin) -> None:
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
     async with ScriptedWorker(slow, probed=PROBED) as worker:
-        front = await begin(tried(worker).replace("drain_timeout: 0s", "drain_timeout: 9s"))
+        front = await start_gateway(
+            build_worker_config(worker).replace("drain_timeout: 0s", "drain_timeout: 9s")
+        )
         await front.ask(stream=True)
         await worker.until_asked()
-        await front.app.apply_config(load_bytes(echo(shadow=NONE).encode(), "test.yaml", env={}))
+        await front.app.apply_config(
+            load_bytes(build_echo_config(shadow=NONE).encode(), "test.yaml", env={})
+        )
         await front.ask(stream=True)
         go.set()
         told = await front.until_told()
@@ -189,9 +193,11 @@ async def test_it_outlives_its_configuration(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 5])
-async def test_its_place_is_left_to_a_client(begin: Begin, room: int) -> None:
+async def test_shadow_request_is_dropped_for_a_waiting_client_request(
+    start_gateway: Begin, room: int
+) -> None:
     async with ScriptedWorker([HANG], [chunked(*STREAM)], probed=PROBED) as worker:
-        front = await begin(shared(worker, room=room))
+        front = await start_gateway(build_shared_pool_config(worker, room=room))
         await front.ask()
         await worker.until_asked()
         answer = await front.ask(model="other", stream=True)
@@ -203,11 +209,11 @@ async def test_its_place_is_left_to_a_client(begin: Begin, room: int) -> None:
     assert (told.shadow.outcome, told.shadow.error) == ("dropped", "")
 
 
-async def test_it_waits_behind_every_client(begin: Begin) -> None:
+async def test_shadow_request_is_queued_behind_all_client_requests(start_gateway: Begin) -> None:
     go = asyncio.Event()
     slow: Reply = [CHUNKED, go, b"".join(map(chunk, STREAM)) + b"0\r\n\r\n"]
     async with ScriptedWorker(slow, [chunked(*STREAM)], probed=PROBED) as worker:
-        front = await begin(shared(worker, room=5))
+        front = await start_gateway(build_shared_pool_config(worker, room=5))
         asks = [asyncio.create_task(front.ask(model="other", stream=True))]
         await worker.until_asked()
         await front.ask(stream=True)
@@ -224,13 +230,13 @@ async def test_it_waits_behind_every_client(begin: Begin) -> None:
     assert told.shadow.outcome == "ok"
 
 
-async def test_what_fails_there_is_no_sign_of_a_workers_health(begin: Begin) -> None:
+async def test_shadow_failures_do_not_eject_workers(start_gateway: Begin) -> None:
     reply = TROUBLE["fails"]
     async with (
         ScriptedWorker(reply, probed=PROBED) as one,
         ScriptedWorker(reply, probed=PROBED) as two,
     ):
-        front = await begin(shared(one, two, most=9, room=9))
+        front = await start_gateway(build_shared_pool_config(one, two, most=9, room=9))
         for n in range(6):
             await front.ask()
             told = await front.until_told(n + 1)
@@ -241,9 +247,9 @@ async def test_what_fails_there_is_no_sign_of_a_workers_health(begin: Begin) -> 
         assert [worker.state for worker in pool.report_workers()] == ["up", "up"]  # type: ignore[attr-defined]
 
 
-async def test_its_time_is_no_sign_of_a_workers_speed(begin: Begin) -> None:
+async def test_shadow_requests_do_not_count_in_worker_latency(start_gateway: Begin) -> None:
     async with ScriptedWorker([chunked(*STREAM)], probed=PROBED) as worker:
-        front = await begin(shared(worker, most=9))
+        front = await start_gateway(build_shared_pool_config(worker, most=9))
         pool: Any = front.app.backends["both"]
         for model in ("chat", "other"):
             assert [one.latency for one in pool.report_workers()] == [None]
@@ -252,8 +258,8 @@ async def test_its_time_is_no_sign_of_a_workers_speed(begin: Begin) -> None:
         assert [one.latency for one in pool.report_workers()] != [None]
 
 
-async def test_they_are_counted_for_the_admin(begin: Begin) -> None:
-    front = await begin(echo() + 'admin: {address: "127.0.0.1:0"}\n')
+async def test_shadow_requests_have_their_own_metrics(start_gateway: Begin) -> None:
+    front = await start_gateway(build_echo_config() + 'admin: {address: "127.0.0.1:0"}\n')
     await front.ask()
     await front.until_told()
     page = await front.http.get(f"{front.urls[-1]}/metrics")

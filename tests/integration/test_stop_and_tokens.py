@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 SLOW = "/v2/models/slow/generate"
 STOP = "/v2/models/slow/stopInfer"
 BODY = {"id": "a1", "text_input": "hi"}
 
 
-def keyed(name: str) -> str:
+def build_key_config(name: str) -> str:
     return f"{{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}}}"
 
 
 CONFIGURATION = f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [mindie]}}]
 limits: {{drain_timeout: 1s}}
-keys: [{keyed("one")}, {keyed("other")}]
+keys: [{build_key_config("one")}, {build_key_config("other")}]
 backends:
   slow: {{kind: echo, script: [a, b, c, d, e], delay: 400ms}}
   far: {{protocol: openai, workers: ["http://127.0.0.1:1"]}}
@@ -31,16 +31,16 @@ models:
 
 
 @pytest.fixture
-async def gateway(serve: Serve) -> Running:
+async def gateway(serve: Serve) -> RunningGateway:
     return await serve(CONFIGURATION)
 
 
-async def post(gateway: Running, path: str, body: Any, key: str = "one") -> Any:
+async def send_post(gateway: RunningGateway, path: str, body: Any, key: str = "one") -> Any:
     headers = {"authorization": f"Bearer {key}"}
     return await gateway.http.post(path, json=body, headers=headers)
 
 
-async def at_work(gateway: Running) -> None:
+async def wait_until_running(gateway: RunningGateway) -> None:
     backend: Any = gateway.app.backends["slow"]
     async with asyncio.timeout(2):
         while not backend.running:  # noqa: ASYNC110 - what is waited for has no event
@@ -48,14 +48,14 @@ async def at_work(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize("what", ["generate", "generate_stream"])
-async def test_what_was_stopped_before_its_first_byte_is_refused(
-    gateway: Running, what: str
+async def test_request_stopped_before_its_first_byte_gets_an_error(
+    gateway: RunningGateway, what: str
 ) -> None:
     """A whole answer has none before its last."""
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(post(gateway, f"/v2/models/slow/{what}", BODY))
-        await at_work(gateway)
-        stopped = await post(gateway, STOP, BODY)
+        asked = group.create_task(send_post(gateway, f"/v2/models/slow/{what}", BODY))
+        await wait_until_running(gateway)
+        stopped = await send_post(gateway, STOP, BODY)
 
     assert (stopped.status_code, stopped.json()) == (200, BODY)
     answer = asked.result()
@@ -64,33 +64,35 @@ async def test_what_was_stopped_before_its_first_byte_is_refused(
     assert gateway.app.backends["slow"].running == 0  # type: ignore[attr-defined]
 
 
-async def test_only_the_one_who_asked_may_stop(gateway: Running) -> None:
+async def test_stop_infer_of_another_key_is_not_found(gateway: RunningGateway) -> None:
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(post(gateway, SLOW, BODY))
-        await at_work(gateway)
-        other = await post(gateway, STOP, BODY, key="other")
+        asked = group.create_task(send_post(gateway, SLOW, BODY))
+        await wait_until_running(gateway)
+        other = await send_post(gateway, STOP, BODY, key="other")
 
     assert (other.status_code, other.json()["error"]) == (404, "RequestId is a1 not found.")
     assert asked.result().json()["text_output"] == "abcde"
 
 
-async def test_what_has_ended_can_not_be_stopped(gateway: Running) -> None:
-    await post(gateway, SLOW, {**BODY, "parameters": {"max_new_tokens": 1}})
+async def test_stop_infer_of_a_finished_request_is_not_found(gateway: RunningGateway) -> None:
+    await send_post(gateway, SLOW, {**BODY, "parameters": {"max_new_tokens": 1}})
 
-    again = await post(gateway, STOP, BODY)
+    again = await send_post(gateway, STOP, BODY)
 
     assert again.status_code == 404
 
 
-async def test_a_backend_that_does_not_know_its_tokens(gateway: Running) -> None:
-    answer = await post(gateway, "/v1/tokenizer", {"inputs": "hi", "model": "far"})
+async def test_tokenizer_request_for_a_backend_without_tokenizer_returns_422(
+    gateway: RunningGateway,
+) -> None:
+    answer = await send_post(gateway, "/v1/tokenizer", {"inputs": "hi", "model": "far"})
 
     assert answer.status_code == 422
     assert answer.json()["error"] == "the model 'far' does not support tokenization"
 
 
-async def test_the_tokens_are_told_in_time_or_not_at_all(
-    gateway: Running, monkeypatch: pytest.MonkeyPatch
+async def test_tokenizer_request_is_bounded_by_the_timeout_header(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(text: str, context: object) -> None:
         await asyncio.sleep(60)
@@ -106,7 +108,9 @@ async def test_the_tokens_are_told_in_time_or_not_at_all(
     assert answer.json()["error"] == "Engine callback timeout: server e2eTimeout"
 
 
-async def test_every_answer_says_when_and_which(gateway: Running) -> None:
+async def test_mindie_responses_have_request_uuid_and_start_time_headers(
+    gateway: RunningGateway,
+) -> None:
     headers = {"x-request-id": "r-1", "authorization": "Bearer one"}
     for path in ("/v2/models/slow", "/v2/models/nope", "/v2/health/live"):
         answer = await gateway.http.get(path, headers=headers)

@@ -14,8 +14,8 @@ import pytest
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
-from tests.conftest import CONFORMANCE, Running, Serve
-from tests.serving import serving
+from tests.conftest import CONFORMANCE, RunningGateway, Serve
+from tests.serving import run_server
 
 REGISTERED = ProtocolRegistry(PROTOCOLS)
 CHAT = "/v1/chat/completions"
@@ -60,7 +60,7 @@ ODD = [
 BODY = b'{"model": "mock", "messages": [{"role": "user", "content": "hi"}]}'
 
 
-def endpoints() -> Iterator[tuple[str, Endpoint]]:
+def list_endpoints() -> Iterator[tuple[str, Endpoint]]:
     """Every endpoint of every dialect, and the prefix under which it is."""
     for name in filter(REGISTERED.serves_clients, REGISTERED.names):
         prefix = "/mindie" if name == "mindie" else ""
@@ -68,7 +68,7 @@ def endpoints() -> Iterator[tuple[str, Endpoint]]:
             yield prefix, endpoint
 
 
-async def status(running: Running, method: str, path: str, **headers: str) -> int:
+async def get_status(running: RunningGateway, method: str, path: str, **headers: str) -> int:
     """Of the answer to a path that is sent as it stands."""
 
     def ask() -> int:
@@ -82,62 +82,64 @@ async def status(running: Running, method: str, path: str, **headers: str) -> in
     return await asyncio.to_thread(ask)
 
 
-async def test_every_path_asks_for_a_key_unless_it_is_said_to_be_open(serve: Serve) -> None:
+async def test_every_non_public_endpoint_requires_a_key(serve: Serve) -> None:
     """Each dialect has a status of its own for that, so the record is asked what it meant."""
     running = await serve(CONFORMANCE)
-    for prefix, endpoint in endpoints():
-        path = prefix + endpoint.path.format_map(Named())
+    for prefix, endpoint in list_endpoints():
+        path = prefix + endpoint.path.format_map(PathParameters())
         for headers in ({}, {"Authorization": "Bearer sk-wrong"}):
-            await status(running, endpoint.method, path, **headers)
+            await get_status(running, endpoint.method, path, **headers)
             refused = running.records[-1].error == "Unauthorized"
             assert refused != endpoint.public, f"{endpoint.method} {path}"
         assert endpoint.method == "GET" or not endpoint.public, path
 
 
-class Named(dict[str, str]):
+class PathParameters(dict[str, str]):
     """A name for every part of a path that is one."""
 
     def __missing__(self, key: str) -> str:
         return "1" if key == "version" else "mock"
 
 
-async def test_an_odd_way_to_write_a_path_leads_past_no_key(serve: Serve) -> None:
+async def test_unusual_path_spellings_do_not_bypass_authentication(serve: Serve) -> None:
     running = await serve(CONFORMANCE)
-    assert await status(running, "POST", CHAT, Authorization="Bearer sk-test") == 200
-    got = {path: await status(running, "POST", path) for path in ODD}
+    assert await get_status(running, "POST", CHAT, Authorization="Bearer sk-test") == 200
+    got = {path: await get_status(running, "POST", path) for path in ODD}
     assert set(got.values()) <= {400, 401, 404, 405}, got
 
 
-async def test_what_the_admin_may_do_no_client_may(serve: Serve) -> None:
+async def test_client_listener_does_not_serve_admin_endpoints(serve: Serve) -> None:
     running = await serve(CONFORMANCE)
     for path in ADMIN:
         for method in ("GET", "POST", "DELETE"):
-            got = await status(running, method, path, Authorization="Bearer sk-test")
+            got = await get_status(running, method, path, Authorization="Bearer sk-test")
             assert got in (404, 405), f"{method} {path}: {got}"
 
 
-async def test_what_an_operator_may_do_at_a_worker_no_client_may(serve: Serve) -> None:
+async def test_client_listener_does_not_forward_worker_operator_endpoints(serve: Serve) -> None:
     running = await serve(CONFORMANCE)
     for path in OPERATORS:
         for method in ("GET", "POST"):
-            got = await status(running, method, path, Authorization="Bearer sk-test")
+            got = await get_status(running, method, path, Authorization="Bearer sk-test")
             assert got in (400, 404, 405, 503), f"{method} {path}: {got}"
 
 
 @asynccontextmanager
-async def canary() -> AsyncIterator[tuple[str, list[bytes]]]:
+async def run_canary_server() -> AsyncIterator[tuple[str, list[bytes]]]:
     """A place that nobody has any business with, and what it was told."""
     told: list[bytes] = []
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         told.append(await reader.read(1 << 16))
 
-    async with serving(hear) as url:
+    async with run_server(hear) as url:
         yield url, told
 
 
 @pytest.mark.parametrize("worker", ["openai", "triton"])
-async def test_a_request_chooses_no_address(serve: Serve, worker: str) -> None:
+async def test_request_fields_and_headers_cannot_choose_the_upstream_address(
+    serve: Serve, worker: str
+) -> None:
     """The client's bytes are passed on where the dialects are the same, and else translated."""
     behind = await serve(CONFORMANCE.partition("\nkeys:")[0])
     running = await serve(f"""
@@ -145,7 +147,7 @@ listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 backends: {{w: {{protocol: {worker}, workers: ["{behind.url}"]}}}}
 models: {{mock: {{backend: w}}}}
 """)
-    async with canary() as (url, told):
+    async with run_canary_server() as (url, told):
         names = ("api_base", "base_url", "url", "proxy", "worker", "backend", "endpoint")
         body = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
         headers = {"x-forwarded-host": url, "x-original-url": url, "forwarded": f"host={url}"}
@@ -158,7 +160,7 @@ models: {{mock: {{backend: w}}}}
         assert told == []
 
 
-async def test_a_small_body_unpacks_to_no_large_one(serve: Serve) -> None:
+async def test_decompressed_body_is_limited_in_size(serve: Serve) -> None:
     running = await serve(CONFORMANCE.replace("\nlimits: {", "\nlimits: {body: 64KiB, "))
     headers = {"Authorization": "Bearer sk-test", "Content-Encoding": "gzip"}
     answer = await running.http.post(CHAT, content=gzip.compress(BODY), headers=headers)
@@ -172,13 +174,13 @@ async def test_a_small_body_unpacks_to_no_large_one(serve: Serve) -> None:
     assert answer.status_code == 400, "without its trailer, nobody knows whether it is whole"
 
 
-async def test_what_needs_no_key_is_answered_without_reading_a_body(serve: Serve) -> None:
+async def test_get_endpoints_respond_without_reading_the_body(serve: Serve) -> None:
     """The body never ends; the answer comes, and the connection closes."""
     running = await serve(CONFORMANCE)
-    for prefix, endpoint in endpoints():
+    for prefix, endpoint in list_endpoints():
         if endpoint.method != "GET":
             continue
-        path = prefix + endpoint.path.format_map(Named())
+        path = prefix + endpoint.path.format_map(PathParameters())
         async with asyncio.timeout(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
             head = f"GET {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer sk-test\r\n"
@@ -206,8 +208,8 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_bodies_without_memory_for_them_are_told_when_to_come_again(
-    mock: Running, name: str
+async def test_bodies_above_the_memory_budget_get_retry_after(
+    mock: RunningGateway, name: str
 ) -> None:
     path, body = CALLS[name]
     budget = mock.app._body_budget
@@ -223,8 +225,8 @@ async def test_bodies_without_memory_for_them_are_told_when_to_come_again(
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_large_body_is_parsed_beside_the_event_loop(
-    mock: Running, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_large_body_is_parsed_outside_the_event_loop_thread(
+    mock: RunningGateway, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body = CALLS[name]
     threads = dict[str, set[threading.Thread]]()

@@ -10,18 +10,18 @@ import msgspec
 from msgspec import Struct, field
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.fakes import whole
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
-from tests.otlp_collector import Collector, told
-from tests.serving import serving
+from tests.fakes import make_reply
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
+from tests.otlp_collector import Collector, decode_attributes
+from tests.serving import run_server
 
 CANARY = "canary-of-a-prompt"
 ANSWERED = "canary-of-an-answer"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 STATE = "other=t61rcWkgMzE"
 BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n{}"
-GOOD = whole(
+GOOD = make_reply(
     msgspec.json.encode(
         {
             "id": "x",
@@ -41,7 +41,7 @@ GOOD = whole(
 )
 
 
-class Workers(Struct):
+class TracedWorkers(Struct):
     """Two of them; of requests that generate, the first is told that they are busy."""
 
     asked: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -54,7 +54,7 @@ class Workers(Struct):
             headers = {k.lower(): v.strip() for k, _, v in (one.partition(":") for one in lines)}
             await reader.readexactly(int(headers.get("content-length", 0)))
             if not first.startswith("POST"):
-                writer.write(whole(b"{}"))
+                writer.write(make_reply(b"{}"))
                 continue
             self.asked.append(headers)
             writer.write(BUSY if self.busy else GOOD)
@@ -62,13 +62,13 @@ class Workers(Struct):
 
 
 @asynccontextmanager
-async def running(
+async def run_traced_gateway(
     folder: Path, collector: Collector, **traces: Any
-) -> AsyncIterator[tuple[GatewayProcess, Workers]]:
-    workers = Workers()
+) -> AsyncIterator[tuple[GatewayProcess, TracedWorkers]]:
+    workers = TracedWorkers()
     folder.mkdir()
-    async with serving(workers.answer) as one, serving(workers.answer) as other:
-        text = written(
+    async with run_server(workers.answer) as one, run_server(workers.answer) as other:
+        text = build_config(
             backends={
                 "pool": {"protocol": "openai", "workers": [one, other]},
                 "local": {"kind": "echo", "script": ["a", "b", "c"]},
@@ -83,27 +83,29 @@ async def running(
             yield gateway, workers
 
 
-async def ask(gateway: GatewayProcess, model: str, headers: dict[str, str], **more: Any) -> None:
+async def send_chat(
+    gateway: GatewayProcess, model: str, headers: dict[str, str], **more: Any
+) -> None:
     body = {"model": model, "messages": [{"role": "user", "content": CANARY}], **more}
     url = f"{gateway.urls[0]}/v1/chat/completions"
     answer = await gateway.http.post(url, json=body, headers=headers)
     assert answer.status_code == 200, answer.text
 
 
-def of_client(headers: dict[str, str]) -> tuple[str, str]:
+def parse_traceparent(headers: dict[str, str]) -> tuple[str, str]:
     """The trace and the span that a worker was told."""
     version, trace, span, flags = headers["traceparent"].split("-")
     assert (version, flags) == ("00", "01")
     return trace, span
 
 
-async def test_an_exchange_is_a_span_and_each_worker_another(tmp_path: Path) -> None:
+async def test_request_has_a_server_span_and_one_client_span_per_attempt(tmp_path: Path) -> None:
     with Collector(503) as collector:  # it is asked again
-        async with running(tmp_path / "g", collector, sample=1) as (gateway, workers):
+        async with run_traced_gateway(tmp_path / "g", collector, sample=1) as (gateway, workers):
             said = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": STATE}
             said["x-interlingua-strict"] = "1"  # it is translated, and so all of it is read
-            await ask(gateway, "m", said, temperature=0.5, max_tokens=7, seed=7)
-            await until(lambda: len(collector.spans()) >= 3, 20)
+            await send_chat(gateway, "m", said, temperature=0.5, max_tokens=7, seed=7)
+            await wait_until(lambda: len(collector.spans()) >= 3, 20)
         server, first, second = collector.spans()[-3:]
         records = gateway.records()
 
@@ -116,7 +118,7 @@ async def test_an_exchange_is_a_span_and_each_worker_another(tmp_path: Path) -> 
         server.trace_id.hex(),
         server.span_id.hex(),
     )
-    facts = told(server.attributes)
+    facts = decode_attributes(server.attributes)
     assert facts["http.request.method"] == "POST"
     assert facts["url.path"] == "/v1/chat/completions"
     assert facts["http.response.status_code"] == 200
@@ -124,16 +126,16 @@ async def test_an_exchange_is_a_span_and_each_worker_another(tmp_path: Path) -> 
     assert server.status.code == Status.STATUS_CODE_UNSET
 
     tries = [(one.trace_id.hex(), one.span_id.hex()) for one in (first, second)]
-    assert tries == [*map(of_client, workers.asked)]
+    assert tries == [*map(parse_traceparent, workers.asked)]
     assert ["tracestate" in one for one in workers.asked] == [False, False]
     assert {one.parent_span_id for one in (first, second)} == {server.span_id}
     assert {one.kind for one in (first, second)} == {Span.SPAN_KIND_CLIENT}
-    assert told(first.attributes)["error.type"] == "Overloaded"
+    assert decode_attributes(first.attributes)["error.type"] == "Overloaded"
     assert first.status.code == Status.STATUS_CODE_ERROR
     assert second.name == "chat m"
     assert server.start_time_unix_nano <= first.start_time_unix_nano <= first.end_time_unix_nano
     assert first.end_time_unix_nano <= second.start_time_unix_nano <= second.end_time_unix_nano
-    answered = told(second.attributes)
+    answered = decode_attributes(second.attributes)
     assert answered.pop("server.port") > 0
     assert answered == {
         "server.address": "127.0.0.1",
@@ -154,30 +156,35 @@ async def test_an_exchange_is_a_span_and_each_worker_another(tmp_path: Path) -> 
     assert CANARY.encode() not in every
     assert ANSWERED.encode() not in every
     [resource] = next(collector.traces()).resource_spans
-    assert told(resource.resource.attributes)["service.name"] == "interlingua"
+    assert decode_attributes(resource.resource.attributes)["service.name"] == "interlingua"
 
 
-async def test_who_is_trusted_says_what_is_sampled(tmp_path: Path) -> None:
+async def test_trusted_client_determines_sampling(tmp_path: Path) -> None:
     with Collector() as collector:
-        async with running(tmp_path / "g", collector, sample=0, trust=True) as (gateway, workers):
+        async with run_traced_gateway(tmp_path / "g", collector, sample=0, trust=True) as (
+            gateway,
+            workers,
+        ):
             workers.busy = False
             unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00", "tracestate": STATE}
-            await ask(gateway, "m", unsampled)
-            await ask(gateway, "m", {})
-            await ask(gateway, "m", {**unsampled, "traceparent": f"00-{TRACE}-{PARENT}-01"})
-            await ask(gateway, "here", {"traceparent": f"00-{TRACE}-{PARENT}-01"}, stream=True)
-            await until(lambda: len(collector.spans()) >= 3, 20)
+            await send_chat(gateway, "m", unsampled)
+            await send_chat(gateway, "m", {})
+            await send_chat(gateway, "m", {**unsampled, "traceparent": f"00-{TRACE}-{PARENT}-01"})
+            await send_chat(
+                gateway, "here", {"traceparent": f"00-{TRACE}-{PARENT}-01"}, stream=True
+            )
+            await wait_until(lambda: len(collector.spans()) >= 3, 20)
         server, client, local = collector.spans()
 
     copied, bare, followed = workers.asked
     assert (copied["traceparent"], copied["tracestate"]) == (unsampled["traceparent"], STATE)
     assert "traceparent" not in bare
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
-    assert of_client(followed) == (TRACE, client.span_id.hex())
+    assert parse_traceparent(followed) == (TRACE, client.span_id.hex())
     assert followed["tracestate"] == STATE
     assert not server.links
-    assert not [name for name in told(server.attributes) if name.startswith("gen_ai.")]
-    spoken = told(local.attributes)
+    assert not [name for name in decode_attributes(server.attributes) if name.startswith("gen_ai.")]
+    spoken = decode_attributes(local.attributes)
     assert spoken["gen_ai.request.stream"] is True
     assert spoken["gen_ai.response.time_to_first_chunk"] > 0
     assert spoken["gen_ai.usage.output_tokens"] == 3
@@ -191,12 +198,12 @@ async def test_who_is_trusted_says_what_is_sampled(tmp_path: Path) -> None:
         "gen_ai.client.token.usage": "{token}",
     }
     durations = metrics["gen_ai.server.request.duration"].histogram.data_points
-    by_model = {told(one.attributes)["gen_ai.request.model"]: one for one in durations}
+    by_model = {decode_attributes(one.attributes)["gen_ai.request.model"]: one for one in durations}
     assert {name: one.count for name, one in by_model.items()} == {"m": 3, "here": 1}
     tokens = {
         (it["gen_ai.provider.name"], it["gen_ai.token.type"]): one.sum
         for one in metrics["gen_ai.client.token.usage"].histogram.data_points
-        if (it := told(one.attributes))
+        if (it := decode_attributes(one.attributes))
     }
     assert tokens["pool", "input"] == 27
     assert tokens["pool", "output"] == 6

@@ -4,7 +4,12 @@ import pytest
 
 from tests.conftest import Serve
 from tests.fakes import CLOSE, ScriptedWorker
-from tests.integration.test_passthrough import posts, quoted, stream, whole
+from tests.integration.test_passthrough import (
+    build_stream_reply,
+    format_worker_urls,
+    get_post_bodies,
+    whole,
+)
 
 FRONT = """
 listeners: [{{address: "127.0.0.1:0", protocols: [triton]}}]
@@ -31,14 +36,14 @@ SHOWN = b"".join(EVENTS).replace(b"llama", b"chat")
 GENERATE = "/v2/models/chat/generate"
 
 
-async def test_a_whole_answer_is_not_touched_but_for_the_models_name(serve: Serve) -> None:
+async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [whole(ANSWER)]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(GENERATE, content=ODD)
 
     assert answer.status_code == 200
     assert answer.content == ANSWER.replace(b"llama", b"chat")
-    assert posts(worker) == [ODD]
+    assert get_post_bodies(worker) == [ODD]
     assert worker.requests[-1].path == "/v2/models/llama/versions/2/generate"
     record = front.records[0]
     assert record.usage is not None
@@ -46,11 +51,11 @@ async def test_a_whole_answer_is_not_touched_but_for_the_models_name(serve: Serv
 
 
 @pytest.mark.parametrize("events", [EVENTS, []], ids=["events", "none"])
-async def test_a_stream_is_not_touched_whatever_the_body_says_of_it(
+async def test_streamed_passthrough_changes_only_the_model_name(
     serve: Serve, events: list[bytes]
 ) -> None:
-    async with ScriptedWorker(PROBED, stream(*events)) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+    async with ScriptedWorker(PROBED, build_stream_reply(*events)) as worker:
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
 
     assert answer.status_code == 200
@@ -60,18 +65,18 @@ async def test_a_stream_is_not_touched_whatever_the_body_says_of_it(
     assert (record.outcome, record.stream, record.tokens) == ("ok", True, len(events))
 
 
-async def test_an_error_in_a_stream_is_told_and_ends_it(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, stream(*EVENTS, ERROR, *EVENTS)) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+async def test_worker_error_event_ends_the_stream_with_an_error(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, build_stream_reply(*EVENTS, ERROR, *EVENTS)) as worker:
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
 
     assert answer.content == SHOWN + CLEAN
     assert front.records[0].outcome == "truncated"
 
 
-async def test_a_stream_that_is_cut_has_no_good_end(serve: Serve) -> None:
-    async with ScriptedWorker(PROBED, [*stream(*EVENTS, end=b""), CLOSE]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+async def test_truncated_stream_ends_with_an_error(serve: Serve) -> None:
+    async with ScriptedWorker(PROBED, [*build_stream_reply(*EVENTS, end=b""), CLOSE]) as worker:
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
 
     assert answer.content.startswith(SHOWN + b'data: {"error":"')
@@ -86,48 +91,52 @@ async def test_a_stream_that_is_cut_has_no_good_end(serve: Serve) -> None:
         ("400 Bad Request", "input 'PROMPT' already exists in request"),
     ],
 )
-async def test_what_is_wrong_with_a_body_the_worker_says_and_is_not_blamed_for(
+async def test_worker_client_error_is_forwarded_and_does_not_eject_the_worker(
     serve: Serve, status: str, said: str
 ) -> None:
     body = b'{"error":"%b"}' % said.encode()
     complaint = [whole(body.replace(b"chat", b"llama"), status)]
     async with ScriptedWorker(PROBED, complaint) as one, ScriptedWorker(PROBED, complaint) as two:
-        front = await serve(FRONT.format(workers=quoted(one, two)))
+        front = await serve(FRONT.format(workers=format_worker_urls(one, two)))
         for _ in range(12):
             answer = await front.http.post(GENERATE, content=b"{}")
             assert f"{answer.status_code} {answer.reason_phrase}" == status
             assert answer.content == body
 
-        assert len(posts(one)) + len(posts(two)) == 12, "none was asked in another's place"
+        assert len(get_post_bodies(one)) + len(get_post_bodies(two)) == 12, (
+            "none was asked in another's place"
+        )
     assert {record.outcome for record in front.records} == {"client_error"}
 
 
-async def test_a_models_complaint_does_not_take_its_worker_out(serve: Serve) -> None:
+async def test_model_error_does_not_eject_the_worker(serve: Serve) -> None:
     complaint = [whole(b'data: {"error":"An Error Occurred"}\n\n', "400 Bad Request")]
     async with ScriptedWorker(PROBED, complaint) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)).replace(", fallback: [spare]", ""))
+        front = await serve(
+            FRONT.format(workers=format_worker_urls(worker)).replace(", fallback: [spare]", "")
+        )
         for _ in range(12):
             answer = await front.http.post(f"{GENERATE}_stream", content=ODD)
             assert answer.status_code == 400
             assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
             assert answer.content == CLEAN
-    assert len(posts(worker)) == 12
+    assert len(get_post_bodies(worker)) == 12
 
 
-async def test_another_worker_answers_in_place_of_one_that_fails(serve: Serve) -> None:
+async def test_passthrough_request_is_retried_on_another_worker(serve: Serve) -> None:
     broken = [whole(b'{"error":"the device is gone"}', "500 Internal Server Error")]
     async with (
         ScriptedWorker(PROBED, broken) as one,
         ScriptedWorker(PROBED, [whole(ANSWER)]) as two,
     ):
-        front = await serve(FRONT.format(workers=quoted(one, two)))
+        front = await serve(FRONT.format(workers=format_worker_urls(one, two)))
         for _ in range(4):
             assert (await front.http.post(GENERATE, content=ODD)).status_code == 200
 
 
-async def test_a_target_of_another_kind_may_answer_in_its_place(serve: Serve) -> None:
+async def test_passthrough_request_falls_back_to_a_backend_of_another_kind(serve: Serve) -> None:
     async with ScriptedWorker(PROBED, [CLOSE]) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(f"{GENERATE}_stream", content=b'{"text_input":"hi"}')
         odd = await front.http.post(f"{GENERATE}_stream", content=ODD)
 
@@ -139,12 +148,12 @@ async def test_a_target_of_another_kind_may_answer_in_its_place(serve: Serve) ->
     assert front.records[1].failed_attempts == ("spare@1 MalformedRequest",)
 
 
-async def test_what_the_gateway_has_to_fill_in_goes_the_long_way(serve: Serve) -> None:
+async def test_model_defaults_disable_passthrough(serve: Serve) -> None:
     said = [whole(b'{"text_output":"Hi","model_name":"llama","model_version":"2"}')]
     async with ScriptedWorker(PROBED, said) as worker:
-        front = await serve(FRONT.format(workers=quoted(worker)))
+        front = await serve(FRONT.format(workers=format_worker_urls(worker)))
         answer = await front.http.post(
             "/v2/models/warm/generate", content=b'{"text_input":"hi","max_tokens":2}'
         )
         assert answer.status_code == 200
-    assert b'"temperature' in posts(worker)[-1]
+    assert b'"temperature' in get_post_bodies(worker)[-1]

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 KEYS = "\n".join(
     f'  - {{name: {name}, sha256: "{hashlib.sha256(name.encode()).hexdigest()}"{more}}}'
@@ -25,7 +25,9 @@ keys:
 WITHOUT_HEADER = SHARED.replace("    protocol_header: true\n", "")
 
 
-async def spoken(gateway: Running, model: str, key: str, **headers: str) -> str:
+async def detect_error_protocol(
+    gateway: RunningGateway, model: str, key: str, **headers: str
+) -> str:
     """The dialect of the answer, by how it tells of a body that can't be read."""
     answer = await gateway.http.post(
         f"/v2/models/{model}/generate",
@@ -49,22 +51,22 @@ NAMED = {"x-interlingua-protocol": "mindie"}
         ("m", "plain", {"x-interlingua-protocol": "nonsense"}, "triton"),
     ],
 )
-async def test_the_dialect_is_the_headers_the_keys_the_models_or_the_first(
+async def test_protocol_is_chosen_by_header_key_model_or_listener_order(
     serve: Serve, model: str, key: str, headers: dict[str, str], dialect: str
 ) -> None:
     gateway = await serve(SHARED)
 
-    assert await spoken(gateway, model, key, **headers) == dialect
+    assert await detect_error_protocol(gateway, model, key, **headers) == dialect
     assert gateway.records[0].protocol == dialect
 
 
-async def test_a_header_names_no_dialect_where_it_is_not_allowed(serve: Serve) -> None:
+async def test_protocol_header_is_ignored_unless_enabled(serve: Serve) -> None:
     gateway = await serve(WITHOUT_HEADER)
 
-    assert await spoken(gateway, "m", "plain", **NAMED) == "triton"
+    assert await detect_error_protocol(gateway, "m", "plain", **NAMED) == "triton"
 
 
-async def test_a_bad_key_chooses_nothing_and_is_told_in_the_first_ones_words(
+async def test_invalid_key_gets_an_error_of_the_first_protocol(
     serve: Serve,
 ) -> None:
     gateway = await serve(WITHOUT_HEADER)
@@ -75,7 +77,7 @@ async def test_a_bad_key_chooses_nothing_and_is_told_in_the_first_ones_words(
     assert answer.json().keys() == {"error"}
 
 
-async def test_a_path_that_only_one_of_them_has_is_its_own(serve: Serve) -> None:
+async def test_path_of_only_one_protocol_selects_that_protocol(serve: Serve) -> None:
     gateway = await serve(SHARED)
     key = {"api-key": "plain"}
 

@@ -19,8 +19,8 @@ from gateway.observability.usage import USAGE_COLUMNS, UsageRecorder
 from gateway.runtime.gateway import build_services
 from gateway.tools.connect_check import check_connections
 from protocols.core.events import Usage
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 from tests.postgres_server import PostgresServer
 
 NOW = 1_700_000_100.0
@@ -48,12 +48,12 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(autouse=True)
-async def _empty(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def _empty_table(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "_RETRY_DELAY", 0.05)
-    await queried(server, f"DROP TABLE IF EXISTS {usage_postgres.USAGE_TABLE}")
+    await run_query(server, f"DROP TABLE IF EXISTS {usage_postgres.USAGE_TABLE}")
 
 
-async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
+async def run_query(server: PostgresServer, query: str) -> list[dict[str, Any]]:
     connection = await asyncpg.connect(server.url)
     try:
         return [dict(one) for one in await connection.fetch(query)]
@@ -61,41 +61,43 @@ async def queried(server: PostgresServer, query: str) -> list[dict[str, Any]]:
         await connection.close()
 
 
-def rows(server: PostgresServer) -> list[dict[str, Any]]:
+def read_rows(server: PostgresServer) -> list[dict[str, Any]]:
     query = f"SELECT * FROM {usage_postgres.USAGE_TABLE} ORDER BY at, id"  # noqa: S608 - a name of ours
     try:
-        return asyncio.run(queried(server, query))
+        return asyncio.run(run_query(server, query))
     except asyncpg.UndefinedTableError:
         return []
 
 
-def begun(server: PostgresServer, keep: float = 1e12) -> UsageRecorder:
+def start_recorder(server: PostgresServer, keep: float = 1e12) -> UsageRecorder:
     made = usage_postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
     made.start()
     return made
 
 
-def write(server: PostgresServer, *records: RequestRecord, keep: float = 1e12) -> UsageRecorder:
-    made = begun(server, keep)
+def write_records(
+    server: PostgresServer, *records: RequestRecord, keep: float = 1e12
+) -> UsageRecorder:
+    made = start_recorder(server, keep)
     for one in records:
         made.record_usage(one)
     made.close(20)
     return made
 
 
-def wait(ready: Any) -> None:
+def block_until(ready: Any) -> None:
     end = time.monotonic() + 20
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
-def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServer) -> None:
+def test_usage_row_equals_the_sqlite_row_and_is_written_once(server: PostgresServer) -> None:
     cancelled = replace(RECORD, id="s", started_at=NOW, usage=None, first_token=None)
     cancelled.outcome = "cancelled"
-    assert write(server, RECORD, cancelled, RequestRecord("none", NOW)).count_dropped() == 0
-    assert write(server, RECORD, replace(RECORD, id="t")).count_dropped() == 0
-    found = rows(server)
+    assert write_records(server, RECORD, cancelled, RequestRecord("none", NOW)).count_dropped() == 0
+    assert write_records(server, RECORD, replace(RECORD, id="t")).count_dropped() == 0
+    found = read_rows(server)
     assert [*found[0]] == [name for name, _ in USAGE_COLUMNS]
     assert [tuple(one.values()) for one in found] == [
         usage.build_usage_row(RECORD),
@@ -104,18 +106,18 @@ def test_a_row_is_what_it_is_in_a_file_and_is_written_once(server: PostgresServe
     ]
 
 
-def test_rows_that_it_will_never_take_cost_no_others(server: PostgresServer) -> None:
+def test_invalid_rows_are_dropped_without_losing_valid_rows(server: PostgresServer) -> None:
     bad = [replace(RECORD, id=f"bad{n}", usage=Usage(1 << 70, 1)) for n in range(2)]
     odd = replace(RECORD, id="odd\x00 id", model="half \ud83d")
-    made = write(server, bad[0], RECORD, odd, bad[1])
+    made = write_records(server, bad[0], RECORD, odd, bad[1])
     assert made.count_dropped() == 2
-    assert [(one["id"], one["model"]) for one in rows(server)] == [
+    assert [(one["id"], one["model"]) for one in read_rows(server)] == [
         ("odd id", "half ?"),
         ("r", "chat"),
     ]
 
 
-def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
+def test_recorder_without_rows_does_not_connect(tmp_path: Path) -> None:
     made = usage_postgres.create_postgres_recorder(
         f"postgresql:///x?host={tmp_path}", 1e12, lambda: NOW
     )
@@ -124,18 +126,18 @@ def test_without_rows_nobody_is_asked(tmp_path: Path) -> None:
     assert made.count_dropped() == 0
 
 
-def test_old_rows_are_removed(server: PostgresServer) -> None:
-    write(server, replace(RECORD, id="old", started_at=NOW - 200))
-    write(server, RECORD, keep=100)
-    assert [one["id"] for one in rows(server)] == ["r"]
+def test_rows_older_than_the_retention_are_deleted(server: PostgresServer) -> None:
+    write_records(server, replace(RECORD, id="old", started_at=NOW - 200))
+    write_records(server, RECORD, keep=100)
+    assert [one["id"] for one in read_rows(server)] == ["r"]
 
 
-def test_a_locked_table_is_waited_for(
+def test_rows_are_written_after_a_table_lock_is_released(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(usage_postgres, "_DATABASE_TIMEOUT", 0.3)
-    write(server, RECORD)
-    made = begun(server)
+    write_records(server, RECORD)
+    made = start_recorder(server)
 
     async def locked() -> None:
         connection = await asyncpg.connect(server.url)
@@ -143,45 +145,45 @@ def test_a_locked_table_is_waited_for(
             async with connection.transaction():
                 await connection.execute(f"LOCK TABLE {usage_postgres.USAGE_TABLE}")
                 made.record_usage(replace(RECORD, id="s"))
-                await until(lambda: "is not written" in caplog.text, 10)
+                await wait_until(lambda: "is not written" in caplog.text, 10)
         finally:
             await connection.close()
 
     asyncio.run(locked())
-    wait(lambda: len(rows(server)) == 2)
+    block_until(lambda: len(read_rows(server)) == 2)
     made.close(20)
     assert made.count_dropped() == 0
     assert "is written to postgresql:///postgres again" in caplog.text
     assert "canary-password" not in caplog.text
 
 
-def test_a_server_that_goes_away_and_comes_back(
+def test_rows_are_buffered_during_an_outage_and_dropped_above_the_limit(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(usage_postgres, "_DATABASE_TIMEOUT", 1.0)
     monkeypatch.setattr(usage, "_MAX_WAITING_ROWS", 5)
-    made = begun(server)
+    made = start_recorder(server)
     made.record_usage(RECORD)
-    wait(lambda: len(rows(server)) == 1)
+    block_until(lambda: len(read_rows(server)) == 1)
     server.kill()
     made.record_usage(replace(RECORD, id="s"))
-    wait(lambda: "is not written" in caplog.text)
+    block_until(lambda: "is not written" in caplog.text)
     for n in range(20):
         made.record_usage(replace(RECORD, id=f"t{n}"))
     assert made.count_dropped() == 15
     server.start()
-    wait(lambda: len(rows(server)) == 7)
-    wait(lambda: "15 rows were dropped" in caplog.text)
+    block_until(lambda: len(read_rows(server)) == 7)
+    block_until(lambda: "15 rows were dropped" in caplog.text)
     server.pause()
     made.record_usage(replace(RECORD, id="u"))
-    wait(lambda: caplog.text.count("is not written") == 2)
+    block_until(lambda: caplog.text.count("is not written") == 2)
     server.go_on()
-    wait(lambda: len(rows(server)) == 8)
+    block_until(lambda: len(read_rows(server)) == 8)
     made.close(20)
     assert made.count_dropped() == 15
 
 
-def test_what_waits_when_it_ends_is_given_up(
+def test_unwritten_rows_are_counted_as_dropped_at_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     made = usage_postgres.create_postgres_recorder(
@@ -189,7 +191,7 @@ def test_what_waits_when_it_ends_is_given_up(
     )
     made.start()
     made.record_usage(RECORD)
-    wait(lambda: "is not written" in caplog.text)
+    block_until(lambda: "is not written" in caplog.text)
     made.close(20)
     assert made.count_dropped() == 1
     assert "1 rows were dropped" in caplog.text
@@ -198,46 +200,48 @@ def test_what_waits_when_it_ends_is_given_up(
 # --- the gateway, and the commands ----------------------------------------------------------------
 
 
-async def test_a_gateway_writes_and_the_command_sums(
+async def test_usage_command_reports_the_same_sums_for_postgres_and_sqlite(
     server: PostgresServer, tmp_path: Path
 ) -> None:
-    text = written(observe={"usage": {"postgres": server.url}})
+    text = build_config(observe={"usage": {"postgres": server.url}})
     async with GatewayProcess(tmp_path, text) as gateway:
-        await asked(gateway, 3)
+        await send_chats(gateway, 3)
         server.pause()
         try:
-            await asked(gateway, 3)
+            await send_chats(gateway, 3)
         finally:
             server.go_on()
         shown = await gateway.http.get(f"{gateway.urls[-1]}/-/config")
         assert "canary-password" not in f"{shown.text}{gateway.said()}"
         assert "sqlite" in shown.text
-    file = written(observe={"usage": str(tmp_path / "usage.sqlite")})
+    file = build_config(observe={"usage": str(tmp_path / "usage.sqlite")})
     (tmp_path / "other").mkdir()
     async with GatewayProcess(tmp_path / "other", file) as gateway:
-        await asked(gateway, 6)
+        await send_chats(gateway, 6)
     for by in ("model,version", "day,outcome"):
         sums = [
-            await run(source, "--by", by, "--json")
+            await run_usage_command(source, "--by", by, "--json")
             for source in (server.url, str(tmp_path / "usage.sqlite"))
         ]
         assert sums[0].stdout == sums[1].stdout, sums[0].output
         assert '"requests":6' in sums[0].stdout
-    later = await run(server.url, "--since", "2100-01-01")
+    later = await run_usage_command(server.url, "--since", "2100-01-01")
     assert later.stdout.splitlines()[-1].split()[:2] == ["all", "0"]
 
 
-async def run(*arguments: str) -> Result:
+async def run_usage_command(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, ["usage", *arguments])
 
 
-async def asked(gateway: GatewayProcess, times: int) -> None:
+async def send_chats(gateway: GatewayProcess, times: int) -> None:
     for _ in range(times):
         answer = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=ASKED)
         assert answer.status_code == 200
 
 
-def test_a_database_that_can_not_be_summed(server: PostgresServer, tmp_path: Path) -> None:
+def test_usage_command_reports_database_errors_without_password(
+    server: PostgresServer, tmp_path: Path
+) -> None:
     for source, why in (
         (server.url, "does not exist"),
         (f"postgresql://u:canary-password@/x?host={tmp_path}", "postgresql:///x can't be read"),
@@ -253,7 +257,9 @@ async def test_the_connection_check_connects_to_the_database(
     server: PostgresServer, tmp_path: Path
 ) -> None:
     for url, state in ((server.url, "ok"), (f"postgresql:///x?host={tmp_path}", "error")):
-        config = load_text(written(observe={"usage": {"postgres": url}}), "gateway.yaml", env={})
+        config = load_text(
+            build_config(observe={"usage": {"postgres": url}}), "gateway.yaml", env={}
+        )
         [found] = [
             one
             for one in await check_connections(config, build_services())

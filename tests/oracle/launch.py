@@ -29,36 +29,38 @@ MODELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """The served models: the fixture each is made from, and that one's parameters."""
 
 
-class Absent(Exception):
+class TritonUnavailableError(Exception):
     """There is no such server here; the text says why."""
 
 
 @contextmanager
-def server(where: Path) -> Iterator[str]:
+def run_triton(where: Path) -> Iterator[str]:
     """Run it in the folder ``where``; gives its URL. Raises Absent."""
     packages = next(iter(ENVIRONMENT.glob("lib/python3.*/site-packages/pytriton")), None)
     if packages is None:
-        raise Absent(f"none is installed in {ENVIRONMENT.name}; make oracle does it")
+        raise TritonUnavailableError(
+            f"none is installed in {ENVIRONMENT.name}; make oracle does it"
+        )
     minor = packages.parent.parent.name
-    lay_models(where / "models")
-    lay_backend(where / "backends", packages / "tritonserver", minor.removeprefix("python"))
-    port = free_port()
+    install_models(where / "models")
+    install_backend(where / "backends", packages / "tritonserver", minor.removeprefix("python"))
+    port = find_free_port()
     with (where / "log").open("wb") as log:
         process = subprocess.Popen(
-            command(packages / "tritonserver" / "bin" / "tritonserver", where, port),
+            build_command(packages / "tritonserver" / "bin" / "tritonserver", where, port),
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=surroundings(packages.parent),
+            env=build_environment(packages.parent),
             start_new_session=True,
         )
         try:
-            wait(process, f"http://127.0.0.1:{port}", where / "log")
+            wait_until_ready(process, f"http://127.0.0.1:{port}", where / "log")
             yield f"http://127.0.0.1:{port}"
         finally:
-            stop(process)
+            stop_server(process)
 
 
-def lay_models(repository: Path) -> None:
+def install_models(repository: Path) -> None:
     """The models as the server wants to find them."""
     for name, (fixture, parameters) in MODELS.items():
         version = repository / name / "1"
@@ -70,16 +72,16 @@ def lay_models(repository: Path) -> None:
         (repository / name / "config.pbtxt").write_text(text, "utf-8")
 
 
-def lay_backend(backends: Path, wheel: Path, minor: str) -> None:
+def install_backend(backends: Path, wheel: Path, minor: str) -> None:
     """The wheel's Python backend with the stub for this Python beside it. Raises Absent."""
     stub = wheel / "python_backend_stubs" / minor / "triton_python_backend_stub"
     if not stub.is_file():
-        raise Absent(f"its Python backend has no part for Python {minor}")
+        raise TritonUnavailableError(f"its Python backend has no part for Python {minor}")
     shutil.copytree(wheel / "backends" / "python", backends / "python")
     shutil.copy(stub, backends / "python")
 
 
-def command(binary: Path, where: Path, port: int) -> list[str]:
+def build_command(binary: Path, where: Path, port: int) -> list[str]:
     """How it is started: nothing is loaded or listens that is not asked."""
     return [
         str(binary),
@@ -95,7 +97,7 @@ def command(binary: Path, where: Path, port: int) -> list[str]:
     ]
 
 
-def surroundings(packages: Path) -> dict[str, str]:
+def build_environment(packages: Path) -> dict[str, str]:
     """Where its libraries are: the wheel's own, and the one that this Python is made of."""
     asked = [str(ENVIRONMENT / "bin" / "python"), "-c"]
     asked += ["import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"]
@@ -105,14 +107,14 @@ def surroundings(packages: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": paths, "PYTHONPATH": str(packages), "PATH": bin_}
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
         return port
 
 
-def wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     """Until it is ready. Raises Absent."""
     until = time.monotonic() + START
     while process.poll() is None and time.monotonic() < until:
@@ -123,10 +125,10 @@ def wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             pass
         time.sleep(0.1)
     end = log.read_text("utf-8", "replace").strip().splitlines()[-5:]
-    raise Absent("\n  ".join(["it does not start; the end of its log:", *end]))
+    raise TritonUnavailableError("\n  ".join(["it does not start; the end of its log:", *end]))
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop_server(process: subprocess.Popen[bytes]) -> None:
     """With the models' processes, which are in its session."""
     process.terminate()
     try:

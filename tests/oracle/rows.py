@@ -51,7 +51,7 @@ class Row(Struct, frozen=True):
         return " ".join(part for part in (self.method, self.path, more, shown) if part)
 
 
-def asking() -> Iterator[Row]:
+def iterate_path_rows() -> Iterator[Row]:
     """Paths and methods."""
     for path, differs in GETS.items():
         yield Row("GET", path, differs=differs)
@@ -245,7 +245,7 @@ STREAMED: Final[Mapping[bytes, str]] = {
 }
 
 
-def saying() -> Iterator[Row]:
+def iterate_body_rows() -> Iterator[Row]:
     """Bodies of generate and of generate_stream."""
     for body, differs in SAID.items():
         yield Row("POST", f"{VLLM}/generate", body, differs=differs)
@@ -307,7 +307,7 @@ BATCHED: Final[Mapping[bytes, str]] = {
 }
 
 
-def batching() -> Iterator[Row]:
+def iterate_batch_rows() -> Iterator[Row]:
     """Bodies of generate, to the model that takes batches."""
     for body, differs in BATCHED.items():
         yield Row("POST", f"{TRT}/generate", body, differs=differs)

@@ -14,21 +14,21 @@ MOST: Final = {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data
 HEADER: Final = "Inference-Header-Content-Length"
 
 
-def row(body: Any, differs: str = "", *, model: str = TRT, **headers: str) -> Row:
+def make_row(body: Any, differs: str = "", *, model: str = TRT, **headers: str) -> Row:
     sent = body if isinstance(body, bytes) else msgspec.json.encode(body)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Row("POST", f"{model}/infer", sent, named, differs)
 
 
-def without(tensor: dict[str, Any], *names: str) -> dict[str, Any]:
+def remove_keys(tensor: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in tensor.items() if name not in names}
 
 
 BODIES: Final[tuple[Any, ...]] = (
     b"", b"{", b"[]", b"{}", {"inputs": 1}, {"inputs": []}, {"inputs": None}, {"inputs": [1]},
     {"inputs": [{}]}, {"id": 5}, {"id": 5, "inputs": []},
-    {"inputs": [without(TEXT, "datatype", "shape", "data")]},
-    {"inputs": [without(TEXT, "shape", "data")]}, {"inputs": [without(TEXT, "data")]},
+    {"inputs": [remove_keys(TEXT, "datatype", "shape", "data")]},
+    {"inputs": [remove_keys(TEXT, "shape", "data")]}, {"inputs": [remove_keys(TEXT, "data")]},
     {"inputs": [TEXT, MOST]}, {"inputs": [TEXT, MOST], "id": "x"},
     {"inputs": [TEXT, TEXT, MOST]}, {"inputs": [MOST]}, {"inputs": [TEXT]},
     {"inputs": [TEXT, MOST | {"data": [5.5]}]}, {"inputs": [TEXT, MOST | {"data": ["5"]}]},
@@ -60,44 +60,44 @@ MORE: Final[tuple[dict[str, Any], ...]] = (
 """Beside two good inputs."""
 
 
-def inferring() -> Iterator[Row]:
+def iterate_infer_rows() -> Iterator[Row]:
     """Everything to infer."""
     for body in BODIES:
-        yield row(body)
+        yield make_row(body)
     for change in CHANGES:
-        yield row({"inputs": [TEXT | change, MOST]})
+        yield make_row({"inputs": [TEXT | change, MOST]})
     for more in MORE:
-        yield row({"inputs": [TEXT, MOST], **more})
+        yield make_row({"inputs": [TEXT, MOST], **more})
     for count in (2, 5):
         texts = TEXT | {"shape": [count, 1], "data": list("abcde")[:count]}
-        yield row({"inputs": [texts, MOST | {"shape": [count, 1], "data": [1] * count}]})
-    yield row({"inputs": [TEXT | {"shape": [1]}]}, "decoupled", model=VLLM)
-    yield row(b"{", model="/v2/models/nope")
-    yield row({"inputs": []}, model=f"{TRT}/versions/9")
-    yield from packed()
-    yield from raw()
+        yield make_row({"inputs": [texts, MOST | {"shape": [count, 1], "data": [1] * count}]})
+    yield make_row({"inputs": [TEXT | {"shape": [1]}]}, "decoupled", model=VLLM)
+    yield make_row(b"{", model="/v2/models/nope")
+    yield make_row({"inputs": []}, model=f"{TRT}/versions/9")
+    yield from iterate_compressed_rows()
+    yield from iterate_binary_rows()
 
 
-def packed() -> Iterator[Row]:
+def iterate_compressed_rows() -> Iterator[Row]:
     """Compressed bodies."""
     good = msgspec.json.encode({"inputs": [TEXT, MOST]})
-    yield row(gzip.compress(good, mtime=0), Content_Encoding="gzip")
-    yield row(zlib.compress(good), Content_Encoding="deflate")
-    yield row(good, "not packed", Content_Encoding="gzip")
+    yield make_row(gzip.compress(good, mtime=0), Content_Encoding="gzip")
+    yield make_row(zlib.compress(good), Content_Encoding="deflate")
+    yield make_row(good, "not packed", Content_Encoding="gzip")
     for encoding in ("br", "GZIP", "", "identity"):
-        yield row(good, Content_Encoding=encoding)
+        yield make_row(good, Content_Encoding=encoding)
 
 
-def head(text: int = 6, most: int = 4) -> bytes:
+def build_json_header(text: int = 6, most: int = 4) -> bytes:
     """The JSON before raw bytes: so many for the prompt, and so many for the other."""
     inputs = [
-        without(one, "data") | {"parameters": {"binary_data_size": size}}
+        remove_keys(one, "data") | {"parameters": {"binary_data_size": size}}
         for one, size in ((TEXT, text), (MOST, most))
     ]
     return msgspec.json.encode({"inputs": inputs, "parameters": {"binary_data_output": True}})
 
 
-def raw() -> Iterator[Row]:
+def iterate_binary_rows() -> Iterator[Row]:
     """Raw bytes behind the JSON."""
     data = b"\x02\0\0\0hi\x07\0\0\0"
     for behind, differs in (
@@ -106,12 +106,18 @@ def raw() -> Iterator[Row]:
         (data + b"zz", ""),
         (b"\x09" + data[1:], "cut strings"),
     ):
-        yield row(head() + behind, differs, **{HEADER: str(len(head()))})
+        yield make_row(
+            build_json_header() + behind, differs, **{HEADER: str(len(build_json_header()))}
+        )
     for sizes, behind, differs in (
         ((5, 4), data[:5] + data[6:], "cut strings"),
         ((6, -4), data, ""),
     ):
-        yield row(head(*sizes) + behind, differs, **{HEADER: str(len(head(*sizes)))})
+        yield make_row(
+            build_json_header(*sizes) + behind,
+            differs,
+            **{HEADER: str(len(build_json_header(*sizes)))},
+        )
     for length, differs in (
         ("-1", ""),
         ("999999", ""),
@@ -119,5 +125,5 @@ def raw() -> Iterator[Row]:
         ("abc", "header length"),
         ("", "header length"),
     ):
-        yield row(head() + data, differs, **{HEADER: length})
-    yield row(head() + data)
+        yield make_row(build_json_header() + data, differs, **{HEADER: length})
+    yield make_row(build_json_header() + data)

@@ -12,32 +12,38 @@ import pytest
 from tests.conformance.cases import Case, play
 from tests.conformance.triton import CASES
 from tests.conftest import Serve
-from tests.oracle.rows import DIFFERENCES, Row, asking, batching, saying
-from tests.oracle.rows_infer import inferring
+from tests.oracle.rows import (
+    DIFFERENCES,
+    Row,
+    iterate_batch_rows,
+    iterate_body_rows,
+    iterate_path_rows,
+)
+from tests.oracle.rows_infer import iterate_infer_rows
 
 pytestmark = pytest.mark.oracle
 
 MODELS = (Path(__file__).parent / "gateway.yaml").read_text("utf-8")
-ROWS = [*asking(), *saying(), *batching(), *inferring()]
+ROWS = [*iterate_path_rows(), *iterate_body_rows(), *iterate_batch_rows(), *iterate_infer_rows()]
 TRUE = [case for case in CASES if not case.why]
 
 Seen = tuple[int, str | None, bytes]
 
 
 @pytest.fixture
-async def theirs(triton: str) -> AsyncIterator[httpx.AsyncClient]:
+async def triton_client(triton: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the real server."""
     async with httpx.AsyncClient(base_url=triton, timeout=30) as http:
         yield http
 
 
 @pytest.fixture
-async def ours(serve: Serve) -> httpx.AsyncClient:
+async def gateway_client(serve: Serve) -> httpx.AsyncClient:
     """A client of the gateway."""
     return (await serve(MODELS)).http
 
 
-async def ask(http: httpx.AsyncClient, row: Row, prefix: str = "") -> Seen:
+async def send_row(http: httpx.AsyncClient, row: Row, prefix: str = "") -> Seen:
     """Status, content type and body."""
     answer = await http.request(
         row.method, prefix + row.path, content=row.body, headers=dict(row.headers)
@@ -46,11 +52,11 @@ async def ask(http: httpx.AsyncClient, row: Row, prefix: str = "") -> Seen:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-async def test_both_answer_alike(
-    theirs: httpx.AsyncClient, ours: httpx.AsyncClient, row: Row
+async def test_gateway_response_equals_the_triton_response(
+    triton_client: httpx.AsyncClient, gateway_client: httpx.AsyncClient, row: Row
 ) -> None:
-    real = await ask(theirs, row)
-    own = await ask(ours, row, "/trtllm" if "trt_like" in row.path else "")
+    real = await send_row(triton_client, row)
+    own = await send_row(gateway_client, row, "/trtllm" if "trt_like" in row.path else "")
 
     if row.differs:
         assert own != real, f"no longer different: {DIFFERENCES[row.differs]}"
@@ -58,28 +64,30 @@ async def test_both_answer_alike(
         assert own == real
 
 
-def test_every_difference_is_one_of_a_row() -> None:
+def test_every_documented_difference_has_a_row() -> None:
     assert {row.differs for row in ROWS} - {""} == DIFFERENCES.keys()
 
 
 @pytest.mark.parametrize("case", TRUE, ids=lambda case: case.id)
-async def test_the_conformance_cases_are_true(theirs: httpx.AsyncClient, case: Case) -> None:
-    await play(theirs, case, key=None)
+async def test_conformance_cases_pass_on_a_real_triton(
+    triton_client: httpx.AsyncClient, case: Case
+) -> None:
+    await play(triton_client, case, key=None)
 
 
-async def test_there_models_are_unloaded(theirs: httpx.AsyncClient) -> None:
+async def test_triton_unloads_a_model(triton_client: httpx.AsyncClient) -> None:
     """TR-52, which a gateway does not do."""
     asked = Row("POST", "/v2/models/mock_llm/generate", b"{}")
     gone = b'{"error":"Request for unknown model: \'mock_llm\' has no available versions"}'
     listed = {"name": "mock_llm", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     try:
-        assert (await theirs.post("/v2/repository/models/mock_llm/unload")).is_success
+        assert (await triton_client.post("/v2/repository/models/mock_llm/unload")).is_success
         async with asyncio.timeout(10):
-            while listed not in (await theirs.post("/v2/repository/index")).json():  # noqa: ASYNC110 - it tells nobody
+            while listed not in (await triton_client.post("/v2/repository/index")).json():  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
-        assert await ask(theirs, asked) == (404, "application/json", gone)
+        assert await send_row(triton_client, asked) == (404, "application/json", gone)
     finally:
-        assert (await theirs.post("/v2/repository/models/mock_llm/load")).is_success
+        assert (await triton_client.post("/v2/repository/models/mock_llm/load")).is_success
 
 
 GOOD = [
@@ -93,7 +101,7 @@ GOOD = [
 BITS = b'{}[]:,"\\/ubnt0123456789.eE+-NaIinfty \n\x00\x01dDcC8'
 
 
-def broken(draw: random.Random) -> bytes:
+def mutate_body(draw: random.Random) -> bytes:
     """A good body with a few bytes taken out, put in or changed."""
     body = bytearray(draw.choice(GOOD))
     for _ in range(draw.randint(1, 3)):
@@ -116,7 +124,7 @@ LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
 """The second half of a surrogate pair without its first."""
 
 
-def readable(body: bytes) -> bool:
+def is_comparable(body: bytes) -> bool:
     """Whether it says Unicode, and nothing to the model; DIFFERENCES has the rest."""
     try:
         body.decode()
@@ -126,12 +134,18 @@ def readable(body: bytes) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_broken_bodies(theirs: httpx.AsyncClient, ours: httpx.AsyncClient, seed: int) -> None:
+async def test_malformed_bodies_get_equal_responses(
+    triton_client: httpx.AsyncClient, gateway_client: httpx.AsyncClient, seed: int
+) -> None:
     draw = random.Random(seed)
-    bodies = [body for body in (broken(draw) for _ in range(150)) if readable(body)]
+    bodies = [body for body in (mutate_body(draw) for _ in range(150)) if is_comparable(body)]
     assert len(bodies) > 100
 
     rows = [Row("POST", "/v2/models/vllm_like/generate", body) for body in bodies]
-    differ = [row.body for row in rows if await ask(theirs, row) != await ask(ours, row)]
+    differ = [
+        row.body
+        for row in rows
+        if await send_row(triton_client, row) != await send_row(gateway_client, row)
+    ]
 
     assert differ == []

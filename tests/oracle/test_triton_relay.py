@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from tests.conftest import Running, Serve
-from tests.oracle.rows import VLLM, Row, asking, batching, saying
+from tests.conftest import RunningGateway, Serve
+from tests.oracle.rows import VLLM, Row, iterate_batch_rows, iterate_body_rows, iterate_path_rows
 
 pytestmark = pytest.mark.oracle
 
@@ -75,14 +75,14 @@ MOCKED = [
 ]
 
 
-def generating() -> Iterator[Row]:
+def iterate_generate_rows() -> Iterator[Row]:
     """Bodies of generate and generate_stream."""
     ends = ("/generate", "/generate_stream")
-    for row in asking():
+    for row in iterate_path_rows():
         if row.method == "POST" and row.path.startswith(VLLM) and row.path.endswith(ends):
             yield row
-    yield from saying()
-    yield from batching()
+    yield from iterate_body_rows()
+    yield from iterate_batch_rows()
     for end in ends:
         for body in MOCKED:
             yield Row("POST", MOCK + end, body)
@@ -90,54 +90,56 @@ def generating() -> Iterator[Row]:
             yield Row("POST", "/v2/models/nope" + end, body)
 
 
-ROWS = list(generating())
+ROWS = list(iterate_generate_rows())
 
 
 @pytest.fixture
-async def front(serve: Serve, triton: str) -> Running:
+async def gateway(serve: Serve, triton: str) -> RunningGateway:
     """A gateway before the real server."""
     return await serve(FRONT.format(url=triton))
 
 
 @pytest.fixture
-async def theirs(triton: str) -> AsyncIterator[httpx.AsyncClient]:
+async def triton_client(triton: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the real server."""
     async with httpx.AsyncClient(base_url=triton, timeout=30) as http:
         yield http
 
 
-async def ask(http: httpx.AsyncClient, row: Row, path: str) -> tuple[int, str | None, bytes]:
+async def send_row(http: httpx.AsyncClient, row: Row, path: str) -> tuple[int, str | None, bytes]:
     """Status, content type and body."""
     answer = await http.request(row.method, path, content=row.body, headers=dict(row.headers))
     return answer.status_code, answer.headers.get("content-type"), answer.content
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-async def test_both_answer_alike(theirs: httpx.AsyncClient, front: Running, row: Row) -> None:
+async def test_passthrough_response_equals_the_triton_response(
+    triton_client: httpx.AsyncClient, gateway: RunningGateway, row: Row
+) -> None:
     """Under the model's own name, and under another, by which it is then called."""
     name = row.path.split("/")[3]
     other, mount = f"{name}_public", MOUNTS.get(name, "")
-    status, kind, body = await ask(theirs, row, row.path)
+    status, kind, body = await send_row(triton_client, row, row.path)
     renamed = body
     for form in (b'"model_name":"%b"', b"'%b'"):
         renamed = renamed.replace(form % name.encode(), form % other.encode())
 
-    own = await ask(front.http, row, mount + row.path)
-    public = await ask(front.http, row, mount + row.path.replace(name, other, 1))
+    own = await send_row(gateway.http, row, mount + row.path)
+    public = await send_row(gateway.http, row, mount + row.path.replace(name, other, 1))
 
     assert own == (status, kind, body)
     assert public == (status, kind, renamed)
 
 
 @pytest.mark.parametrize("end", ["generate", "generate_stream"])
-async def test_what_a_model_says_when_it_fails_is_cleaned(
-    theirs: httpx.AsyncClient, front: Running, end: str
+async def test_traceback_is_removed_from_the_model_error(
+    triton_client: httpx.AsyncClient, gateway: RunningGateway, end: str
 ) -> None:
     row = Row("POST", f"{MOCK}/{end}", b'{"PROMPT":"a","STREAM":true,"REPETITION":"x"}')
-    status, kind, body = await ask(theirs, row, row.path)
+    status, kind, body = await send_row(triton_client, row, row.path)
     assert b"\\n\\nAt:" in body
 
-    own = await ask(front.http, row, "/plain" + row.path)
+    own = await send_row(gateway.http, row, "/plain" + row.path)
 
     assert own[:2] == (status, kind)
     told = own[2].decode().strip().removeprefix("data: ")
@@ -146,14 +148,16 @@ async def test_what_a_model_says_when_it_fails_is_cleaned(
     assert len(told) <= len('{"error":""}') + 300
 
 
-async def test_what_was_the_clients_doing_is_not_held_against_the_worker(front: Running) -> None:
+async def test_client_errors_do_not_eject_the_worker(gateway: RunningGateway) -> None:
     wrong = (b"{", b"", b'{"PROMPT":1,"STREAM":true}', b'{"PROMPT":"a"}', b'{"a":1,"a":{}}')
     for body in wrong * 4:
         for end in ("generate", "generate_stream"):
-            answer = await front.http.post(f"/plain{MOCK}/{end}", content=body)
+            answer = await gateway.http.post(f"/plain{MOCK}/{end}", content=body)
             assert answer.status_code in {400, 500}
 
-    good = await front.http.post(f"/plain{MOCK}/generate", content=b'{"PROMPT":"a","STREAM":false}')
+    good = await gateway.http.post(
+        f"/plain{MOCK}/generate", content=b'{"PROMPT":"a","STREAM":false}'
+    )
     assert good.status_code == 200
-    assert {record.outcome for record in front.records[:-1]} == {"client_error"}
-    assert front.records[-1].usage is not None
+    assert {record.outcome for record in gateway.records[:-1]} == {"client_error"}
+    assert gateway.records[-1].usage is not None

@@ -31,19 +31,19 @@ _NOT_REACHED = """
 """
 
 
-def view(page: Page, name: str) -> None:
+def open_view(page: Page, name: str) -> None:
     page.get_by_role("link", name=name, exact=True).click()
     expect(page.locator(f'nav a[aria-current="page"]:text-is("{name}")')).to_be_visible()
 
 
-def playground(page: Page, model: str = "chat@1", *, dialect: str = "openai · chat") -> None:
-    view(page, "Playground")
+def open_playground(page: Page, model: str = "chat@1", *, dialect: str = "openai · chat") -> None:
+    open_view(page, "Playground")
     page.get_by_label("Protocol").select_option(dialect)
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("combobox", name="Model", exact=True).fill(model)
 
 
-def answer(page: Page, label: str = "Model") -> str:
+def read_response(page: Page, label: str = "Model") -> str:
     """The answer, once it is over."""
     arm = page.get_by_role("region", name=f"{label} and its response", exact=True)
     expect(arm.get_by_text("in total")).to_be_visible()
@@ -53,8 +53,8 @@ def answer(page: Page, label: str = "Model") -> str:
 # --- the playground ------------------------------------------------------------------------------
 
 
-def test_an_answer_is_shown_as_it_comes_until_it_is_stopped(page: Page, gateway: Gateway) -> None:
-    playground(page, "endless")
+def test_playground_shows_a_stream_and_stops_the_request(page: Page, gateway: Gateway) -> None:
+    open_playground(page, "endless")
     page.evaluate(_INTERMEDIATE)
     page.get_by_role("button", name="Send").click()
     while len(set(page.evaluate("window.told"))) < 5:
@@ -65,16 +65,16 @@ def test_an_answer_is_shown_as_it_comes_until_it_is_stopped(page: Page, gateway:
     seen = list(dict.fromkeys(page.evaluate("window.told")))
     assert seen == sorted(seen, key=len)
     assert set("".join(seen)) == {"a"}
-    view(page, "Requests")
+    open_view(page, "Requests")
     expect(page.get_by_text("No running requests")).to_be_visible()
     assert httpx.get(f"{gateway.admin}/-/requests", headers=ADMIN).json() == {"requests": []}
 
 
-def test_the_events_are_shown_as_they_are_on_the_wire(page: Page) -> None:
-    playground(page)
+def test_playground_shows_the_raw_stream_events(page: Page) -> None:
+    open_playground(page)
     page.get_by_role("button", name="Send").click()
 
-    assert answer(page) == "one two three four five"
+    assert read_response(page) == "one two three four five"
     events = page.get_by_role("group", name="Model: events").locator("pre").all_text_contents()
     assert len(events) == 8
     assert events[-1].endswith("data: [DONE]")
@@ -82,18 +82,18 @@ def test_the_events_are_shown_as_they_are_on_the_wire(page: Page) -> None:
     assert re.match(r"status 200 · first token \S+ \w+ · [\d.]+ tokens/s · 5 chunks · ", figures)
 
 
-def test_two_targets_answer_side_by_side(page: Page) -> None:
-    playground(page)
+def test_playground_compares_two_models(page: Page) -> None:
+    open_playground(page)
     page.get_by_label("Compare two models").check()
     page.get_by_role("combobox", name="Second model").fill("chat@2")
     page.get_by_role("button", name="Send").click()
 
-    assert answer(page) == "one two three four five"
-    assert answer(page, "Second model") == "uno dos tres"
+    assert read_response(page) == "one two three four five"
+    assert read_response(page, "Second model") == "uno dos tres"
 
 
-def test_every_dialect_can_be_asked_in_pieces_and_whole(page: Page) -> None:
-    view(page, "Playground")
+def test_playground_supports_every_protocol_streamed_and_unary(page: Page) -> None:
+    open_view(page, "Playground")
     ways = page.get_by_label("Protocol").locator("option").all_text_contents()
     page.get_by_label("Max tokens").fill("2")
     page.get_by_label("Temperature").fill("0.5")
@@ -103,17 +103,19 @@ def test_every_dialect_can_be_asked_in_pieces_and_whole(page: Page) -> None:
     for stream in (True, False):
         page.get_by_label("Stream").set_checked(stream)
         for way in ways:
-            playground(page, "plain", dialect=way)
+            open_playground(page, "plain", dialect=way)
             page.get_by_role("button", name="Send").click()
-            assert (way, answer(page)) == (way, "uno dos")
+            assert (way, read_response(page)) == (way, "uno dos")
 
 
-def test_what_it_shows_to_copy_does_the_same(page: Page, gateway: Gateway, tmp_path: Path) -> None:
-    playground(page, "chat@2")
+def test_curl_and_python_snippets_send_the_same_request(
+    page: Page, gateway: Gateway, tmp_path: Path
+) -> None:
+    open_playground(page, "chat@2")
     page.get_by_label("Prompt").fill('it\'s "so" $HOME `id` \\ 😀 é\nsecond line')
     page.get_by_label("Stream").uncheck()
     page.get_by_role("button", name="Send").click()
-    answer(page)
+    read_response(page)
     page.get_by_text("curl", exact=True).click()
     page.get_by_text("Python", exact=True).click()
     shell, python = page.locator("details pre").all_text_contents()
@@ -135,24 +137,26 @@ def test_what_it_shows_to_copy_does_the_same(page: Page, gateway: Gateway, tmp_p
 # --- what comes from elsewhere is text ------------------------------------------------------------
 
 
-def test_nothing_that_is_shown_becomes_markup(page: Page) -> None:
+def test_displayed_text_is_never_rendered_as_html(page: Page) -> None:
     """Neither an answer, nor the names of models, nor what an error repeats of them."""
-    playground(page, CANARY)
+    open_playground(page, CANARY)
     page.get_by_role("button", name="Send").click()
-    assert answer(page) == CANARY
-    playground(page, f"chat@{CANARY}", dialect="triton · generate")
+    assert read_response(page) == CANARY
+    open_playground(page, f"chat@{CANARY}", dialect="triton · generate")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert").first).to_contain_text("onerror")
-    view(page, "Status")
+    open_view(page, "Status")
     expect(page.get_by_role("cell", name=CANARY).first).to_be_visible()
-    view(page, "Configuration")
+    open_view(page, "Configuration")
     expect(page.locator("pre")).to_contain_text("onerror")
 
     assert page.evaluate("window.hit") is None
     assert page.locator("main img, main script").count() == 0
 
 
-def test_the_page_takes_nothing_from_elsewhere(browser: Browser, gateway: Gateway) -> None:
+def test_page_loads_only_own_resources_and_has_a_strict_csp(
+    browser: Browser, gateway: Gateway
+) -> None:
     context = browser.new_context()
     made, asked = context.new_page(), list[str]()
     made.on("request", lambda request: asked.append(request.url))
@@ -169,7 +173,7 @@ def test_the_page_takes_nothing_from_elsewhere(browser: Browser, gateway: Gatewa
     assert all(url.startswith(gateway.admin) for url in asked)
 
 
-def test_the_key_is_asked_for_and_forgotten_with_the_tab(
+def test_admin_key_is_requested_and_kept_only_in_the_tab(
     browser: Browser, gateway: Gateway
 ) -> None:
     context = browser.new_context()
@@ -191,7 +195,7 @@ def test_the_key_is_asked_for_and_forgotten_with_the_tab(
 
 
 @contextmanager
-def client(gateway: Gateway) -> Iterator[list[str]]:
+def run_endless_client(gateway: Gateway) -> Iterator[list[str]]:
     """One that reads an endless answer; gives its lines, all of which are there at the end."""
     lines: list[str] = []
 
@@ -208,9 +212,9 @@ def client(gateway: Gateway) -> Iterator[list[str]]:
     assert not thread.is_alive()
 
 
-def test_a_live_request_is_shown_and_ended(page: Page, gateway: Gateway) -> None:
-    view(page, "Requests")
-    with client(gateway) as lines:
+def test_running_request_is_listed_and_cancelled(page: Page, gateway: Gateway) -> None:
+    open_view(page, "Requests")
+    with run_endless_client(gateway) as lines:
         row = page.get_by_role("row").filter(has_text="streaming")
         expect(row).to_contain_text("tester")
         row.get_by_role("button").click()
@@ -219,8 +223,8 @@ def test_a_live_request_is_shown_and_ended(page: Page, gateway: Gateway) -> None
     assert "the request was stopped" in [line for line in lines if line][-1]
 
 
-def test_draining_and_reloading(page: Page, gateway: Gateway) -> None:
-    view(page, "Configuration")
+def test_configuration_view_drains_and_reloads(page: Page, gateway: Gateway) -> None:
+    open_view(page, "Configuration")
     facts = page.locator("dl")
     expect(facts).to_contain_text(": same as the active configuration")
     ready = f"{gateway.admin}/-/ready"
@@ -244,8 +248,8 @@ def test_draining_and_reloading(page: Page, gateway: Gateway) -> None:
     assert ADMIN_KEY not in shown
 
 
-def test_the_api_is_read_from_its_own_description(page: Page) -> None:
-    view(page, "API")
+def test_api_view_shows_the_openapi_description(page: Page) -> None:
+    open_view(page, "API")
     page.get_by_label("Search").fill("triton")
     path = page.locator("summary", has_text="/v2/models/{model}/generate").first
     path.click()
@@ -261,8 +265,8 @@ def test_the_api_is_read_from_its_own_description(page: Page) -> None:
 # --- for everybody --------------------------------------------------------------------------------
 
 
-def test_it_is_used_by_the_keyboard_alone(page: Page) -> None:
-    view(page, "Playground")
+def test_page_is_usable_with_the_keyboard_only(page: Page) -> None:
+    open_view(page, "Playground")
     page.get_by_label("API key").fill(KEY)
     page.get_by_label("Compare two models").check()
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
@@ -278,22 +282,22 @@ def test_it_is_used_by_the_keyboard_alone(page: Page) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("there")
     page.keyboard.press("Enter")
-    assert answer(page)
+    assert read_response(page)
     assert page.get_by_label("Prompt").input_value() == "hello\nthere"
     page.get_by_role("link", name="Status").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Models")).to_be_visible()
 
 
-def test_it_fits_a_phone(page: Page, gateway: Gateway) -> None:
+def test_page_fits_a_phone_screen(page: Page, gateway: Gateway) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    playground(page, "endless")
+    open_playground(page, "endless")
     page.get_by_label("Compare two models").check()
     page.get_by_role("button", name="Send").click()
     told = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
     widths = {}
     for name in VIEWS:
-        view(page, name)
+        open_view(page, name)
         expect(page.locator("main")).to_contain_text(told.get(name, "On disk"))
         widths[name] = page.evaluate("document.scrollingElement.scrollWidth")
 

@@ -31,7 +31,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     worker.close()
 
 
-def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_probe_command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "gateway", "probe", url, *arguments],
         capture_output=True,
@@ -41,12 +41,12 @@ def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def probe(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(url, "--protocol", "openai", *arguments)
+def run_openai_probe(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_probe_command(url, "--protocol", "openai", *arguments)
 
 
-def test_the_table_tells_each_probe_and_the_sum(url: str) -> None:
-    told = probe(url, "--model", "parrot")
+def test_table_lists_each_probe_and_the_totals(url: str) -> None:
+    told = run_openai_probe(url, "--model", "parrot")
 
     *rows, last = told.stdout.splitlines()
     assert told.returncode == 0, told.stdout
@@ -57,8 +57,8 @@ def test_the_table_tells_each_probe_and_the_sum(url: str) -> None:
     assert len(columns) == 1
 
 
-def test_json_tells_the_same(url: str) -> None:
-    told = probe(url, "--model", "parrot", "--only", "stop", "--only", "top-k", "--json")
+def test_json_output_lists_each_probe_and_the_totals(url: str) -> None:
+    told = run_openai_probe(url, "--model", "parrot", "--only", "stop", "--only", "top-k", "--json")
 
     found: dict[str, Any] = json.loads(told.stdout)
     assert told.returncode == 0
@@ -70,11 +70,11 @@ def test_json_tells_the_same(url: str) -> None:
     ]
 
 
-def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path) -> None:
+def test_write_option_saves_unsupported_parameters(url: str, tmp_path: Path) -> None:
     """What speaks the dialect of another kind of worker does not honour all of it."""
     file = tmp_path / "found.yaml"
 
-    told = run(
+    told = run_probe_command(
         f"{url}/mindie",
         "--protocol",
         "openai",
@@ -94,7 +94,7 @@ def test_what_a_worker_does_not_do_is_saved_for_a_pool(url: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("way", ["variable", "file"])
-def test_a_key_comes_from_elsewhere_and_is_never_shown(
+def test_key_from_environment_or_file_is_never_printed(
     url: str, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text(f"{SECRET}\n", "utf-8")
@@ -102,7 +102,7 @@ def test_a_key_comes_from_elsewhere_and_is_never_shown(
         monkeypatch.setenv("INTERLINGUA_KEY", SECRET)
     arguments = [] if way == "variable" else ["--key-file", str(tmp_path / "key")]
 
-    told = probe(url, "--model", "parrot", *arguments)
+    told = run_openai_probe(url, "--model", "parrot", *arguments)
 
     assert told.returncode == 0, told.stdout
     assert SECRET not in told.stdout + told.stderr
@@ -121,16 +121,16 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[-30:])
-def test_wrong_usage(arguments: list[str], said: str) -> None:
-    told = probe("http://127.0.0.1:1", *arguments)
+def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], said: str) -> None:
+    told = run_openai_probe("http://127.0.0.1:1", *arguments)
 
     assert told.returncode == 2
     assert said in told.stdout + told.stderr
     assert "Traceback" not in told.stderr
 
 
-def test_a_field_has_a_name_of_its_own(url: str) -> None:
-    told = run(
+def test_unknown_field_option_is_a_usage_error(url: str) -> None:
+    told = run_probe_command(
         url, "--protocol", "triton", "--model", "m", "--field", "nope=PROMPT"
     )  # fmt: skip
 

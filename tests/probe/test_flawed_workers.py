@@ -10,24 +10,24 @@ import pytest
 from msgspec import Struct
 
 from gateway.tools.probe import report
-from tests.fakes import CHUNKED, Received, chunk, chunked, whole
-from tests.probe.test_probes import Answering, outcomes, probe_worker, spoken
+from tests.fakes import CHUNKED, ReceivedRequest, chunk, chunked, make_reply
+from tests.probe.test_probes import StubWorkerServer, create_adapter, filter_outcomes, probe_worker
 
 Asked = dict[str, Any]
 _encode = msgspec.json.encode
 
 
-class Worker(Struct):
+class FlawedWorker(Struct):
     """A worker of chats that says back what it is told, word by word, but for its flaw."""
 
     flaw: str = ""
     numbers: Any = msgspec.field(default_factory=itertools.count)
 
-    def __call__(self, request: Received) -> bytes:
+    def __call__(self, request: ReceivedRequest) -> bytes:
         match request.method, request.path:
             case "GET", "/v1/models":
                 status = "503 Service Unavailable" if self.flaw == "never ready" else "200 OK"
-                return whole(b'{"object":"list","data":[]}', status)
+                return make_reply(b'{"object":"list","data":[]}', status)
             case "POST", "/v1/chat/completions":
                 return self._chat(request)
             case "POST", "/v1/embeddings":
@@ -35,7 +35,7 @@ class Worker(Struct):
             case _:
                 return self._refuse("no such path", "404 Not ProbeResult")
 
-    def _chat(self, request: Received) -> bytes:
+    def _chat(self, request: ReceivedRequest) -> bytes:
         try:
             asked = msgspec.json.decode(request.body, type=Asked)
             words = str(asked["messages"][-1]["content"] or "").split()
@@ -53,7 +53,7 @@ class Worker(Struct):
         return self._answer(asked, [f" {one}" if i else one for i, one in enumerate(words)])
 
     def _refuse(self, text: str, status: str = "400 Bad Request") -> bytes:
-        return whole(_encode({"error": {"message": text, "type": "x", "code": None}}), status)
+        return make_reply(_encode({"error": {"message": text, "type": "x", "code": None}}), status)
 
     def _answer(self, asked: Asked, tokens: list[str]) -> bytes:
         stream, most = asked.get("stream", False), asked.get("max_tokens", 100)
@@ -94,7 +94,7 @@ class Worker(Struct):
         if self.flaw != "does not count":
             body["usage"] = self._usage(counts)
         kind = "text/plain" if self.flaw == "calls it text" else "application/json"
-        return whole(_encode(body), content_type=kind)
+        return make_reply(_encode(body), content_type=kind)
 
     def _stream(
         self, _asked: Asked, n: int, said: tuple[list[str], str], counts: list[int]
@@ -106,15 +106,15 @@ class Worker(Struct):
             for token in tokens
         ]
         if self.flaw == "cuts streams":
-            return CHUNKED + b"".join(chunk(_event(one)) for one in events)
+            return CHUNKED + b"".join(chunk(_encode_event(one)) for one in events)
         if self.flaw == "forgets the end":
-            return chunked(*map(_event, events))
+            return chunked(*map(_encode_event, events))
         events += [
             {"choices": [{"index": i, "delta": {}, "finish_reason": reason}]} for i in range(n)
         ]
         if self.flaw != "does not count":
             events.append({"choices": [], "usage": self._usage(counts)})
-        return chunked(*map(_event, events), b"data: [DONE]\n\n")
+        return chunked(*map(_encode_event, events), b"data: [DONE]\n\n")
 
     def _garbled(self, text: str) -> str:
         match self.flaw:
@@ -139,10 +139,10 @@ class Worker(Struct):
         if self.flaw == "loses vectors":
             vectors = vectors[:1]
         data = [{"index": i, "embedding": vector} for i, vector in enumerate(vectors)]
-        return whole(_encode({"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}}))
+        return make_reply(_encode({"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}}))
 
 
-def _event(what: Any) -> bytes:
+def _encode_event(what: Any) -> bytes:
     return b"data: " + _encode(what) + b"\n\n"
 
 
@@ -181,9 +181,11 @@ FLAWS: list[tuple[str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("flaw", "probe", "said", "fields"), FLAWS)
-async def test_a_flaw_is_found(flaw: str, probe: str, said: str, fields: str) -> None:
-    async with Answering(Worker(flaw)).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only=probe, embedder="parrot")
+async def test_probe_detects_a_worker_flaw(flaw: str, probe: str, said: str, fields: str) -> None:
+    async with StubWorkerServer(FlawedWorker(flaw)).serving() as worker:
+        told = await probe_worker(
+            worker.url, create_adapter("openai"), only=probe, embedder="parrot"
+        )
 
     assert told[probe].outcome == "failed"
     assert re.search(said, told[probe].detail)
@@ -191,9 +193,11 @@ async def test_a_flaw_is_found(flaw: str, probe: str, said: str, fields: str) ->
 
 
 @pytest.mark.parametrize("probe", sorted({probe for _, probe, _, _ in FLAWS}))
-async def test_it_is_not_found_where_it_is_not(probe: str) -> None:
-    async with Answering(Worker()).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only=probe, embedder="parrot")
+async def test_probe_passes_for_a_worker_without_flaw(probe: str) -> None:
+    async with StubWorkerServer(FlawedWorker()).serving() as worker:
+        told = await probe_worker(
+            worker.url, create_adapter("openai"), only=probe, embedder="parrot"
+        )
 
     assert told[probe].outcome == "passed", told[probe].detail
 
@@ -202,100 +206,100 @@ async def test_it_is_not_found_where_it_is_not(probe: str) -> None:
     ("field", "probe", "path"),
     [("n", "n", "n"), ("stop", "stop", "stopping.stop"), ("top_p", "top-p", "sampling.top_p")],
 )
-async def test_what_is_refused_is_no_fault_and_not_asked_for(
+async def test_rejected_parameter_passes_and_is_listed_as_unsupported(
     field: str, probe: str, path: str
 ) -> None:
-    async with Answering(Worker(f"refuses {field}")).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only=f"whole {probe}")
+    async with StubWorkerServer(FlawedWorker(f"refuses {field}")).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"), only=f"whole {probe}")
 
     assert told[probe].outcome == "passed"
     assert told[probe].detail.startswith("rejected: 400: ")
     assert report.unsupported_fields(list(told.values())) == [path]
 
 
-async def test_nothing_is_said_of_fields_where_nothing_is_answered() -> None:
-    def broken(_: Received) -> bytes:
-        return whole(b"oops", "500 Internal Server Error")
+async def test_failing_worker_yields_no_unsupported_parameters() -> None:
+    def broken(_: ReceivedRequest) -> bytes:
+        return make_reply(b"oops", "500 Internal Server Error")
 
-    async with Answering(broken).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"))
+    async with StubWorkerServer(broken).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"))
 
-    assert not outcomes(told, "passed").keys() - {"wrong-path"}
+    assert not filter_outcomes(told, "passed").keys() - {"wrong-path"}
     assert report.unsupported_fields(list(told.values())) == []
 
 
-async def test_answers_that_are_mixed_up_are_found() -> None:
+async def test_swapped_concurrent_responses_are_detected() -> None:
     """Each of those that come together gets the answer to the one before it."""
-    good = Worker()
-    asked: list[Received] = []
+    good = FlawedWorker()
+    asked: list[ReceivedRequest] = []
 
-    def mixed(request: Received) -> bytes:
+    def mixed(request: ReceivedRequest) -> bytes:
         asked.append(request)
         return good(asked[-1] if len(asked) <= 4 else asked[-2])
 
-    async with Answering(mixed).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only="apart")
+    async with StubWorkerServer(mixed).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"), only="apart")
 
     assert told["apart"].outcome == "failed"
     assert re.search("is the one to question|has words of others", told["apart"].detail)
 
 
-async def test_a_worker_that_turns_requests_away_is_no_bad_one() -> None:
+async def test_worker_with_overload_rejections_passes() -> None:
     busy = b'{"error":{"message":"busy","type":"x","code":null}}'
-    good, count = Worker(), itertools.count()
+    good, count = FlawedWorker(), itertools.count()
 
-    def turns_away(request: Received) -> bytes:
+    def turns_away(request: ReceivedRequest) -> bytes:
         if next(count) % 2:
-            return whole(busy, "429 Too Many Requests", retry_after="1")
+            return make_reply(busy, "429 Too Many Requests", retry_after="1")
         return good(request)
 
-    async with Answering(turns_away).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only="at-once")
+    async with StubWorkerServer(turns_away).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"), only="at-once")
 
     assert told["at-once"].outcome == "passed"
     assert told["at-once"].detail == "4 answered, 4 rejected as overload"
     assert told["at-once"].quirks == ("of 8 requests at once 4 are rejected",)
 
 
-Respond = Callable[[Received], bytes]
+Respond = Callable[[ReceivedRequest], bytes]
 
 
-async def test_a_worker_that_closes_its_connections_is_told_of() -> None:
-    good = Worker()
+async def test_closed_connections_are_accepted_only_if_announced() -> None:
+    good = FlawedWorker()
 
-    def once(request: Received) -> bytes:
+    def once(request: ReceivedRequest) -> bytes:
         head, _, rest = good(request).partition(b"\r\n")
         return head + b"\r\nconnection: close\r\n" + rest
 
-    def silently(request: Received) -> bytes:
+    def silently(request: ReceivedRequest) -> bytes:
         return good(request) + b"\n"
 
     for respond, outcome in ((once, "passed"), (silently, "failed")):
-        async with Answering(respond).serving() as worker:
-            told = await probe_worker(worker.url, spoken("openai"), only="keep-alive")
+        async with StubWorkerServer(respond).serving() as worker:
+            told = await probe_worker(worker.url, create_adapter("openai"), only="keep-alive")
         assert told["keep-alive"].outcome == outcome
 
 
-async def test_an_answer_that_is_too_large_is_not_read_to_its_end() -> None:
-    def endless(_: Received) -> bytes:
-        return whole(b'{"x":"' + b"a" * (9 << 20) + b'"}')
+async def test_too_large_response_is_not_read_completely() -> None:
+    def endless(_: ReceivedRequest) -> bytes:
+        return make_reply(b'{"x":"' + b"a" * (9 << 20) + b'"}')
 
-    async with Answering(endless).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only="whole health")
+    async with StubWorkerServer(endless).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"), only="whole health")
 
     assert told["whole"].outcome == "failed"
     assert "larger than" in told["whole"].detail
 
 
-async def test_a_worker_that_serves_one_model_under_any_name_is_told_of() -> None:
-    good = Worker()
+async def test_accepting_any_model_name_is_reported_as_a_quirk() -> None:
+    good = FlawedWorker()
 
-    def any_name(request: Received) -> bytes:
+    def any_name(request: ReceivedRequest) -> bytes:
         named = request.body.replace(b"interlingua-no-such-model", b"parrot")
         return good(msgspec.structs.replace(request, body=named))
 
-    async with Answering(any_name).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only="model-unknown")
+    async with StubWorkerServer(any_name).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"), only="model-unknown")
 
     assert told["model-unknown"].outcome == "passed"
     assert report.collect_quirks(list(told.values())) == {
@@ -303,17 +307,24 @@ async def test_a_worker_that_serves_one_model_under_any_name_is_told_of() -> Non
     }
 
 
-async def test_no_wrong_answer_of_a_worker_ends_the_probes() -> None:
+async def test_malformed_responses_do_not_abort_the_probes() -> None:
     """Whatever comes: each probe has its verdict, and its time."""
     numbers = itertools.count()
-    replies = [b"HTTP/1.1 200 OK\r\n\r\nx", b"garbage\r\n\r\nx", whole(b"[]"), whole(b"null"),
-               whole(b'{"choices":5}'), chunked(b"data: 5\n\n"), chunked(b"\xff\xfe")]  # fmt: skip
+    replies = [
+        b"HTTP/1.1 200 OK\r\n\r\nx",
+        b"garbage\r\n\r\nx",
+        make_reply(b"[]"),
+        make_reply(b"null"),
+        make_reply(b'{"choices":5}'),
+        chunked(b"data: 5\n\n"),
+        chunked(b"\xff\xfe"),
+    ]
 
-    def odd(_: Received) -> bytes:
+    def odd(_: ReceivedRequest) -> bytes:
         return replies[next(numbers) % len(replies)]
 
-    async with Answering(odd).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), embedder="parrot")
+    async with StubWorkerServer(odd).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("openai"), embedder="parrot")
 
     assert {one.outcome for one in told.values()} <= {"passed", "failed", "not offered"}
     assert told["stream-is-whole"].outcome == "failed"

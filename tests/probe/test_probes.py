@@ -14,8 +14,8 @@ from gateway.tools.probe.client import Unreachable, WorkerClient, WorkerTarget
 from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
 from protocols.core.interfaces import UpstreamAdapter
 from tests.conftest import Serve
-from tests.fakes import Received, chunked, whole
-from tests.serving import serving
+from tests.fakes import ReceivedRequest, chunked, make_reply
+from tests.serving import run_server
 
 PARROT = """
 listeners:
@@ -28,10 +28,10 @@ models:
 """
 """It says back what it is told, and so can be asked for anything."""
 
-Respond = Callable[[Received], bytes]
+Respond = Callable[[ReceivedRequest], bytes]
 
 
-class Answering:
+class StubWorkerServer:
     """A worker that makes each answer up from its request."""
 
     def __init__(self, respond: Respond) -> None:
@@ -39,8 +39,8 @@ class Answering:
         self.url = ""
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator["Answering"]:
-        async with serving(self._serve, limit=1 << 23) as self.url:
+    async def serving(self) -> AsyncIterator["StubWorkerServer"]:
+        async with run_server(self._serve, limit=1 << 23) as self.url:
             yield self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,7 +50,7 @@ class Answering:
             split = (line.partition(":") for line in lines)
             headers = {name.lower(): value.strip() for name, _, value in split}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
-            answer = self._respond(Received(method, path, headers, body, 0))
+            answer = self._respond(ReceivedRequest(method, path, headers, body, 0))
             writer.write(answer)
             await writer.drain()
             if not answer.endswith((b"\r\n\r\n", b"}", b"]", b"ok")):
@@ -69,12 +69,12 @@ async def probe_worker(
         return {one.name: one async for one in run_probes(chosen, worker, seconds=20, total=100)}
 
 
-def spoken(name: str, profile: str | None = None) -> UpstreamAdapter:
+def create_adapter(name: str, profile: str | None = None) -> UpstreamAdapter:
     dialect: Any = build_adapter(name, profile, {})
     return dialect  # type: ignore[no-any-return]
 
 
-def outcomes(told: dict[str, ProbeResult], outcome: str) -> dict[str, str]:
+def filter_outcomes(told: dict[str, ProbeResult], outcome: str) -> dict[str, str]:
     return {name: one.detail for name, one in told.items() if one.outcome == outcome}
 
 
@@ -90,32 +90,32 @@ WAYS: list[tuple[str, str | None, str, str, int]] = [
 ]
 
 
-def test_there_are_enough_probes_and_each_has_its_own_name() -> None:
+def test_probe_names_are_unique_and_at_least_40() -> None:
     names = [one.name for one in PROBES]
     assert len(names) == len(set(names)) >= 40
     assert all(one.what.endswith(".") for one in PROBES)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda one: "-".join(map(str, one[:4])))
-async def test_a_gateway_passes_as_a_worker(
+async def test_gateway_passes_all_probes_as_a_worker(
     serve: Serve, way: tuple[str, str | None, str, str, int]
 ) -> None:
     dialect, profile, prefix, said, least = way
     gateway = await serve(PARROT)
 
     told = await probe_worker(
-        gateway.url + prefix, spoken(dialect, profile), mode=said, embedder="vectors"
+        gateway.url + prefix, create_adapter(dialect, profile), mode=said, embedder="vectors"
     )
 
-    assert not outcomes(told, "failed")
-    assert len(outcomes(told, "passed")) >= least
+    assert not filter_outcomes(told, "failed")
+    assert len(filter_outcomes(told, "passed")) >= least
     assert not {path for one in told.values() for path in one.fields}
 
 
-async def test_what_a_dialect_can_not_carry_is_not_offered(serve: Serve) -> None:
+async def test_parameter_unsupported_by_the_protocol_is_not_offered(serve: Serve) -> None:
     gateway = await serve(PARROT)
 
-    told = await probe_worker(gateway.url, spoken("openai"), only="top-k n embedding")
+    told = await probe_worker(gateway.url, create_adapter("openai"), only="top-k n embedding")
 
     assert told["top-k"].outcome == "not offered"
     assert told["top-k"].detail == "the protocol can't carry sampling.top_k: dropped"
@@ -123,11 +123,11 @@ async def test_what_a_dialect_can_not_carry_is_not_offered(serve: Serve) -> None
     assert told["n"].outcome == "passed"
 
 
-async def test_the_probes_have_a_time(serve: Serve) -> None:
+async def test_probes_have_time_limits(serve: Serve) -> None:
     gateway = await serve(PARROT.replace("context: 5000", "delay: 2s"))
     chosen = [one for one in PROBES if one.name in ("health", "whole", "stream")]
     async with httpx.AsyncClient(timeout=None) as http:  # noqa: S113 - what is tested
-        worker = WorkerClient(http, spoken("openai"), WorkerTarget(gateway.url, "parrot"))
+        worker = WorkerClient(http, create_adapter("openai"), WorkerTarget(gateway.url, "parrot"))
         told = [one async for one in run_probes(chosen, worker, seconds=1, total=1.5)]
 
     details = [one.detail for one in told]
@@ -138,19 +138,21 @@ async def test_the_probes_have_a_time(serve: Serve) -> None:
     )
 
 
-async def test_nobody_listens() -> None:
+async def test_unreachable_worker_is_an_error() -> None:
     with pytest.raises(Unreachable, match="can't be reached"):
-        await probe_worker("http://127.0.0.1:1", spoken("openai"), only="whole")
+        await probe_worker("http://127.0.0.1:1", create_adapter("openai"), only="whole")
 
 
-async def test_a_key_is_shown_and_never_told(serve: Serve) -> None:
-    def refuse(request: Received) -> bytes:
+async def test_key_is_sent_and_masked_in_the_report(serve: Serve) -> None:
+    def refuse(request: ReceivedRequest) -> bytes:
         shown = request.headers.get("authorization", "nobody")
         told = {"error": {"message": f"{shown} may not", "type": "invalid_request_error"}}
-        return whole(msgspec.json.encode(told), "400 Bad Request")
+        return make_reply(msgspec.json.encode(told), "400 Bad Request")
 
-    async with Answering(refuse).serving() as worker:
-        told = await probe_worker(worker.url, spoken("openai"), only="whole", key="sk-very-secret")
+    async with StubWorkerServer(refuse).serving() as worker:
+        told = await probe_worker(
+            worker.url, create_adapter("openai"), only="whole", key="sk-very-secret"
+        )
 
     assert told["whole"].outcome == "failed"
     assert "Bearer *** may not" in told["whole"].detail
@@ -159,22 +161,24 @@ async def test_a_key_is_shown_and_never_told(serve: Serve) -> None:
 # --- a worker for which there is no gateway -------------------------------------------------------
 
 
-def tgi(request: Received) -> bytes:
+def respond_as_tgi(request: ReceivedRequest) -> bytes:
     """Hugging Face's server, as far as the probes of prompts go: it says its prompt's words."""
     match request.method, request.path:
         case "GET", "/health":
-            return whole(b"")
+            return make_reply(b"")
         case "GET", "/info":
-            return whole(b'{"max_concurrent_requests":128,"max_stop_sequences":4,"max_best_of":2}')
+            return make_reply(
+                b'{"max_concurrent_requests":128,"max_stop_sequences":4,"max_best_of":2}'
+            )
         case "POST", "/generate" | "/generate_stream" as path:
-            return _generate(request, stream=path.endswith("stream"))
+            return _respond_to_generate(request, stream=path.endswith("stream"))
         case "PUT", _:
-            return whole(b"{}", "405 Method Not Allowed")
+            return make_reply(b"{}", "405 Method Not Allowed")
         case _:
-            return whole(b"{}", "404 Not ProbeResult")
+            return make_reply(b"{}", "404 Not ProbeResult")
 
 
-def _generate(request: Received, *, stream: bool) -> bytes:
+def _respond_to_generate(request: ReceivedRequest, *, stream: bool) -> bytes:
     try:
         asked = msgspec.json.decode(request.body, type=dict[str, Any])
         given = asked.get("parameters", {})
@@ -185,9 +189,11 @@ def _generate(request: Received, *, stream: bool) -> bytes:
         assert 0 < most < 4096
         assert len(words) < 4000
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return whole(b'{"error":"not JSON","error_type":"validation"}', "422 Unprocessable Entity")
+        return make_reply(
+            b'{"error":"not JSON","error_type":"validation"}', "422 Unprocessable Entity"
+        )
     except AssertionError:
-        return whole(
+        return make_reply(
             b'{"error":"Input validation error","error_type":"validation"}',
             "422 Unprocessable Entity",
         )
@@ -219,7 +225,7 @@ def _generate_response(
     if not stream:
         told = details | {"prefill": [], "tokens": said, "top_tokens": tops}
         body = {"generated_text": full, "details": told}
-        return whole(msgspec.json.encode(body))
+        return make_reply(msgspec.json.encode(body))
     events = []
     for i, token in enumerate(said):
         last = i == len(said) - 1
@@ -234,11 +240,11 @@ def _generate_response(
     return chunked(*events)
 
 
-async def test_a_worker_that_no_client_speaks_to_passes() -> None:
-    async with Answering(tgi).serving() as worker:
-        told = await probe_worker(worker.url, spoken("tgi"), mode="prompt")
+async def test_tgi_worker_passes_all_probes() -> None:
+    async with StubWorkerServer(respond_as_tgi).serving() as worker:
+        told = await probe_worker(worker.url, create_adapter("tgi"), mode="prompt")
 
-    assert outcomes(told, "failed") == {}
-    assert len(outcomes(told, "passed")) >= 50
+    assert filter_outcomes(told, "failed") == {}
+    assert len(filter_outcomes(told, "passed")) >= 50
     assert told["capacity"].detail == "1 of 1 metadata requests answered; takes 128 at a time"
     assert told["stop"].outcome == "not offered"

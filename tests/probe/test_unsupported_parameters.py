@@ -9,16 +9,16 @@ from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
 from gateway.tools.probe import report
 from gateway.tools.probe.runner import ProbeResult
-from tests.conftest import Running, Serve
-from tests.fakes import Received
-from tests.probe.test_flawed_workers import Worker
-from tests.probe.test_probes import Answering, probe_worker, spoken
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import ReceivedRequest
+from tests.probe.test_flawed_workers import FlawedWorker
+from tests.probe.test_probes import StubWorkerServer, create_adapter, probe_worker
 
 Asked = dict[str, Any]
 CHAT: Asked = {"model": "m", "messages": [{"role": "user", "content": "one two three four"}]}
 
 
-def gateway(url: str, unsupported: str = "", dialects: str = "openai") -> str:
+def build_config(url: str, unsupported: str = "", dialects: str = "openai") -> str:
     """A configuration; ``unsupported`` is what stands in the pool beside the workers."""
     return f"""
 listeners: [{{address: "127.0.0.1:0", protocols: [{dialects}]}}]
@@ -31,77 +31,81 @@ backends:
 """
 
 
-def listing(*parameters: str) -> str:
+def format_unsupported_parameters(*parameters: str) -> str:
     return f"unsupported_parameters: [{', '.join(parameters)}]"
 
 
-async def chat(running: Running, **more: Any) -> tuple[Asked, str]:
+async def send_chat(running: RunningGateway, **more: Any) -> tuple[Asked, str]:
     reply = await running.http.post("/v1/chat/completions", json=CHAT | more)
     assert reply.status_code == 200, reply.text
     told: Asked = reply.json()
     return told, reply.headers.get("x-interlingua-loss", "")
 
 
-def texts(answer: Asked) -> list[str]:
+def list_texts(answer: Asked) -> list[str]:
     return [one["message"]["content"] for one in answer["choices"]]
 
 
-async def test_what_is_found_makes_a_gateway_do_it_itself(serve: Serve) -> None:
+async def test_unsupported_parameter_found_by_a_probe_is_emulated(serve: Serve) -> None:
     """From the probes to the answer: a worker that leaves its stops in the text."""
-    async with Answering(Worker("leaves the stop")).serving() as worker:
-        told = list((await probe_worker(worker.url, spoken("openai"))).values())
+    async with StubWorkerServer(FlawedWorker("leaves the stop")).serving() as worker:
+        told = list((await probe_worker(worker.url, create_adapter("openai"))).values())
         whom = report.ProbedWorker(worker.url, "openai", "openai", "parrot")
         setting = report.encode_unsupported_parameters(whom, told)
 
-        before = await serve(gateway(worker.url))
-        after = await serve(gateway(worker.url, setting))
-        bad, _ = await chat(before, stop=["three"])
-        good, lost = await chat(after, stop=["three"])
+        before = await serve(build_config(worker.url))
+        after = await serve(build_config(worker.url, setting))
+        bad, _ = await send_chat(before, stop=["three"])
+        good, lost = await send_chat(after, stop=["three"])
 
     assert "stopping.stop" in report.unsupported_fields(told)
-    assert texts(bad) == ["one two three"]
-    assert texts(good) == ["one two "]
+    assert list_texts(bad) == ["one two three"]
+    assert list_texts(good) == ["one two "]
     assert good["choices"][0]["finish_reason"] == "stop"
     assert lost == "stop=emulated"
 
 
-async def test_a_worker_is_not_told_what_it_does_not_do(serve: Serve) -> None:
+async def test_unsupported_parameters_are_not_sent_to_the_worker(serve: Serve) -> None:
     seen: list[Asked] = []
-    good = Worker("knows no n")
+    good = FlawedWorker("knows no n")
 
-    def watched(request: Received) -> bytes:
+    def watched(request: ReceivedRequest) -> bytes:
         if request.method == "POST":
             seen.append(msgspec.json.decode(request.body))
         return good(request)
 
-    async with Answering(watched).serving() as worker:
-        running = await serve(gateway(worker.url, listing("n", "sampling.top_p")))
-        several, lost = await chat(running, n=3, top_p=0.5)
-        plain, nothing = await chat(running, temperature=0.5)
+    async with StubWorkerServer(watched).serving() as worker:
+        running = await serve(
+            build_config(worker.url, format_unsupported_parameters("n", "sampling.top_p"))
+        )
+        several, lost = await send_chat(running, n=3, top_p=0.5)
+        plain, nothing = await send_chat(running, temperature=0.5)
         strict = await running.http.post(
             "/v1/chat/completions",
             json=CHAT | {"top_p": 0.5},
             headers={"x-interlingua-strict": "1"},
         )
 
-    assert texts(several) == ["one two three four"] * 3
+    assert list_texts(several) == ["one two three four"] * 3
     assert set(lost.split(",")) == {"n=emulated", "top_p=dropped"}
     assert len(seen) == 4
     assert not any({"n", "top_p"} & one.keys() for one in seen)
-    assert (texts(plain), nothing) == (["one two three four"], "")
+    assert (list_texts(plain), nothing) == (["one two three four"], "")
     assert strict.status_code == 400
 
 
-async def test_bodies_are_passed_on_unless_they_hold_such_a_field(serve: Serve) -> None:
+async def test_unsupported_parameter_in_the_body_disables_passthrough(serve: Serve) -> None:
     seen: list[bytes] = []
-    good = Worker()
+    good = FlawedWorker()
 
-    def watched(request: Received) -> bytes:
+    def watched(request: ReceivedRequest) -> bytes:
         seen.append(request.body)
         return good(request)
 
-    async with Answering(watched).serving() as worker:
-        running = await serve(gateway(worker.url, listing("sampling.top_p")))
+    async with StubWorkerServer(watched).serving() as worker:
+        running = await serve(
+            build_config(worker.url, format_unsupported_parameters("sampling.top_p"))
+        )
         for more in (b"", b',"top_p":0.50'):
             asked = msgspec.json.encode(CHAT)[:-1] + b',"temperature":0.50' + more + b"}"
             await running.http.post("/v1/chat/completions", content=asked)
@@ -112,7 +116,7 @@ async def test_bodies_are_passed_on_unless_they_hold_such_a_field(serve: Serve) 
     assert b"top_p" not in translated
 
 
-def test_what_is_written_is_what_a_pool_reads() -> None:
+def test_written_unsupported_parameters_are_valid_pool_settings() -> None:
     """Whatever a worker has said."""
     odd = "cost: $5 ${HOME} \"quoted\" 'and' {braces} # x\\n é 日本\n- a\u2028b\x00"
     told = [
@@ -124,7 +128,7 @@ def test_what_is_written_is_what_a_pool_reads() -> None:
     worker = report.ProbedWorker("http://w:1", "openai", "vllm", "org/m: 1")
 
     written = report.encode_unsupported_parameters(worker, told)
-    pool = load_text(gateway("http://w:1", written), "f.yaml", env={}).backends["a"]
+    pool = load_text(build_config("http://w:1", written), "f.yaml", env={}).backends["a"]
 
     assert isinstance(pool, PoolSettings)
     assert pool.unsupported_parameters == ("n", "sampling.seed")

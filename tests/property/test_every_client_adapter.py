@@ -30,7 +30,7 @@ CONTEXT = RequestContext("r", Deadline(clock, 60), clock)
 ABOUT = ResponseContext("r", 1_700_000_000, "m", "1", "w", CONTEXT.clock)
 
 
-def every_profile() -> Iterator[Any]:
+def list_profiles() -> Iterator[Any]:
     """Each dialect that clients speak, in each of its profiles."""
     for name, reference in PROTOCOLS.items():
         kind = load_symbol(reference)
@@ -38,10 +38,10 @@ def every_profile() -> Iterator[Any]:
             yield pytest.param(build_adapter(name, profile, {}), id=f"{name}-{profile}")
 
 
-every_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
+every_dialect = pytest.mark.parametrize("dialect", list(list_profiles()))
 
 
-def call(
+def create_client_request(
     endpoint: Endpoint, body: bytes, headers: Mapping[str, str] | None = None
 ) -> ClientRequest:
     params = {name: "1" if name == "version" else "m" for name in _PARAM.findall(endpoint.path)}
@@ -50,7 +50,7 @@ def call(
     return ClientRequest(endpoint, params, sent, "", body, path)
 
 
-def generating(dialect: ClientAdapter) -> list[Endpoint]:
+def list_generate_endpoints(dialect: ClientAdapter) -> list[Endpoint]:
     return [one for one in dialect.endpoints if one.task == "generate"]
 
 
@@ -95,25 +95,27 @@ bodies = st.builds(
 
 @every_dialect
 @given(data=st.data(), body=bodies)
-def test_whatever_is_json_is_read_or_refused_in_the_dialects_words(
+def test_arbitrary_json_is_decoded_or_rejected_with_a_client_error(
     dialect: ClientAdapter, data: st.DataObject, body: dict[str, Any]
 ) -> None:
-    sent = call(data.draw(st.sampled_from(generating(dialect))), msgspec.json.encode(body))
+    sent = create_client_request(
+        data.draw(st.sampled_from(list_generate_endpoints(dialect))), msgspec.json.encode(body)
+    )
 
-    held_to_its_word(dialect, sent)
+    check_decoded_or_rejected(dialect, sent)
 
 
 @every_dialect
 @given(data=st.data(), body=st.binary(max_size=60))
-def test_whatever_is_sent_is_read_or_refused_in_the_dialects_words(
+def test_arbitrary_bytes_are_decoded_or_rejected_with_a_client_error(
     dialect: ClientAdapter, data: st.DataObject, body: bytes
 ) -> None:
-    sent = call(data.draw(st.sampled_from(generating(dialect))), body)
+    sent = create_client_request(data.draw(st.sampled_from(list_generate_endpoints(dialect))), body)
 
-    held_to_its_word(dialect, sent)
+    check_decoded_or_rejected(dialect, sent)
 
 
-def held_to_its_word(dialect: ClientAdapter, sent: ClientRequest) -> None:
+def check_decoded_or_rejected(dialect: ClientAdapter, sent: ClientRequest) -> None:
     """It gives a request, or an error that is the client's and that it can tell."""
     refused = None
     try:
@@ -178,21 +180,28 @@ EVERY_ERROR: list[errors.GatewayError] = [
 ]
 
 
-def subclasses(kind: type[errors.GatewayError]) -> set[type[errors.GatewayError]]:
-    return {kind}.union(*(subclasses(one) for one in kind.__subclasses__()))
+def list_subclasses(kind: type[errors.GatewayError]) -> set[type[errors.GatewayError]]:
+    return {kind}.union(*(list_subclasses(one) for one in kind.__subclasses__()))
 
 
-def test_no_error_of_the_tree_is_forgotten_here() -> None:
-    tree = {one for one in subclasses(errors.GatewayError) if one.__module__ == errors.__name__}
+def test_error_list_covers_every_gateway_error() -> None:
+    tree = {
+        one for one in list_subclasses(errors.GatewayError) if one.__module__ == errors.__name__
+    }
 
     assert tree - {type(error) for error in EVERY_ERROR} == {errors.GatewayError}
 
 
 @every_dialect
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda e: type(e).__name__)
-def test_every_error_can_be_told(dialect: ClientAdapter, error: errors.GatewayError) -> None:
+def test_every_error_is_encoded_by_every_adapter(
+    dialect: ClientAdapter, error: errors.GatewayError
+) -> None:
     bodies = (b"", b"{}", b'{"stream":true,"text_input":"x","messages":[]}')
-    calls = [None, *(call(one, body) for one in dialect.endpoints for body in bodies)]
+    calls = [
+        None,
+        *(create_client_request(one, body) for one in dialect.endpoints for body in bodies),
+    ]
     for sent in calls:
         reply = dialect.encode_error(error, sent)
 
@@ -219,12 +228,14 @@ MINIMAL = {
 pieces = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def answerable(dialect: ClientAdapter) -> Iterator[tuple[ClientRequest, GenerationRequest]]:
+def list_minimal_requests(
+    dialect: ClientAdapter,
+) -> Iterator[tuple[ClientRequest, GenerationRequest]]:
     """The endpoints that take the smallest request of their kind, with it."""
-    for endpoint in generating(dialect):
+    for endpoint in list_generate_endpoints(dialect):
         for field in ("messages", "prompt", "text_input", "inputs"):
             body = {"model": "m", "max_tokens": 9, field: MINIMAL[field]}
-            sent = call(endpoint, msgspec.json.encode(body))
+            sent = create_client_request(endpoint, msgspec.json.encode(body))
             try:
                 request = dialect.decode_request(sent)
             except errors.ClientError:
@@ -234,14 +245,14 @@ def answerable(dialect: ClientAdapter) -> Iterator[tuple[ClientRequest, Generati
 
 
 @every_dialect
-def test_every_dialect_has_a_smallest_request(dialect: ClientAdapter) -> None:
-    assert list(answerable(dialect))
+def test_every_adapter_decodes_a_minimal_request(dialect: ClientAdapter) -> None:
+    assert list(list_minimal_requests(dialect))
 
 
 @every_dialect
 @settings(max_examples=100)  # each plays every endpoint of the dialect, streamed and whole
 @given(texts=pieces, cuts=st.integers(1, 6))
-def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
+def test_unary_and_streaming_responses_contain_the_complete_text(
     dialect: ClientAdapter, texts: list[str], cuts: int
 ) -> None:
     events: list[Event] = [
@@ -253,24 +264,26 @@ def test_all_of_the_text_is_in_the_answer_streamed_or_whole(
     fold = ResponseAccumulator()
     fold.add(events)
     whole = "".join(texts)
-    for sent, request in answerable(dialect):
+    for sent, request in list_minimal_requests(dialect):
         encoder = dialect.create_encoder(sent, request, ABOUT)
         reply = encoder.encode_unary(fold.result())
         assert reply.status == 200
-        assert whole in said(reply.body)
+        assert whole in extract_text(reply.body)
 
         streamed = dialect.create_encoder(sent, request, ABOUT)
         batches = [events[i : i + cuts] for i in range(0, len(events), cuts)]
         wire = b"".join(streamed.encode_events(batch) for batch in batches)
-        assert whole in said(wire)
+        assert whole in extract_text(wire)
 
 
-def said(wire: bytes) -> str:
+def extract_text(wire: bytes) -> str:
     """The text of an answer, streamed or whole."""
-    return "".join(strings([msgspec.json.decode(one) for one in documents(wire)]))
+    return "".join(
+        extract_strings([msgspec.json.decode(one) for one in split_json_documents(wire)])
+    )
 
 
-def documents(wire: bytes) -> Iterator[bytes]:
+def split_json_documents(wire: bytes) -> Iterator[bytes]:
     """The JSON documents of a stream, however it is framed."""
     for line in wire.replace(b"\0", b"\n").split(b"\n"):
         data = line.removeprefix(b"data:").strip()
@@ -278,27 +291,27 @@ def documents(wire: bytes) -> Iterator[bytes]:
             yield data
 
 
-def strings(value: Any) -> Iterator[str]:
+def extract_strings(value: Any) -> Iterator[str]:
     """The texts of an answer, in order: what stands under a key that holds text."""
     match value:
         case dict():
             for key, inner in value.items():
                 if key in {"content", "text", "text_output", "generated_text", "data"}:
-                    yield from texts_of(inner)
+                    yield from extract_texts(inner)
                 elif key != "details":
-                    yield from strings(inner)
+                    yield from extract_strings(inner)
         case list():
             for inner in value:
-                yield from strings(inner)
+                yield from extract_strings(inner)
         case _:
             pass
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def extract_texts(value: Any) -> Iterator[str]:
     match value:
         case str():
             yield value
         case list() if all(isinstance(one, str) for one in value):
             yield from value
         case _:
-            yield from strings(value)
+            yield from extract_strings(value)

@@ -30,10 +30,10 @@ from protocols.core.request import (
     TextPart,
 )
 from protocols.prompt import build_prompt
-from tests.unsupported import wishes
+from tests.unsupported import list_requested_parameters
 
 
-class BothWays(ClientAdapter, UpstreamAdapter, Protocol):
+class BidirectionalAdapter(ClientAdapter, UpstreamAdapter, Protocol):
     """A dialect that is spoken to clients and to workers."""
 
 
@@ -44,7 +44,7 @@ def clock() -> float:
 ABOUT = ResponseContext("r", 1, "m", "1", "w", clock)
 
 
-def every_profile() -> Iterator[Any]:
+def list_profiles() -> Iterator[Any]:
     """Those that clients speak, too: these can say what a worker of theirs would."""
     for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
@@ -53,7 +53,7 @@ def every_profile() -> Iterator[Any]:
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
-every_worker_dialect = pytest.mark.parametrize("dialect", list(every_profile()))
+every_worker_dialect = pytest.mark.parametrize("dialect", list(list_profiles()))
 
 text = st.text(min_size=1, max_size=20)
 samplings = st.builds(
@@ -103,14 +103,14 @@ requests = st.builds(
 
 @every_worker_dialect
 @given(request=requests)
-def test_what_is_not_reported_as_lost_survives_the_round_trip(
-    dialect: BothWays, request: GenerationRequest
+def test_parameters_not_reported_as_lost_round_trip(
+    dialect: BidirectionalAdapter, request: GenerationRequest
 ) -> None:
     wire = dialect.encode_request(request)
-    names = {path: path for path in wishes(request)}
+    names = {path: path for path in list_requested_parameters(request)}
     lost = {loss.field for loss in dialect.unsupported_parameters(request, names)}
 
-    got = dialect.decode_request(received(dialect, wire))
+    got = dialect.decode_request(create_client_request(dialect, wire))
 
     assert isinstance(got, GenerationRequest)
     assert (got.model, got.stream) == ("w", request.stream)
@@ -119,7 +119,7 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
         assert [(m.role, m.text) for m in got.messages] == said
     else:
         assert got.prompts == (build_prompt(request, None),)
-    for path, value in wishes(request).items():
+    for path, value in list_requested_parameters(request).items():
         if path not in lost:  # a worker's own name for it is one that clients do not use
             foreign = [msgspec.json.decode(raw) for raw in got.extra.values()]
             assert value in (got.set_fields.get(path), *foreign), path
@@ -132,8 +132,8 @@ def test_what_is_not_reported_as_lost_survives_the_round_trip(
     newline=st.sampled_from([b"\n", b"\r\n"]),
     n=st.integers(1, 3),
 )
-def test_a_stream_survives_any_packet_boundaries(
-    dialect: BothWays, texts: list[str], size: int, newline: bytes, n: int
+def test_stream_decodes_the_same_for_any_packet_boundaries(
+    dialect: BidirectionalAdapter, texts: list[str], size: int, newline: bytes, n: int
 ) -> None:
     request = GenerationRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True, n=n
@@ -146,7 +146,7 @@ def test_a_stream_survives_any_packet_boundaries(
         Usage(3, len(texts) * n),
         StreamEnd(),
     ]
-    wire = stream(dialect, request, sent).replace(b"\n", newline)
+    wire = encode_worker_stream(dialect, request, sent).replace(b"\n", newline)
 
     decoder = dialect.create_decoder(request)
     fold = ResponseAccumulator()
@@ -164,16 +164,16 @@ ENDING_WITH_THE_BODY = {"triton-trtllm", "triton-plain"}
 
 
 @pytest.mark.parametrize(
-    "dialect", [one for one in every_profile() if one.id not in ENDING_WITH_THE_BODY]
+    "dialect", [one for one in list_profiles() if one.id not in ENDING_WITH_THE_BODY]
 )
 @given(texts=st.lists(text, min_size=1, max_size=4), share=st.floats(0, 1))
-def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
-    dialect: BothWays, texts: list[str], share: float
+def test_truncated_stream_never_emits_an_end_event(
+    dialect: BidirectionalAdapter, texts: list[str], share: float
 ) -> None:
     request = GenerationRequest(
         model="m", kind="chat", messages=(Message("user", (TextPart("x"),)),), stream=True
     )
-    begun = stream(dialect, request, [*map(TextDelta, texts)])
+    begun = encode_worker_stream(dialect, request, [*map(TextDelta, texts)])
     wire = begun[: int(share * len(begun))]
     decoder = dialect.create_decoder(request)
 
@@ -184,14 +184,16 @@ def test_a_stream_that_is_cut_anywhere_is_never_taken_for_whole(
     assert not any(isinstance(event, ChoiceEnd | StreamEnd) for event in seen)
 
 
-def stream(dialect: BothWays, request: GenerationRequest, events: list[Event]) -> bytes:
+def encode_worker_stream(
+    dialect: BidirectionalAdapter, request: GenerationRequest, events: list[Event]
+) -> bytes:
     """What a worker of this dialect sends."""
-    call = received(dialect, dialect.encode_request(request))
+    call = create_client_request(dialect, dialect.encode_request(request))
     decoded = cast("GenerationRequest", dialect.decode_request(call))
     return dialect.create_encoder(call, decoded, ABOUT).encode_events(events)
 
 
-def received(dialect: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
+def create_client_request(dialect: ClientAdapter, wire: UpstreamRequest) -> ClientRequest:
     """What a worker of this dialect makes of the request."""
     found = PathRouter([AdapterMount(dialect)]).find_endpoint(wire.method, wire.path)
     headers = {name.lower(): value for name, value in wire.headers}

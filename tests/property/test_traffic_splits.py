@@ -20,15 +20,15 @@ people = st.lists(st.text(max_size=20), min_size=1, max_size=40, unique=True)
 laws = settings(max_examples=100)  # each holds many people
 
 
-def arms(split: TrafficSplit, users: Sequence[str]) -> Mapping[str, str]:
+def assign_versions(split: TrafficSplit, users: Sequence[str]) -> Mapping[str, str]:
     return {user: split.assign_version(user).version for user in users}
 
 
-def moves(
+def count_moves(
     before: TrafficSplit, after: TrafficSplit, users: Sequence[str]
 ) -> Counter[tuple[str, str]]:
     """How many went from one arm to another."""
-    was, now = arms(before, users), arms(after, users)
+    was, now = assign_versions(before, users), assign_versions(after, users)
     return Counter((was[user], now[user]) for user in users if was[user] != now[user])
 
 
@@ -36,30 +36,31 @@ def moves(
 
 
 @pytest.mark.parametrize("given", [{"1": 90, "2": 10}, {"a": 3, "b": 2, "c": 1, "d": 0}])
-def test_shares_are_as_weighted(given: Mapping[str, int]) -> None:
-    found = Counter(arms(TrafficSplit(given, "rollout"), USERS).values())
+def test_version_shares_match_the_weights(given: Mapping[str, int]) -> None:
+    found = Counter(assign_versions(TrafficSplit(given, "rollout"), USERS).values())
 
     total = sum(given.values())
     for arm, weight in given.items():
         assert abs(found[arm] / len(USERS) - weight / total) < 0.01, (arm, found)
 
 
-def test_a_rules_share_is_of_so_many_people() -> None:
+def test_share_condition_matches_that_share_of_users() -> None:
     share = make_rule("few", share=0.05)
     sticky = ("key",)
 
     taken = sum(
-        find_matching_rule([share], RequestAttributes(key=user), sticky, _never) is not None
+        find_matching_rule([share], RequestAttributes(key=user), sticky, reject_random_draw)
+        is not None
         for user in USERS
     )
 
     assert abs(taken / len(USERS) - 0.05) < 0.01
 
 
-def test_two_splits_share_people_out_independently() -> None:
+def test_two_splits_assign_users_independently() -> None:
     one, other = (
-        arms(TrafficSplit({"1": 1, "2": 1}, "one"), USERS),
-        arms(TrafficSplit({"1": 1, "2": 1}), USERS),
+        assign_versions(TrafficSplit({"1": 1, "2": 1}, "one"), USERS),
+        assign_versions(TrafficSplit({"1": 1, "2": 1}), USERS),
     )
 
     both = Counter((one[user], other[user]) for user in USERS)
@@ -68,8 +69,8 @@ def test_two_splits_share_people_out_independently() -> None:
     assert len(both) == 4
 
 
-def test_from_10_to_20_moves_only_those_who_must() -> None:
-    moved = moves(
+def test_weight_change_from_10_to_20_moves_only_10_percent_of_users() -> None:
+    moved = count_moves(
         TrafficSplit({"1": 90, "2": 10}, "s"), TrafficSplit({"1": 80, "2": 20}, "s"), USERS
     )
 
@@ -77,8 +78,8 @@ def test_from_10_to_20_moves_only_those_who_must() -> None:
     assert abs(moved.total() / len(USERS) - 0.10) < 0.01
 
 
-def test_an_arm_more_takes_its_share_from_the_others_and_moves_nobody_else() -> None:
-    moved = moves(
+def test_added_version_takes_users_from_each_version_in_proportion() -> None:
+    moved = count_moves(
         TrafficSplit({"1": 60, "2": 30}, "s"), TrafficSplit({"1": 60, "2": 30, "3": 10}, "s"), USERS
     )
 
@@ -92,44 +93,46 @@ def test_an_arm_more_takes_its_share_from_the_others_and_moves_nobody_else() -> 
 
 @laws
 @given(given=weights, name=names, users=people, data=st.data())
-def test_a_heavier_arm_only_gains(
+def test_version_with_increased_weight_loses_no_users(
     given: dict[str, int], name: str, users: list[str], data: st.DataObject
 ) -> None:
     grown = data.draw(st.sampled_from(sorted(given)))
     more = given | {grown: given[grown] + data.draw(st.integers(1, 100))}
 
     assert {
-        now for _, now in moves(TrafficSplit(given, name), TrafficSplit(more, name), users)
+        now for _, now in count_moves(TrafficSplit(given, name), TrafficSplit(more, name), users)
     } <= {grown}
 
 
 @laws
 @given(given=weights, name=names, users=people, added=names, weight=st.integers(1, 100))
-def test_a_new_arm_only_gains(
+def test_new_version_receives_all_moved_users(
     given: dict[str, int], name: str, users: list[str], added: str, weight: int
 ) -> None:
     given = {arm: one for arm, one in given.items() if arm != added} or {"other" + added: 1}
 
-    moved = moves(TrafficSplit(given, name), TrafficSplit({**given, added: weight}, name), users)
+    moved = count_moves(
+        TrafficSplit(given, name), TrafficSplit({**given, added: weight}, name), users
+    )
 
     assert {now for _, now in moved} <= {added}
 
 
 @laws
 @given(given=weights, name=names, users=people, factor=st.integers(2, 50))
-def test_neither_the_order_nor_the_unit_of_weights_moves_anybody(
+def test_order_and_scale_of_weights_move_no_users(
     given: dict[str, int], name: str, users: list[str], factor: int
 ) -> None:
     turned = {arm: factor * given[arm] for arm in reversed(given)}
     idle = {**turned, "~": 0}
 
-    assert not moves(TrafficSplit(given, name), TrafficSplit(turned, name), users)
-    assert not moves(TrafficSplit(given, name), TrafficSplit(idle, name), users)
+    assert not count_moves(TrafficSplit(given, name), TrafficSplit(turned, name), users)
+    assert not count_moves(TrafficSplit(given, name), TrafficSplit(idle, name), users)
 
 
 @laws
 @given(small=st.floats(0, 1), large=st.floats(0, 1), name=names, users=people)
-def test_a_larger_share_of_a_rule_loses_nobody(
+def test_larger_share_condition_keeps_all_matched_users(
     small: float, large: float, name: str, users: list[str]
 ) -> None:
     small, large = sorted((small, large))
@@ -140,7 +143,7 @@ def test_a_larger_share_of_a_rule_loses_nobody(
         return {
             u
             for u, traits in everybody
-            if find_matching_rule([rule], traits, ("header:x",), _never)
+            if find_matching_rule([rule], traits, ("header:x",), reject_random_draw)
         }
 
     assert taken(small) <= taken(large)
@@ -148,7 +151,9 @@ def test_a_larger_share_of_a_rule_loses_nobody(
 
 @laws
 @given(given=weights, draw=st.floats(0, 1, exclude_max=True))
-def test_luck_finds_an_arm_that_has_a_weight(given: dict[str, int], draw: float) -> None:
+def test_random_pick_never_selects_a_version_of_weight_zero(
+    given: dict[str, int], draw: float
+) -> None:
     assert (
         TrafficSplit({"none": 0, **{f"~{arm}": one for arm, one in given.items()}}).pick_version(
             draw
@@ -157,5 +162,5 @@ def test_luck_finds_an_arm_that_has_a_weight(given: dict[str, int], draw: float)
     )
 
 
-def _never() -> float:
+def reject_random_draw() -> float:
     raise AssertionError("luck was asked")

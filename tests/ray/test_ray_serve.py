@@ -40,7 +40,7 @@ models: {{m: {{backend: ray, model: tiny}}}}
 """
 
 
-class Served(NamedTuple):
+class RayServeProcess(NamedTuple):
     """What `serve run` started, and the file in which it lists the replicas."""
 
     process: int
@@ -48,7 +48,7 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServeProcess]:
     """Two replicas that are listed, and at the end no process that is left."""
     if not SERVE.exists():
         reason = f"no Ray Serve in {SERVE.parents[1].name}; make ray installs it"
@@ -80,25 +80,25 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             start_new_session=True,
         )
     try:
-        until(
-            lambda: len(replicas(file)) == 2 or process.poll() is not None,
+        wait_until(
+            lambda: len(read_replicas(file)) == 2 or process.poll() is not None,
             lambda: (place / "log").read_text()[-3000:],
         )
         assert process.poll() is None, (place / "log").read_text()[-3000:]
-        yield Served(process.pid, file)
+        yield RayServeProcess(process.pid, file)
     finally:
-        family = below(process.pid)
+        family = find_descendants(process.pid)
         process.send_signal(signal.SIGINT)
-        left = ended(process, family)
+        left = wait_for_exit(process, family)
     assert not left, (left, (place / "log").read_text()[-3000:])
 
 
 @pytest.fixture(scope="module")
-def listed(served: Served) -> Path:
-    return served.file
+def workers_file(ray_serve: RayServeProcess) -> Path:
+    return ray_serve.file
 
 
-def below(process: int) -> dict[int, str]:
+def find_descendants(process: int) -> dict[int, str]:
     """A process and all below it, with what tells each from a later one of its number."""
     parents, born = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -115,12 +115,12 @@ def below(process: int) -> dict[int, str]:
     return {one: born[one] for one in found if one in born}
 
 
-def ended(process: subprocess.Popen[bytes], family: dict[int, str]) -> set[int]:
+def wait_for_exit(process: subprocess.Popen[bytes], family: dict[int, str]) -> set[int]:
     """Wait until all of a family ended by themselves; those that had to be killed."""
     end = time.monotonic() + ENDING
-    while process.poll() is None or (left := alive(family)):
+    while process.poll() is None or (left := find_alive(family)):
         if time.monotonic() > end:
-            left = alive(family)
+            left = find_alive(family)
             for one in left:
                 os.kill(one, signal.SIGKILL)
             process.wait()
@@ -129,28 +129,30 @@ def ended(process: subprocess.Popen[bytes], family: dict[int, str]) -> set[int]:
     return left
 
 
-def alive(family: dict[int, str]) -> set[int]:
-    return {one for one, born in family.items() if below(one).get(one) == born}
+def find_alive(family: dict[int, str]) -> set[int]:
+    return {one for one, born in family.items() if find_descendants(one).get(one) == born}
 
 
-def until(holds: Callable[[], bool], why: Callable[[], object]) -> None:
+def wait_until(holds: Callable[[], bool], why: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, why()
         time.sleep(0.2)
 
 
-def replicas(file: Path) -> set[str]:
+def read_replicas(file: Path) -> set[str]:
     """Their URLs, as they are listed now."""
     told = msgspec.json.decode(file.read_bytes()) if file.exists() else []
     return set(told)
 
 
 @pytest.fixture(scope="module")
-def gateway(listed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def gateway(
+    workers_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
     """The URLs of a gateway before them, and of its admin listener."""
     file = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
-    file.write_text(GATEWAY.format(file=listed))
+    file.write_text(GATEWAY.format(file=workers_file))
     command = Command("serve", str(file), env={"INTERLINGUA_WORKER_KEY": KEY})
     try:
         url = command.serving()
@@ -159,19 +161,19 @@ def gateway(listed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         command.close()
 
 
-def seen(admin: str) -> dict[str, Any]:
+def fetch_workers(admin: str) -> dict[str, Any]:
     """The gateway's workers, by their URLs."""
     told = httpx.get(f"{admin}/-/workers", timeout=10).json()
     workers: list[dict[str, Any]] = told["backends"]["ray"]
     return {one["url"]: one for one in workers}
 
 
-def ask(url: str, **fields: Any) -> httpx.Response:
+def send_completion(url: str, **fields: Any) -> httpx.Response:
     body = {"model": "m", "prompt": "Hi", "max_tokens": 8, "seed": 1, "min_p": 0.1, **fields}
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
-def listening(family: dict[int, str]) -> set[str]:
+def find_listen_addresses(family: dict[int, str]) -> set[str]:
     """Where they listen, as the kernel lists it: ADDRESS:PORT."""
     at = {}
     for table in ("tcp", "tcp6"):
@@ -189,7 +191,7 @@ def listening(family: dict[int, str]) -> set[str]:
     return found - {""}
 
 
-def process_of(url: str) -> int:
+def find_listening_process(url: str) -> int:
     """The process that listens there."""
     port = f"{int(url.rpartition(':')[2]):04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
@@ -206,40 +208,50 @@ def process_of(url: str) -> int:
     raise AssertionError(f"nobody listens at {url}")
 
 
-def test_both_are_found_and_asked(listed: Path, gateway: tuple[str, str]) -> None:
+def test_replicas_are_discovered_and_serve_requests(
+    workers_file: Path, gateway: tuple[str, str]
+) -> None:
     url, admin = gateway
-    assert set(seen(admin)) == replicas(listed)
+    assert set(fetch_workers(admin)) == read_replicas(workers_file)
     texts = set()
     for _ in range(6):
-        answer = ask(url)
+        answer = send_completion(url)
         assert answer.status_code == 200, answer.text
         assert "x-interlingua-loss" not in answer.headers
         texts.add(answer.json()["choices"][0]["text"])
     assert len(texts) == 1
-    for replica in replicas(listed):
+    for replica in read_replicas(workers_file):
         assert httpx.get(f"{replica}/v1/models", timeout=10).status_code == 401
-    assert KEY not in listed.read_text()
+    assert KEY not in workers_file.read_text()
 
 
-def test_nothing_listens_but_on_loopback(served: Served) -> None:
-    found = listening(below(served.process))
-    assert len(found) > len(replicas(served.file))  # theirs, and Ray's own
+def test_replicas_listen_only_on_loopback(ray_serve: RayServeProcess) -> None:
+    found = find_listen_addresses(find_descendants(ray_serve.process))
+    assert len(found) > len(read_replicas(ray_serve.file))  # theirs, and Ray's own
     assert {place.partition(":")[0] for place in found} <= LOOPBACK
 
 
-def test_one_is_killed_and_replaced(listed: Path, gateway: tuple[str, str]) -> None:
+def test_killed_replica_is_replaced_without_failed_requests(
+    workers_file: Path, gateway: tuple[str, str]
+) -> None:
     url, admin = gateway
-    before = replicas(listed)
+    before = read_replicas(workers_file)
     victim = min(before)
-    os.kill(process_of(victim), signal.SIGKILL)
+    os.kill(find_listening_process(victim), signal.SIGKILL)
     for _ in range(8):
-        answer = ask(url)
-        assert answer.status_code == 200, (answer.text, seen(admin))
-    until(
+        answer = send_completion(url)
+        assert answer.status_code == 200, (answer.text, fetch_workers(admin))
+    wait_until(
         # The new one may be there before the silence of the old one has lasted long enough.
-        lambda: len(replicas(listed) - before) == 1 and victim not in replicas(listed),
-        lambda: (before, replicas(listed)),
+        lambda: (
+            len(read_replicas(workers_file) - before) == 1
+            and victim not in read_replicas(workers_file)
+        ),
+        lambda: (before, read_replicas(workers_file)),
     )
-    until(lambda: set(seen(admin)) == replicas(listed), lambda: (seen(admin), replicas(listed)))
+    wait_until(
+        lambda: set(fetch_workers(admin)) == read_replicas(workers_file),
+        lambda: (fetch_workers(admin), read_replicas(workers_file)),
+    )
     for _ in range(4):
-        assert ask(url).status_code == 200
+        assert send_completion(url).status_code == 200

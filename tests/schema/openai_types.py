@@ -55,7 +55,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Schema]]] = {
 }
 
 
-def document(models: Mapping[str, str]) -> Schema:
+def build_document(models: Mapping[str, str]) -> Schema:
     """The document, in OpenAPI 3.1. ``models`` names the one to ask for on each path."""
     schemas: dict[str, Schema] = {}
 
@@ -70,28 +70,30 @@ def document(models: Mapping[str, str]) -> Schema:
     refused["required"] = ["error"]
 
     def ask(path: str, whole: Any, chunk: Any, *bodies: Any) -> Schema:
-        asked = [_limited(schema(one), LIMITS[path], models[path]) for one in bodies]
+        asked = [apply_limits(schema(one), LIMITS[path], models[path]) for one in bodies]
         content = {_JSON: {"schema": schema(whole)}}
         if chunk is not None:
             before = set(schemas)
-            content["text/event-stream"] = {"schema": _events(schema(chunk))}
-            _unfinished({name: schemas[name] for name in schemas.keys() - before})
+            content["text/event-stream"] = {"schema": build_event_schema(schema(chunk))}
+            allow_null_finish_reason({name: schemas[name] for name in schemas.keys() - before})
         body = {"required": True, "content": {_JSON: {"schema": {"anyOf": asked}}}}
-        return {"post": {"requestBody": body, "responses": _responses(content, refused)}}
+        return {"post": {"requestBody": body, "responses": build_responses(content, refused)}}
 
     def tell(type_: Any) -> Schema:
-        return {"get": {"responses": _responses({_JSON: {"schema": schema(type_)}}, refused)}}
+        return {"get": {"responses": build_responses({_JSON: {"schema": schema(type_)}}, refused)}}
 
     paths = {
         "/v1/chat/completions": ask(
-            "/v1/chat/completions", ChatCompletion, ChatCompletionChunk, *_variants(chat)
+            "/v1/chat/completions", ChatCompletion, ChatCompletionChunk, *list_body_types(chat)
         ),
-        "/v1/completions": ask("/v1/completions", Completion, Completion, *_variants(completion)),
+        "/v1/completions": ask(
+            "/v1/completions", Completion, Completion, *list_body_types(completion)
+        ),
         "/v1/embeddings": ask(
             "/v1/embeddings", CreateEmbeddingResponse, None, embedding.EmbeddingCreateParams
         ),
         "/v1/models": tell(SyncPage[Model]),
-        "/v1/models/{model}": {**tell(Model), "parameters": [_named("model")]},
+        "/v1/models/{model}": {**tell(Model), "parameters": [build_path_parameter("model")]},
     }
     return {
         "openapi": "3.1.0",
@@ -101,11 +103,11 @@ def document(models: Mapping[str, str]) -> Schema:
     }
 
 
-def _variants(module: Any) -> Iterable[Any]:
+def list_body_types(module: Any) -> Iterable[Any]:
     return module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming
 
 
-def _limited(body: Schema, limits: Mapping[str, Schema], model: str) -> Schema:
+def apply_limits(body: Schema, limits: Mapping[str, Schema], model: str) -> Schema:
     """The body, with its model and within its limits, each of which is for the type it fits."""
     properties = body["properties"]
     properties["model"] = {"const": model}
@@ -114,14 +116,14 @@ def _limited(body: Schema, limits: Mapping[str, Schema], model: str) -> Schema:
     return body
 
 
-def _events(chunk: Schema) -> Schema:
+def build_event_schema(chunk: Schema) -> Schema:
     """One event of a stream."""
     told = {"type": "string", "contentMediaType": _JSON, "contentSchema": chunk}
     data = {"anyOf": [{"const": "[DONE]"}, told]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
-def _unfinished(schemas: Mapping[str, Schema]) -> None:
+def allow_null_finish_reason(schemas: Mapping[str, Schema]) -> None:
     """A completion's chunk has no finish reason before the last, whatever its type says."""
     for name, schema in schemas.items():
         if name.endswith(".CompletionChoice"):
@@ -129,11 +131,11 @@ def _unfinished(schemas: Mapping[str, Schema]) -> None:
             schema["properties"]["finish_reason"] = {"anyOf": [reason, {"type": "null"}]}
 
 
-def _responses(content: Schema, refused: Schema) -> Schema:
+def build_responses(content: Schema, refused: Schema) -> Schema:
     refusal = {"description": "Refused.", "content": {_JSON: {"schema": refused}}}
     return {"200": {"description": "Answered.", "content": content}, "400": refusal, "404": refusal}
 
 
-def _named(name: str) -> Schema:
+def build_path_parameter(name: str) -> Schema:
     schema = {"type": "string", "minLength": 1}
     return {"name": name, "in": "path", "required": True, "schema": schema}

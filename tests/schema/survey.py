@@ -36,7 +36,7 @@ class Finding(Struct, frozen=True):
     sent: str
 
 
-class Survey(Struct):
+class SchemathesisReport(Struct):
     """One run. ``statuses`` counts, by operation, what was sent at random and fits the schema."""
 
     statuses: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
@@ -49,7 +49,7 @@ class Survey(Struct):
         return found.get(200, 0) / sum(found.values())
 
 
-class Order(Struct):
+class SchemathesisJob(Struct):
     """What to survey."""
 
     document: dict[str, Any]
@@ -57,7 +57,9 @@ class Order(Struct):
     examples: int
 
 
-async def survey(document: dict[str, Any], url: str, *, examples: int) -> Survey:
+async def run_schemathesis(
+    document: dict[str, Any], url: str, *, examples: int
+) -> SchemathesisReport:
     """Ask the gateway at ``url`` what the document allows, and what it does not.
 
     For each operation: what lies on and beyond each limit of its schema, one at a time, and
@@ -72,17 +74,17 @@ async def survey(document: dict[str, Any], url: str, *, examples: int) -> Survey
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        order = msgspec.json.encode(Order(document, url, examples))
+        order = msgspec.json.encode(SchemathesisJob(document, url, examples))
         told, complaint = await process.communicate(order)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode == 0, complaint.decode()[-4000:]
-    return msgspec.json.decode(told, type=Survey)
+    return msgspec.json.decode(told, type=SchemathesisReport)
 
 
-def _run(order: Order) -> Survey:
+def run_job(order: SchemathesisJob) -> SchemathesisReport:
     off = {"enabled": False}
     config = schemathesis.Config.from_dict(
         {
@@ -100,11 +102,11 @@ def _run(order: Order) -> Survey:
         }
     )
     schema = schemathesis.openapi.from_dict(order.document, config=config)
-    found = Survey()
+    found = SchemathesisReport()
     for event in from_schema(schema).execute():
         match event:
             case events.ScenarioFinished(phase=phase, recorder=recorder):
-                _take(found, recorder, random=phase.value == "fuzzing")
+                record_scenario(found, recorder, random=phase.value == "fuzzing")
             case events.NonFatalError(value=error) | events.FatalError(exception=error):
                 raise error
             case _:
@@ -112,17 +114,17 @@ def _run(order: Order) -> Survey:
     return found
 
 
-def _take(found: Survey, recorder: ScenarioRecorder, *, random: bool) -> None:
+def record_scenario(found: SchemathesisReport, recorder: ScenarioRecorder, *, random: bool) -> None:
     answered = [one for one in recorder.interactions.values() if one.response is not None]
     found.sent += len(answered)
     if random and answered:
         counts = found.statuses.setdefault(recorder.label, {})
         for status in (one.response.status_code for one in answered if one.response):
             counts[status] = counts.get(status, 0) + 1
-    found.findings += _findings(recorder)
+    found.findings += list_findings(recorder)
 
 
-def _findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
+def list_findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
     for checks in recorder.checks.values():
         for check in checks:
             if (info := check.failure_info) is not None:
@@ -131,5 +133,5 @@ def _findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
 
 
 if __name__ == "__main__":
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    sys.stdout.buffer.write(msgspec.json.encode(_run(asked)))
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=SchemathesisJob)
+    sys.stdout.buffer.write(msgspec.json.encode(run_job(asked)))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.conftest import Running
-from tests.schema.openai_types import LIMITS, document
-from tests.schema.survey import Finding, survey
+from tests.conftest import RunningGateway
+from tests.schema.openai_types import LIMITS, build_document
+from tests.schema.survey import Finding, run_schemathesis
 
 pytestmark = pytest.mark.slow
 
@@ -13,20 +13,20 @@ ANSWERED = 0.3
 """The least share of answers to the requests drawn: a survey of refusals shows nothing."""
 
 
-def accepted(finding: Finding) -> str:
+def explain_accepted_finding(finding: Finding) -> str:
     """Why a finding is none; "" where it is one."""
     if finding.operation == "POST /v1/embeddings" and 'is not of type "array"' in finding.why:
         return "the client's types know vectors as numbers only, not as the base64 it asks for"
     return ""
 
 
-async def test_the_types_of_the_client_hold(mock: Running) -> None:
+async def test_responses_match_the_openai_client_types(mock: RunningGateway) -> None:
     models = dict.fromkeys(LIMITS, "mock")
 
-    found = await survey(document(models), mock.url, examples=EXAMPLES)
+    found = await run_schemathesis(build_document(models), mock.url, examples=EXAMPLES)
 
-    assert [finding for finding in found.findings if not accepted(finding)] == []
-    assert {accepted(finding) for finding in found.findings} != {""}
+    assert [finding for finding in found.findings if not explain_accepted_finding(finding)] == []
+    assert {explain_accepted_finding(finding) for finding in found.findings} != {""}
     for path in LIMITS:
         assert found.accepted(f"POST {path}") > ANSWERED, (path, found.statuses)
     assert not [record for record in mock.records if record.outcome == "gateway_error"]

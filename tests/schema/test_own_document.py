@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import CONFORMANCE, Running, Serve
-from tests.schema.survey import survey
+from tests.conftest import CONFORMANCE, RunningGateway, Serve
+from tests.schema.survey import run_schemathesis
 
 EXAMPLES = 100
 ANSWERED = 0.5
@@ -50,14 +50,14 @@ NAMES = {"owner": "org", "version": "1", "served": "1"}
 """What a path may hold beside a model's name, which is ``m1`` behind an owner's."""
 
 
-async def told(gateway: Running) -> dict[str, Any]:
+async def fetch_openapi_document(gateway: RunningGateway) -> dict[str, Any]:
     response = await gateway.http.get("/openapi.json")
     assert response.status_code == 200
     found: dict[str, Any] = response.json()
     return found
 
 
-def below(document: dict[str, Any], root: str) -> dict[str, Any]:
+def select_paths(document: dict[str, Any], root: str) -> dict[str, Any]:
     """The part of the document below a root, its models named and its answers closed.
 
     The document names no model, and lets an answer grow; here an unknown key in one is a fault.
@@ -72,13 +72,13 @@ def below(document: dict[str, Any], root: str) -> dict[str, Any]:
         for operation in (one for name, one in item.items() if name != "parameters"):
             if body := operation.get("requestBody"):
                 media = body["content"]["application/json"]
-                media["schema"] = {"anyOf": [*_bodies(media["schema"])]}
-            _close(operation["responses"])
-    _close(document["components"])
+                media["schema"] = {"anyOf": [*list_body_schemas(media["schema"])]}
+            forbid_unknown_keys(operation["responses"])
+    forbid_unknown_keys(document["components"])
     return {**document, "paths": paths}
 
 
-def _bodies(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def list_body_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for body in schema.get("anyOf", [schema]):
         properties = body["properties"]
         if "model" in properties:
@@ -89,25 +89,25 @@ def _bodies(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**body, "properties": asked, "required": [*body["required"], "stream"]}
 
 
-def _close(node: Any) -> None:
+def forbid_unknown_keys(node: Any) -> None:
     """An event, which is nothing but ``data`` in the document, has other lines that are no keys."""
     match node:
         case {"type": "object", "properties": dict(properties)}:
             node["additionalProperties"] = "data" in properties and len(properties) == 1
-            _close(list(properties.values()))
+            forbid_unknown_keys(list(properties.values()))
         case dict():
-            _close(list(node.values()))
+            forbid_unknown_keys(list(node.values()))
         case list():
             for inner in node:
-                _close(inner)
+                forbid_unknown_keys(inner)
         case _:
             pass
 
 
-async def test_it_is_told_to_anybody(serve: Serve) -> None:
+async def test_openapi_document_needs_no_api_key(serve: Serve) -> None:
     gateway = await serve(CONFORMANCE)
 
-    document = await told(gateway)
+    document = await fetch_openapi_document(gateway)
 
     assert document["openapi"] == "3.1.0"
     assert document["paths"]["/v1/chat/completions"]["post"]["security"] == [{"key": []}]
@@ -116,10 +116,10 @@ async def test_it_is_told_to_anybody(serve: Serve) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ROOTS)
-async def test_the_gateway_does_as_it_says(mock: Running, root: str) -> None:
-    document = below(await told(mock), root)
+async def test_gateway_conforms_to_its_openapi_document(mock: RunningGateway, root: str) -> None:
+    document = select_paths(await fetch_openapi_document(mock), root)
 
-    found = await survey(document, mock.url, examples=EXAMPLES)
+    found = await run_schemathesis(document, mock.url, examples=EXAMPLES)
 
     faults = [one for one in found.findings if (root, one.check) not in ACCEPTED]
     assert faults == []

@@ -28,7 +28,7 @@ QUEUE: Final = 10.0
 TRIES: Final = 3
 
 
-class Spell(Struct, frozen=True):
+class FaultPeriod(Struct, frozen=True):
     """What befalls a worker for some time.
 
     ``dead`` takes no connection and cuts those it has; ``hang`` says nothing; ``error`` fails the
@@ -41,7 +41,7 @@ class Spell(Struct, frozen=True):
     much: float = 1.0
 
 
-class Site(Struct, frozen=True):
+class SimulatedWorker(Struct, frozen=True):
     """A worker as it truly is: seconds to the first token, and from there to the end.
 
     It is configured to have ``places`` requests at a time, and refuses (429) beyond ``takes``.
@@ -52,9 +52,9 @@ class Site(Struct, frozen=True):
     weight: float = 1.0
     places: int | None = None
     takes: int | None = None
-    spells: tuple[Spell, ...] = ()
+    spells: tuple[FaultPeriod, ...] = ()
 
-    def spell(self, now: float) -> Spell | None:
+    def spell(self, now: float) -> FaultPeriod | None:
         return next((one for one in self.spells if one.start <= now < one.end), None)
 
     def death(self, start: float, end: float) -> float | None:
@@ -63,7 +63,7 @@ class Site(Struct, frozen=True):
         return min((one for one in moments if start < one < end), default=None)
 
 
-class Call(Struct, eq=False):
+class SimulatedRequest(Struct, eq=False):
     """A request on its way."""
 
     ask: RoutingKey = RoutingKey()
@@ -72,10 +72,10 @@ class Call(Struct, eq=False):
     outcome: Outcome | None = None
 
 
-class Member:
+class PoolMember:
     """A worker as the pool has it: a Load, and a Patient."""
 
-    def __init__(self, key: int, site: Site, fleet: "Fleet") -> None:
+    def __init__(self, key: int, site: SimulatedWorker, fleet: "PoolSimulation") -> None:
         self.key = key
         self.name = f"http://w{key}:8000"
         self.site = site
@@ -98,22 +98,22 @@ class Member:
         return limit is None or self.in_flight < limit
 
 
-class Pick(Struct, frozen=True):
+class Attempt(Struct, frozen=True):
     """One try: when, at whom, and what everybody had then."""
 
     at: float
     key: int
-    call: Call
+    call: SimulatedRequest
     again: bool
     in_flight: tuple[int, ...]
 
 
-class Fleet:
+class PoolSimulation:
     """Runs calls against sites. ``seed`` is all the luck there is."""
 
     def __init__(
         self,
-        sites: Sequence[Site],
+        sites: Sequence[SimulatedWorker],
         policy: PolicyName,
         seed: int,
         *,
@@ -123,22 +123,24 @@ class Fleet:
         self.now = 0.0
         self.breaker = breaker
         self.luck = random.Random(seed)
-        self.members = [Member(key, site, self) for key, site in enumerate(sites)]
-        self.picks: list[Pick] = []
-        self.calls: list[Call] = []
+        self.members = [PoolMember(key, site, self) for key, site in enumerate(sites)]
+        self.picks: list[Attempt] = []
+        self.calls: list[SimulatedRequest] = []
         self.pressed = Counter[int]()
         self._policy = make_policy(policy, self.luck.random)
         self._budget = RetryBudget()
         self._probing = probing
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = count()
 
-    def run(self, rate: float, until: float, ask: Callable[[random.Random], RoutingKey]) -> "Fleet":
+    def run(
+        self, rate: float, until: float, ask: Callable[[random.Random], RoutingKey]
+    ) -> "PoolSimulation":
         """Calls at random moments, ``rate`` in a second; runs on until the last has ended."""
         moment = self.now
         while (moment := moment + self.luck.expovariate(rate)) < until:
-            self._at(moment, self._arrive, Call(ask(self.luck)))
+            self._at(moment, self._arrive, SimulatedRequest(ask(self.luck)))
         if self._probing is not None:
             for member in self.members:
                 for n in range(int((until - self.now) / self._probing)):
@@ -162,22 +164,22 @@ class Fleet:
     def _at(self, moment: float, do: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._events, (moment, next(self._number), do, arguments))
 
-    def _arrive(self, call: Call) -> None:
+    def _arrive(self, call: SimulatedRequest) -> None:
         self.calls.append(call)
         self._budget.record_request(self.now)
         self._place(call)
 
-    def _place(self, call: Call) -> None:
+    def _place(self, call: SimulatedRequest) -> None:
         if not self._send(call):
             self._waiting.append(call)
             self._at(self.now + QUEUE, self._give_up, call)
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: SimulatedRequest) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
             call.outcome = "queue"
 
-    def _send(self, call: Call) -> bool:
+    def _send(self, call: SimulatedRequest) -> bool:
         """Whether there was a place."""
         asked = select_available(self.members, self.now, HealthCheckSettings().panic_threshold)
         assert asked, "somebody may always be asked"
@@ -189,13 +191,13 @@ class Fleet:
         member = self._policy.pick_worker(free, call.ask)
         assert any(member is one for one in free)
         busy = tuple(one.in_flight for one in free)
-        self.picks.append(Pick(self.now, member.key, call, bool(call.tried), busy))
+        self.picks.append(Attempt(self.now, member.key, call, bool(call.tried), busy))
         member.in_flight += 1
         call.tried.add(member.key)
         self._befall(call, member)
         return True
 
-    def _befall(self, call: Call, member: Member) -> None:
+    def _befall(self, call: SimulatedRequest, member: PoolMember) -> None:
         """What becomes of it is settled when it is sent."""
         site, now = member.site, self.now
         spell = site.spell(now)
@@ -219,11 +221,13 @@ class Fleet:
             how = member.health.record_success if death is None else member.health.record_failure
             self._at(death or end, self._end, call, member, how)
 
-    def _begin(self, call: Call, member: Member, sent: float) -> None:
+    def _begin(self, call: SimulatedRequest, member: PoolMember, sent: float) -> None:
         call.began = True
         member.smoothed.add(self.now, self.now - sent)
 
-    def _end(self, call: Call, member: Member, how: Callable[[float], None]) -> None:
+    def _end(
+        self, call: SimulatedRequest, member: PoolMember, how: Callable[[float], None]
+    ) -> None:
         member.in_flight -= 1
         how(self.now)
         if how == member.health.record_success:
@@ -239,11 +243,11 @@ class Fleet:
             if self._send(waiting):
                 self._waiting.remove(waiting)
 
-    def _may_try(self, call: Call) -> bool:
+    def _may_try(self, call: SimulatedRequest) -> bool:
         left = len(call.tried) < min(TRIES, len(self.members))
         return left and self._budget.allows_retry(self.now)
 
-    def _probe(self, member: Member) -> None:
+    def _probe(self, member: PoolMember) -> None:
         spell = member.site.spell(self.now)
         member.health.record_health_check(
             self.now, ok=spell is None or spell.kind in {"error", "slow"}

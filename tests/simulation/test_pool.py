@@ -11,7 +11,7 @@ import pytest
 
 from backends.pool.load_balancing import PolicyName, RoutingKey
 from backends.pool.settings import CircuitBreakerSettings
-from tests.simulation.fleet import Fleet, Kind, Site, Spell
+from tests.simulation.fleet import FaultPeriod, Kind, PoolSimulation, SimulatedWorker
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -21,41 +21,42 @@ SEEDS = 200
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
-def keyed(luck: random.Random) -> RoutingKey:
+def create_random_key(luck: random.Random) -> RoutingKey:
     return RoutingKey(prefix=luck.randrange(KEYS) << 40, session=f"user-{luck.randrange(KEYS)}")
 
 
-def same(luck: random.Random) -> RoutingKey:
+def create_constant_key(luck: random.Random) -> RoutingKey:
     return RoutingKey(prefix=7, session="one")
 
 
-def spells(luck: random.Random, until: float) -> tuple[Spell, ...]:
+def create_fault_periods(luck: random.Random, until: float) -> tuple[FaultPeriod, ...]:
     """Up to three misfortunes, one after the other, all over at ``until``."""
     moments = sorted(luck.uniform(0.0, until) for _ in range(2 * luck.randrange(4)))
     pairs = zip(moments[::2], moments[1::2], strict=True)
     return tuple(
-        Spell(luck.choice(KINDS), start, end, luck.choice([0.3, 1.0, 5.0])) for start, end in pairs
+        FaultPeriod(luck.choice(KINDS), start, end, luck.choice([0.3, 1.0, 5.0]))
+        for start, end in pairs
     )
 
 
-def fates(seed: int) -> tuple[list[Site], random.Random]:
+def create_workers(seed: int) -> tuple[list[SimulatedWorker], random.Random]:
     """A fleet of any kind, whose misfortunes end at 20 s."""
     luck = random.Random(seed)
     sites = [
-        Site(
+        SimulatedWorker(
             first=luck.choice([0.02, 0.1, 0.5]),
             rest=luck.choice([0.0, 1.0, 5.0]),
             weight=luck.choice([1.0, 1.0, 3.0]),
             places=luck.choice([None, None, 2, 8]),
             takes=luck.choice([None, None, 3]),
-            spells=spells(luck, 20.0),
+            spells=create_fault_periods(luck, 20.0),
         )
         for _ in range(luck.randint(1, 6))
     ]
     return sites, luck
 
 
-def between(moments: list[float], start: float, end: float) -> int:
+def count_between(moments: list[float], start: float, end: float) -> int:
     """How many of them lie after ``start``, up to ``end``."""
     return bisect(moments, end) - bisect(moments, start)
 
@@ -64,12 +65,12 @@ def between(moments: list[float], start: float, end: float) -> int:
 
 
 @every_policy
-def test_every_call_ends_once_and_leaves_nothing_behind(policy: PolicyName) -> None:
+def test_every_request_ends_and_leaves_no_request_in_flight(policy: PolicyName) -> None:
     for seed in range(SEEDS):
-        sites, luck = fates(seed)
-        fleet = Fleet(sites, policy, seed, probing=luck.choice([None, 2.0]))
+        sites, luck = create_workers(seed)
+        fleet = PoolSimulation(sites, policy, seed, probing=luck.choice([None, 2.0]))
 
-        fleet.run(rate=4.0, until=30.0, ask=keyed)
+        fleet.run(rate=4.0, until=30.0, ask=create_random_key)
 
         assert all(call.outcome is not None for call in fleet.calls), seed
         assert not any(one.in_flight for one in fleet.members), seed
@@ -81,28 +82,30 @@ def test_every_call_ends_once_and_leaves_nothing_behind(policy: PolicyName) -> N
 
 
 @every_policy
-def test_tries_stay_within_the_budget(policy: PolicyName) -> None:
+def test_retries_stay_within_the_retry_budget(policy: PolicyName) -> None:
     """A fifth of what is asked in ten seconds, and three; a window is right to a tenth."""
     for seed in range(SEEDS // 2):
         luck = random.Random(seed)
-        broken = Spell(luck.choice(["dead", "error"]), luck.uniform(0.0, 9.0), 99.0)
-        sites = [Site(spells=(broken,)) for _ in range(luck.randint(2, 5))]
-        fleet = Fleet(sites, policy, seed)
+        broken = FaultPeriod(luck.choice(["dead", "error"]), luck.uniform(0.0, 9.0), 99.0)
+        sites = [SimulatedWorker(spells=(broken,)) for _ in range(luck.randint(2, 5))]
+        fleet = PoolSimulation(sites, policy, seed)
 
-        fleet.run(rate=luck.uniform(1.0, 12.0), until=20.0, ask=keyed)
+        fleet.run(rate=luck.uniform(1.0, 12.0), until=20.0, ask=create_random_key)
 
         firsts = [one.at for one in fleet.picks if not one.again]
         tries = [one.at for one in fleet.picks if one.again]
         assert tries, seed
         for moment in tries:
-            asked = between(firsts, moment - 10.1, moment)
-            assert between(tries, moment - 8.9, moment) <= 3 + 0.2 * asked, (seed, moment)
+            asked = count_between(firsts, moment - 10.1, moment)
+            assert count_between(tries, moment - 8.9, moment) <= 3 + 0.2 * asked, (seed, moment)
 
 
 @every_policy
 @pytest.mark.parametrize("kind", ["dead", "hang", "error"])
 @pytest.mark.parametrize("probing", [None, 3.0], ids=["unprobed", "probed"])
-def test_all_die_and_all_come_back(policy: PolicyName, kind: Kind, probing: float | None) -> None:
+def test_all_workers_return_to_rotation_after_an_outage(
+    policy: PolicyName, kind: Kind, probing: float | None
+) -> None:
     """Every call is answered again half a minute after the return, which is the longest absence.
 
     A worker that failed its trials may be out for longer, but for no more than twice the outage.
@@ -112,10 +115,10 @@ def test_all_die_and_all_come_back(policy: PolicyName, kind: Kind, probing: floa
         death = luck.uniform(1.0, 10.0)
         life = death + luck.choice([1.0, 20.0, 60.0])
         ends = [life + luck.uniform(0.0, 2.0) for _ in range(luck.randint(1, 5))]
-        sites = [Site(spells=(Spell(kind, death, end),)) for end in ends]
-        fleet = Fleet(sites, policy, seed, probing=probing)
+        sites = [SimulatedWorker(spells=(FaultPeriod(kind, death, end),)) for end in ends]
+        fleet = PoolSimulation(sites, policy, seed, probing=probing)
 
-        fleet.run(rate=4.0, until=life + 160.0, ask=keyed)
+        fleet.run(rate=4.0, until=life + 160.0, ask=create_random_key)
 
         assert fleet.outcomes(life + 35.0).keys() == {"done"}, seed
         assert all(one.health.get_state(fleet.now) == "up" for one in fleet.members), seed
@@ -124,13 +127,13 @@ def test_all_die_and_all_come_back(policy: PolicyName, kind: Kind, probing: floa
 
 @every_policy
 @pytest.mark.parametrize("kind", ["dead", "hang", "error"])
-def test_one_bad_worker_is_found_out(policy: PolicyName, kind: Kind) -> None:
+def test_single_failing_worker_is_removed_from_rotation(policy: PolicyName, kind: Kind) -> None:
     """Whoever it hurts is tried elsewhere; and soon hardly anybody is sent there any more."""
     for seed in range(10):
-        bad = Site(spells=(Spell(kind, 0.0, 999.0),))
-        fleet = Fleet([bad, Site(), Site()], policy, seed)
+        bad = SimulatedWorker(spells=(FaultPeriod(kind, 0.0, 999.0),))
+        fleet = PoolSimulation([bad, SimulatedWorker(), SimulatedWorker()], policy, seed)
 
-        fleet.run(rate=20.0, until=30.0, ask=keyed)
+        fleet.run(rate=20.0, until=30.0, ask=create_random_key)
 
         outcomes = fleet.outcomes()
         assert outcomes["done"] >= 0.97 * outcomes.total(), (seed, outcomes)
@@ -139,14 +142,18 @@ def test_one_bad_worker_is_found_out(policy: PolicyName, kind: Kind) -> None:
 
 
 @every_policy
-def test_a_worker_that_fails_now_and_then_is_taken_out_by_rate(policy: PolicyName) -> None:
+def test_intermittently_failing_worker_is_ejected_by_failure_rate(policy: PolicyName) -> None:
     """Three of ten requests fail at once; two hundred in a row would be luck."""
     breaker = CircuitBreakerSettings(consecutive_failures=200, failure_rate=0.2)
     for seed in range(10):
-        sites = [Site(), Site(), Site(spells=(Spell("error", 0.0, 999.0, 0.3),))]
-        fleet = Fleet(sites, policy, seed, breaker=breaker)
+        sites = [
+            SimulatedWorker(),
+            SimulatedWorker(),
+            SimulatedWorker(spells=(FaultPeriod("error", 0.0, 999.0, 0.3),)),
+        ]
+        fleet = PoolSimulation(sites, policy, seed, breaker=breaker)
 
-        fleet.run(rate=30.0, until=60.0, ask=keyed)
+        fleet.run(rate=30.0, until=60.0, ask=create_random_key)
 
         shares, outcomes = fleet.shares(), fleet.outcomes()
         assert shares[2] <= 0.15 * shares.total(), (seed, shares)
@@ -157,14 +164,14 @@ def test_a_worker_that_fails_now_and_then_is_taken_out_by_rate(policy: PolicyNam
 
 
 @every_policy
-def test_nobody_starves(policy: PolicyName) -> None:
+def test_every_healthy_worker_receives_requests_regularly(policy: PolicyName) -> None:
     """Each of a healthy fleet is asked, and never waits long for its turn."""
     for seed in range(SEEDS // 2):
         luck = random.Random(seed)
         size = luck.randint(1, 6)
-        fleet = Fleet([Site() for _ in range(size)], policy, seed)
+        fleet = PoolSimulation([SimulatedWorker() for _ in range(size)], policy, seed)
 
-        fleet.run(rate=5.0 * size, until=10.0, ask=keyed)
+        fleet.run(rate=5.0 * size, until=10.0, ask=create_random_key)
 
         assert len(fleet.shares()) == size, seed
         last = Counter[int]()
@@ -176,14 +183,16 @@ def test_nobody_starves(policy: PolicyName) -> None:
 @pytest.mark.parametrize(
     ("policy", "most"), [("round_robin", 0), ("least_load", 0), ("two_choices", 6)]
 )
-def test_load_follows_the_weights(policy: PolicyName, most: float) -> None:
+def test_load_is_proportional_to_the_weights(policy: PolicyName, most: float) -> None:
     """As long as nobody is done, in_flight is what each was given."""
     for seed in range(SEEDS // 4):
         luck = random.Random(seed)
         weights = [luck.randint(1, 4) for _ in range(luck.randint(2, 6))]
-        fleet = Fleet([Site(first=1e6, weight=one) for one in weights], policy, seed)
+        fleet = PoolSimulation(
+            [SimulatedWorker(first=1e6, weight=one) for one in weights], policy, seed
+        )
 
-        fleet.run(rate=30.0, until=10.0, ask=keyed)
+        fleet.run(rate=30.0, until=10.0, ask=create_random_key)
 
         rounds = len(fleet.picks) / sum(weights)
         for key, count in fleet.shares().items():
@@ -191,13 +200,13 @@ def test_load_follows_the_weights(policy: PolicyName, most: float) -> None:
 
 
 @pytest.mark.parametrize(("policy", "bound"), [("prefix", 1.25), ("session", 1.5)])
-@pytest.mark.parametrize("ask", [keyed, same])
-def test_a_hot_key_overloads_nobody(
+@pytest.mark.parametrize("ask", [create_random_key, create_constant_key])
+def test_hot_key_keeps_every_worker_within_the_load_bound(
     policy: PolicyName, bound: float, ask: Callable[[random.Random], RoutingKey]
 ) -> None:
     for seed in range(SEEDS // 4):
         size = random.Random(seed).randint(2, 6)
-        fleet = Fleet([Site(rest=1.0) for _ in range(size)], policy, seed)
+        fleet = PoolSimulation([SimulatedWorker(rest=1.0) for _ in range(size)], policy, seed)
 
         fleet.run(rate=8.0 * size, until=8.0, ask=ask)
 
@@ -207,11 +216,11 @@ def test_a_hot_key_overloads_nobody(
 
 
 @pytest.mark.parametrize("policy", ["prefix", "session"])
-def test_a_key_stays_with_its_worker_where_there_is_room(policy: PolicyName) -> None:
+def test_key_stays_on_its_worker_while_capacity_is_free(policy: PolicyName) -> None:
     for seed in range(SEEDS // 8):
-        fleet = Fleet([Site(rest=0.2) for _ in range(4)], policy, seed)
+        fleet = PoolSimulation([SimulatedWorker(rest=0.2) for _ in range(4)], policy, seed)
 
-        fleet.run(rate=8.0, until=30.0, ask=keyed)
+        fleet.run(rate=8.0, until=30.0, ask=create_random_key)
 
         homes: dict[int | str | None, Counter[int]] = {}
         for pick in fleet.picks:
@@ -223,23 +232,25 @@ def test_a_key_stays_with_its_worker_where_there_is_room(policy: PolicyName) -> 
         assert len({count.most_common(1)[0][0] for count in homes.values()}) == 4, seed
 
 
-def test_of_two_choices_the_nearer_has_the_traffic() -> None:
+def test_two_choices_prefers_the_faster_worker() -> None:
     for seed in range(SEEDS // 8):
-        fleet = Fleet([Site(first=0.05), Site(first=0.5)], "two_choices", seed)
+        fleet = PoolSimulation(
+            [SimulatedWorker(first=0.05), SimulatedWorker(first=0.5)], "two_choices", seed
+        )
 
-        fleet.run(rate=10.0, until=60.0, ask=keyed)
+        fleet.run(rate=10.0, until=60.0, ask=create_random_key)
 
         shares = fleet.shares()
         assert shares[0] >= 0.85 * shares.total(), (seed, shares)
         assert shares[1] >= 3, "the farther is asked now and then: it may have come nearer"
 
 
-def test_traffic_leaves_a_worker_that_turns_slow_and_comes_back() -> None:
+def test_slow_worker_loses_traffic_and_regains_load_after_recovery() -> None:
     for seed in range(SEEDS // 20):
-        slow = Site(spells=(Spell("slow", 20.0, 50.0, 10.0),))
-        fleet = Fleet([slow, Site()], "two_choices", seed)
+        slow = SimulatedWorker(spells=(FaultPeriod("slow", 20.0, 50.0, 10.0),))
+        fleet = PoolSimulation([slow, SimulatedWorker()], "two_choices", seed)
 
-        fleet.run(rate=20.0, until=110.0, ask=keyed)
+        fleet.run(rate=20.0, until=110.0, ask=create_random_key)
 
         before, during, after = fleet.shares(0, 20), fleet.shares(22, 50), fleet.shares(80, 110)
         assert 0.35 <= before[0] / before.total() <= 0.65, (seed, before)
@@ -251,11 +262,13 @@ def test_traffic_leaves_a_worker_that_turns_slow_and_comes_back() -> None:
 
 
 @every_policy
-def test_a_worker_that_refuses_gets_less_and_stays_in(policy: PolicyName) -> None:
+def test_worker_that_returns_429_gets_less_load_and_stays_in_rotation(policy: PolicyName) -> None:
     for seed in range(SEEDS // 40):
-        fleet = Fleet([Site(takes=4, rest=1.0), Site(rest=1.0)], policy, seed)
+        fleet = PoolSimulation(
+            [SimulatedWorker(takes=4, rest=1.0), SimulatedWorker(rest=1.0)], policy, seed
+        )
 
-        fleet.run(rate=30.0, until=60.0, ask=keyed)
+        fleet.run(rate=30.0, until=60.0, ask=create_random_key)
 
         shares, outcomes = fleet.shares(), fleet.outcomes()
         assert fleet.members[0].health.get_state(fleet.now) == "up"
@@ -268,12 +281,18 @@ def test_a_worker_that_refuses_gets_less_and_stays_in(policy: PolicyName) -> Non
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_load", "prefix", "session"])
-def test_a_worker_that_comes_back_starts_slowly(policy: PolicyName) -> None:
+def test_recovered_worker_gets_slow_start(policy: PolicyName) -> None:
     """Its part grows from a tenth to the whole in half a minute."""
     early, late, full = Counter[int](), Counter[int](), Counter[int]()
     for seed in range(10):
-        sites = [Site(spells=(Spell("error", 0.0, 14.0),)), Site(), Site()]
-        fleet = Fleet(sites, policy, seed).run(rate=40.0, until=60.0, ask=keyed)
+        sites = [
+            SimulatedWorker(spells=(FaultPeriod("error", 0.0, 14.0),)),
+            SimulatedWorker(),
+            SimulatedWorker(),
+        ]
+        fleet = PoolSimulation(sites, policy, seed).run(
+            rate=40.0, until=60.0, ask=create_random_key
+        )
         [back] = [one.at for one in fleet.picks if one.key == 0 and one.at > 14.0][:1]
         early += fleet.shares(back + 1.0, back + 7.0)
         late += fleet.shares(back + 20.0, back + 26.0)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from tests.soak.soaking import Look, soak
+from tests.soak.soaking import SoakMeasurement, run_soak
 
 
-def _show(look: Look) -> None:
+def _print_measurement(look: SoakMeasurement) -> None:
     click.echo(look.text())
 
 
@@ -24,8 +24,12 @@ def _show(look: Look) -> None:
 def main(requests: int, cancelled: int, intervals: int) -> None:
     """Send all of these, and tell whether anything grows. Exits with 1 if it does."""
     with tempfile.TemporaryDirectory() as folder:
-        run = soak(
-            Path(folder), requests=requests, cancelled=cancelled, intervals=intervals, show=_show
+        run = run_soak(
+            Path(folder),
+            requests=requests,
+            cancelled=cancelled,
+            intervals=intervals,
+            show=_print_measurement,
         )
         got = asyncio.run(run)
     click.echo(f"{got.slope:.1f} bytes a request")

@@ -10,23 +10,23 @@ from gateway.runtime import process
 _STANDARD_ERROR = 2
 
 
-def _tell() -> None:
+def _print_task_count() -> None:
     os.write(_STANDARD_ERROR, f"TASKS {len(asyncio.all_tasks())}\n".encode())
 
 
-def _counting(
+def _count_tasks(
     make: Callable[[], asyncio.AbstractEventLoop],
 ) -> Callable[[], asyncio.AbstractEventLoop]:
     def made() -> asyncio.AbstractEventLoop:
         loop = make()
-        loop.call_soon(loop.add_signal_handler, signal.SIGUSR1, _tell)
+        loop.call_soon(loop.add_signal_handler, signal.SIGUSR1, _print_task_count)
         return loop
 
     return made
 
 
 if __name__ == "__main__":
-    factory = _counting(process.get_loop_factory() or asyncio.new_event_loop)
+    factory = _count_tasks(process.get_loop_factory() or asyncio.new_event_loop)
     process.get_loop_factory = lambda: factory
     from gateway.cli import main  # it takes the factory by its name
 

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.runtime.process import raise_fd_limit
-from tests.fault.fronts import until
-from tests.fault.gateways import GatewayProcess, written
+from tests.fault.fronts import wait_until
+from tests.fault.gateways import GatewayProcess, build_config
 
 CLIENTS = 16
 """Connections that are kept."""
@@ -34,7 +34,7 @@ _TASKS = re.compile(r"^TASKS (\d+)$", re.MULTILINE)
 _LISTENERS = [{"address": "127.0.0.1:0", "protocols": ["openai", "triton"]}]
 
 
-class Look(Struct, frozen=True):
+class SoakMeasurement(Struct, frozen=True):
     """How the gateway was after so many requests."""
 
     requests: int
@@ -50,10 +50,10 @@ class Look(Struct, frozen=True):
         )
 
 
-class Soaked(Struct, frozen=True):
+class SoakResult(Struct, frozen=True):
     """All looks, the first once it was warm."""
 
-    looks: Sequence[Look]
+    looks: Sequence[SoakMeasurement]
 
     @property
     def slope(self) -> float:
@@ -76,7 +76,7 @@ class Soaked(Struct, frozen=True):
         return found
 
 
-def _call(path: str, body: object, *more: str) -> bytes:
+def _build_request(path: str, body: object, *more: str) -> bytes:
     data = msgspec.json.encode(body)
     head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *more]
     return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
@@ -84,13 +84,15 @@ def _call(path: str, body: object, *more: str) -> bytes:
 
 _CHAT = {"model": "far", "messages": [{"role": "user", "content": "hi"}]}
 CALLS = [
-    _call("/v1/chat/completions", _CHAT),
-    _call("/v1/chat/completions", _CHAT | {"stream": True}),
-    _call("/v2/models/far/generate", {"text_input": "hi", "max_tokens": 4}),
-    _call("/v2/models/far/generate_stream", {"text_input": "hi", "max_tokens": 4, "stream": True}),
+    _build_request("/v1/chat/completions", _CHAT),
+    _build_request("/v1/chat/completions", _CHAT | {"stream": True}),
+    _build_request("/v2/models/far/generate", {"text_input": "hi", "max_tokens": 4}),
+    _build_request(
+        "/v2/models/far/generate_stream", {"text_input": "hi", "max_tokens": 4, "stream": True}
+    ),
 ]
 """Relayed and translated, whole and streamed."""
-LEFT = _call("/v1/chat/completions", _CHAT | {"model": "slow", "stream": True})
+LEFT = _build_request("/v1/chat/completions", _CHAT | {"model": "slow", "stream": True})
 
 
 async def _head(reader: asyncio.StreamReader) -> str:
@@ -99,7 +101,7 @@ async def _head(reader: asyncio.StreamReader) -> str:
     return head
 
 
-async def _answer(reader: asyncio.StreamReader) -> None:
+async def _read_response(reader: asyncio.StreamReader) -> None:
     """Read one to its end."""
     head = await _head(reader)
     if found := re.search(r"content-length: (\d+)", head):
@@ -110,20 +112,20 @@ async def _answer(reader: asyncio.StreamReader) -> None:
     await reader.readline()
 
 
-async def _client(port: int, count: int, first: int) -> None:
+async def _send_requests(port: int, count: int, first: int) -> None:
     """Ask so often, over one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for number in range(first, first + count):
             writer.write(CALLS[number % len(CALLS)])
-            await _answer(reader)
+            await _read_response(reader)
     finally:
         writer.transport.abort()
         with suppress(ConnectionError):
             await writer.wait_closed()
 
 
-async def _leaver(port: int, count: int) -> None:
+async def _send_and_disconnect(port: int, count: int) -> None:
     """Ask so often, and leave each time when something has come."""
     for _ in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -135,34 +137,34 @@ async def _leaver(port: int, count: int) -> None:
             await writer.wait_closed()
 
 
-async def _ask(port: int, requests: int, cancelled: int) -> None:
+async def _run_interval(port: int, requests: int, cancelled: int) -> None:
     """All of an interval's, from ``CLIENTS`` connections at once."""
     async with asyncio.TaskGroup() as tasks:
         for number in range(CLIENTS):
             part = requests // CLIENTS + (number < requests % CLIENTS)
-            tasks.create_task(_client(port, part, number))
+            tasks.create_task(_send_requests(port, part, number))
         for number in range(4):
-            tasks.create_task(_leaver(port, cancelled // 4 + (number < cancelled % 4)))
+            tasks.create_task(_send_and_disconnect(port, cancelled // 4 + (number < cancelled % 4)))
 
 
-async def _look(gateway: GatewayProcess, requests: int) -> Look:
+async def _measure(gateway: GatewayProcess, requests: int) -> SoakMeasurement:
     """How it is when nothing runs."""
     await asyncio.sleep(0.5)
     told = len(_TASKS.findall(gateway.said()))
     os.kill(gateway.process.pid, signal.SIGUSR1)
-    await until(lambda: len(_TASKS.findall(gateway.said())) > told, 60)
+    await wait_until(lambda: len(_TASKS.findall(gateway.said())) > told, 60)
     tasks = int(_TASKS.findall(gateway.said())[-1])
-    return Look(requests, gateway.memory(), tasks, gateway.descriptors())
+    return SoakMeasurement(requests, gateway.memory(), tasks, gateway.descriptors())
 
 
-async def soak(
+async def run_soak(
     folder: Path,
     *,
     requests: int,
     cancelled: int,
     intervals: int = 20,
-    show: Callable[[Look], None] = lambda _: None,
-) -> Soaked:
+    show: Callable[[SoakMeasurement], None] = lambda _: None,
+) -> SoakResult:
     """Send so many in so many intervals, and look after each; the first fifth is to get warm."""
     (folder / "worker").mkdir()
     off = {"access_log": {"format": "off"}}
@@ -170,25 +172,25 @@ async def soak(
     backends = {"far": echo, "slow": echo | {"delay": "20ms"}}
     models = {name: {"backend": name} for name in backends}
     both = {"listeners": _LISTENERS, "observe": off, "models": models}
-    behind = GatewayProcess(folder / "worker", written(**both, backends=backends))
+    behind = GatewayProcess(folder / "worker", build_config(**both, backends=backends))
     async with behind:
         patient = dict.fromkeys(("connect", "first_token", "idle"), "1m")  # of a busy machine
         pool = {"protocol": "openai", "workers": [behind.urls[0]], "timeouts": patient}
-        text = written(**both, backends=dict.fromkeys(backends, pool))
+        text = build_config(**both, backends=dict.fromkeys(backends, pool))
         program = (sys.executable, "-m", "tests.soak.counting")
         async with GatewayProcess(folder, text, program=program) as gateway:
             looks = []
             for number in range(1, intervals + 1):
                 try:
-                    await _ask(gateway.port, requests // intervals, cancelled // intervals)
+                    await _run_interval(gateway.port, requests // intervals, cancelled // intervals)
                 except BaseExceptionGroup as e:
                     raise AssertionError(gateway.said()[-2000:]) from e
-                looks.append(await _look(gateway, requests // intervals * number))
+                looks.append(await _measure(gateway, requests // intervals * number))
                 show(looks[-1])
-    return Soaked(looks[intervals // 5 :])
+    return SoakResult(looks[intervals // 5 :])
 
 
-async def _begin_stream(port: int) -> asyncio.StreamWriter:
+async def _start_stream(port: int) -> asyncio.StreamWriter:
     """Ask, and wait until something has come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(LEFT)
@@ -196,11 +198,11 @@ async def _begin_stream(port: int) -> asyncio.StreamWriter:
     return writer
 
 
-async def abandon(folder: Path, *, count: int, waves: int) -> int:
+async def abandon_streams(folder: Path, *, count: int, waves: int) -> int:
     """Have so many clients leave their streams at once, several times; gives the memory after."""
     raise_fd_limit()
     echo = {"kind": "echo", "script": ["one "] * 1000, "delay": "5s"}
-    text = written(
+    text = build_config(
         listeners=_LISTENERS,
         observe={"access_log": {"format": "off"}},
         backends={"slow": echo},
@@ -208,8 +210,8 @@ async def abandon(folder: Path, *, count: int, waves: int) -> int:
     )
     async with GatewayProcess(folder, text) as gateway:
         for _ in range(waves):
-            begun = (_begin_stream(gateway.port) for _ in range(count))
+            begun = (_start_stream(gateway.port) for _ in range(count))
             for writer in await asyncio.gather(*begun):
                 writer.transport.abort()
-            await until(lambda: gateway.descriptors() < FEW * 10, 60)
+            await wait_until(lambda: gateway.descriptors() < FEW * 10, 60)
         return gateway.memory()

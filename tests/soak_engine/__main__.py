@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from tests.soak_engine.soaking import SLACK, flat, soak
+from tests.soak_engine.soaking import SLACK, check_flat, run_soak
 from tests.tiny_model import byte_tokenizer, tiny_llama
 
 
@@ -19,8 +19,8 @@ def main(requests: int, checkpoints: int, seed: int) -> None:
     with TemporaryDirectory() as place:
         tiny_llama().save_pretrained(Path(place))
         byte_tokenizer().save_pretrained(Path(place))
-        done = asyncio.run(soak(place, requests, checkpoints, seed))
-    flat(done.checkpoints, checkpoints // 5)
+        done = asyncio.run(run_soak(place, requests, checkpoints, seed))
+    check_flat(done.checkpoints, checkpoints // 5)
     click.echo(f"flat within {SLACK >> 20} MB; every request ended once: {dict(done.ends)}")
 
 

@@ -35,14 +35,14 @@ REFUSED = JsonSchemaFormat(msgspec.Raw(b'{"not":{"type":"integer"}}'), strict=Tr
 """A key that no grammar can keep."""
 
 
-def drawn(dice: random.Random) -> GenerationRequest:
+def draw_request(dice: random.Random) -> GenerationRequest:
     """The next request."""
     said = STEM[: dice.randrange(len(STEM))] + str(dice.randrange(10_000))
     if dice.random() < TOO_LONG:
         said *= 40
     fields: dict[str, Any] = {
         "sampling": dice.choice(_SAMPLING)(dice),
-        "stopping": _stopping(dice),
+        "stopping": _draw_stop_conditions(dice),
         "n": dice.choice((None, None, None, 2, 4, 70_000 if dice.random() < 0.02 else 3)),
         "logprobs": dice.choice((None, None, LogprobsOptions(2), LogprobsOptions(0, prompt=1))),
         "response_options": ResponseOptions(
@@ -57,7 +57,7 @@ def drawn(dice: random.Random) -> GenerationRequest:
     return GenerationRequest(model="m", kind="chat", messages=(turn,), **fields)
 
 
-def _stopping(dice: random.Random) -> StopConditions:
+def _draw_stop_conditions(dice: random.Random) -> StopConditions:
     return StopConditions(
         max_tokens=dice.choice((0, 1, 2, 5, 12, 30)),
         min_tokens=dice.choice((None, None, 1)),

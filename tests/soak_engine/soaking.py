@@ -20,8 +20,8 @@ from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import GatewayError
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
-from tests.bench_engine.cost import resident, resident_alone
-from tests.soak_engine.drawing import drawn
+from tests.bench_engine.cost import measure_process_memory, measure_tree_memory
+from tests.soak_engine.drawing import draw_request
 
 TOGETHER = 24
 """Requests at a time; the engine has places for 16 choices."""
@@ -70,7 +70,7 @@ class Soak:
 
         async def client() -> None:
             for _ in left:
-                request = drawn(self._dice)
+                request = draw_request(self._dice)
                 seconds = 0.01 if self._dice.random() < HURRIED else 60.0
                 leaves = self._dice.randrange(8) if self._dice.random() < LEAVING else None
                 self.ends[await self._one(request, seconds, leaves)] += 1
@@ -94,7 +94,7 @@ class Soak:
         except GatewayError as error:
             assert not any(isinstance(event, StreamEnd) for event in events)
             return type(error).__name__
-        whole(request, events)
+        check_complete(request, events)
         return "done"
 
     async def _check(self, requests: int) -> None:
@@ -103,7 +103,7 @@ class Soak:
         assert process is not None
         assert process.pid is not None
         end = time.monotonic() + SETTLED
-        await beats(process, 2)
+        await wait_for_heartbeats(process, 2)
         while held := (process.active, process.waiting, process.stats.used_blocks):
             if held == (0, 0, 0):
                 break
@@ -111,7 +111,10 @@ class Soak:
             await asyncio.sleep(0.2)
         assert not process._queues
         found = Checkpoint(
-            requests, resident_alone(os.getpid()), resident(process.pid), len(asyncio.all_tasks())
+            requests,
+            measure_process_memory(os.getpid()),
+            measure_tree_memory(process.pid),
+            len(asyncio.all_tasks()),
         )
         self.checkpoints.append(found)
         self._say(
@@ -120,7 +123,7 @@ class Soak:
         )
 
 
-async def beats(process: EngineProcess, count: int) -> None:
+async def wait_for_heartbeats(process: EngineProcess, count: int) -> None:
     """Wait for so many signs of life: what they tell is from now on."""
     for _ in range(count):
         last = process.stats
@@ -128,7 +131,7 @@ async def beats(process: EngineProcess, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def whole(request: GenerationRequest, events: Sequence[Event]) -> None:
+def check_complete(request: GenerationRequest, events: Sequence[Event]) -> None:
     """A complete answer: one end for each choice, one last usage, one Done, and that the last."""
     ends = Counter(event.index for event in events if isinstance(event, ChoiceEnd))
     assert ends == Counter(range(request.n or 1)), ends
@@ -137,7 +140,7 @@ def whole(request: GenerationRequest, events: Sequence[Event]) -> None:
     assert any(isinstance(event, Usage) for event in events)
 
 
-def flat(checkpoints: Sequence[Checkpoint], warm: int) -> None:
+def check_flat(checkpoints: Sequence[Checkpoint], warm: int) -> None:
     """Neither memory nor tasks have grown since the ``warm``-th checkpoint."""
     first, last = checkpoints[warm], checkpoints[-1]
     assert last.tasks == first.tasks
@@ -145,7 +148,7 @@ def flat(checkpoints: Sequence[Checkpoint], warm: int) -> None:
     assert last.engine - first.engine < SLACK, "the engine's memory grows"
 
 
-async def soak(path: str, requests: int, checkpoints: int, seed: int) -> Soak:
+async def run_soak(path: str, requests: int, checkpoints: int, seed: int) -> Soak:
     """All of it, with a model of this folder."""
     backend = TorchBackend(path=path, threads=1, max_concurrency=16, queue=64)
     await backend.start()

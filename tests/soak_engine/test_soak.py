@@ -7,7 +7,7 @@ import pytest
 
 from protocols.core.events import ChoiceEnd, Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
-from tests.soak_engine.soaking import SLACK, Checkpoint, flat, soak, whole
+from tests.soak_engine.soaking import SLACK, Checkpoint, check_complete, check_flat, run_soak
 from tests.tiny_model import byte_tokenizer, tiny_llama
 
 ASKED = GenerationRequest(model="m", kind="completion", prompts=("x",), n=2)
@@ -16,18 +16,18 @@ RIGHT: list[Event] = [ChoiceEnd("stop"), ChoiceEnd("length", 1), Usage(1, 2), St
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_many_short_requests_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_many_short_requests_do_not_leak(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
 
-    done = await soak(str(tmp_path), 1500, 6, seed=1)
+    done = await run_soak(str(tmp_path), 1500, 6, seed=1)
 
     assert sum(done.ends.values()) == 1500
     assert done.ends["done"] > 600
     assert done.ends["left"] > 150
     assert {"DeadlineExceeded", "InvalidParameter"} <= done.ends.keys()
     assert not done.ends.keys() & {"StreamBroken", "WorkerFailed", "InternalError"}
-    flat(done.checkpoints, 2)
+    check_flat(done.checkpoints, 2)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +35,16 @@ async def test_many_short_requests_leave_nothing_behind(tmp_path: Path) -> None:
     [RIGHT[1:], [RIGHT[0], *RIGHT], RIGHT[:-1], [*RIGHT, StreamEnd()], [StreamEnd(), *RIGHT[:-1]]],
     ids=["an end too few", "an end too many", "no Done", "two of them", "one too early"],
 )
-def test_an_answer_that_is_not_whole_is_seen(events: list[Event]) -> None:
-    whole(ASKED, RIGHT)
+def test_incomplete_response_fails_the_check(events: list[Event]) -> None:
+    check_complete(ASKED, RIGHT)
     with pytest.raises(AssertionError):
-        whole(ASKED, events)
+        check_complete(ASKED, events)
 
 
 @pytest.mark.parametrize("grown", [{"ours": SLACK}, {"engine": SLACK}, {"tasks": 3}])
-def test_what_grows_is_seen(grown: dict[str, Any]) -> None:
+def test_growth_fails_the_check(grown: dict[str, Any]) -> None:
     first = Checkpoint(10, 0, 0, 2)
     fields = {"requests": 20, "ours": 0, "engine": 0, "tasks": 2, **grown}
-    flat([first, Checkpoint(20, 0, 0, 2)], 0)
+    check_flat([first, Checkpoint(20, 0, 0, 2)], 0)
     with pytest.raises(AssertionError):
-        flat([first, Checkpoint(**fields)], 0)
+        check_flat([first, Checkpoint(**fields)], 0)

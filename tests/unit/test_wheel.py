@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(made)
 
 
-def test_the_wheel_holds_the_files_of_the_checkout_and_no_others(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_exactly_the_files_of_the_checkout(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == OURS
     for name in names:
@@ -29,7 +29,7 @@ def test_the_wheel_holds_the_files_of_the_checkout_and_no_others(wheel: zipfile.
     assert not [name for name in wheel.namelist() if name.endswith(".pth")]
 
 
-def test_the_wheel_brings_one_command_and_no_other_way_in(wheel: zipfile.ZipFile) -> None:
+def test_wheel_installs_exactly_one_command(wheel: zipfile.ZipFile) -> None:
     [told] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     lines = [line for line in wheel.read(told).decode().splitlines() if line]
     assert lines == ["[console_scripts]", "interlingua = gateway.cli:main"]
@@ -37,7 +37,7 @@ def test_the_wheel_brings_one_command_and_no_other_way_in(wheel: zipfile.ZipFile
     assert about == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "LICENSE"}
 
 
-def test_every_release_that_is_installed_is_named() -> None:
+def test_every_constraint_pins_a_version() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     loose = [one for one in lines if one and not one.startswith("#") and "==" not in one]
     assert loose == []
@@ -54,7 +54,7 @@ def test_every_release_that_is_installed_is_named() -> None:
         "tests/oracle/requirements.txt",
     ],
 )
-def test_requirements_that_are_installed_without_resolution_have_hashes(file: str) -> None:
+def test_requirements_without_dependency_resolution_have_hashes(file: str) -> None:
     text = re.sub(r"\\\n\s*", "", (ROOT / file).read_text("utf-8"))
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert pins
@@ -63,7 +63,7 @@ def test_requirements_that_are_installed_without_resolution_have_hashes(file: st
     ] == []
 
 
-def test_hashes_are_those_of_the_wheels_of_the_pinned_version() -> None:
+def test_hashes_are_selected_for_wheels_of_the_pinned_version() -> None:
     files = {
         "some_name-1.2-py3-none-any.whl": "a" * 64,
         "some_name-1.2-cp311-cp311-manylinux_2_28_x86_64.whl": "b" * 64,
@@ -77,7 +77,7 @@ def test_hashes_are_those_of_the_wheels_of_the_pinned_version() -> None:
     assert is_installable("x-1-cp39-abi3-macosx_11_0_arm64.whl")
 
 
-def test_hashes_replace_those_that_a_file_had() -> None:
+def test_written_hashes_replace_existing_ones() -> None:
     old = f"# why\nx==1 \\\n    --hash=sha256:{'0' * 64}\n"
     new = write_hashes(old, {("x", "1"): ["1" * 64, "2" * 64]})
     assert new == (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.clients.running import SCRIPTED, built_in, running
+from tests.clients.running import SCRIPTED, run_built_in_models, run_gateway
 
 KEY = "sk-clients"
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[str]:
     """The URL of the gateway with scripted answers."""
-    with running(SCRIPTED) as url:
+    with run_gateway(SCRIPTED) as url:
         yield url
 
 
@@ -42,5 +42,5 @@ async def later(gateway: str) -> AsyncIterator[AsyncOpenAI]:
 @pytest.fixture(scope="session")
 def small() -> Iterator[OpenAI]:
     """Before the small built-in models."""
-    with built_in() as url, OpenAI(base_url=f"{url}/v1", api_key="none") as one:
+    with run_built_in_models() as url, OpenAI(base_url=f"{url}/v1", api_key="none") as one:
         yield one

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion
 pytestmark = pytest.mark.slow
 
 
-def test_it_answers(small: OpenAI) -> None:
+def test_built_in_model_serves_a_chat_request(small: OpenAI) -> None:
     answer = small.chat.completions.create(
         model="smollm2",
         messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -20,7 +20,7 @@ def test_it_answers(small: OpenAI) -> None:
     assert "Paris" in (answer.choices[0].message.content or "")
 
 
-def test_its_stream_says_the_same(small: OpenAI) -> None:
+def test_built_in_model_streams_a_chat_response(small: OpenAI) -> None:
     with small.chat.completions.stream(
         model="smollm2",
         messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -36,7 +36,7 @@ def test_its_stream_says_the_same(small: OpenAI) -> None:
     assert final.usage.completion_tokens >= len(pieces)
 
 
-def _as_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[ChatCompletion]:
+def _request_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[ChatCompletion]:
     schema = {
         "type": "object",
         "properties": properties,
@@ -54,21 +54,21 @@ def _as_json(small: OpenAI, properties: dict[str, Any]) -> APIResponse[ChatCompl
     return said
 
 
-def test_it_is_held_to_a_schema(small: OpenAI) -> None:
-    said = _as_json(small, {"capital": {"type": "string", "maxLength": 20}})
+def test_built_in_model_output_matches_the_json_schema(small: OpenAI) -> None:
+    said = _request_json(small, {"capital": {"type": "string", "maxLength": 20}})
 
     assert "x-interlingua-loss" not in said.headers
     content = said.parse().choices[0].message.content or ""
     assert list(msgspec.json.decode(content, type=dict[str, str])) == ["capital"]
 
 
-def test_what_it_can_not_be_held_to_is_refused_by_name(small: OpenAI) -> None:
+def test_unsupported_json_schema_keyword_is_named_in_the_error(small: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="uniqueItems") as refused:
-        _as_json(small, {"names": {"type": "array", "uniqueItems": True}})
+        _request_json(small, {"names": {"type": "array", "uniqueItems": True}})
     assert (refused.value.param or "").startswith("response_format")
 
 
-def test_like_texts_are_near(small: OpenAI) -> None:
+def test_embeddings_of_similar_texts_are_close(small: OpenAI) -> None:
     texts = ["a cat sleeps", "a kitten naps", "interest rates rose"]
     answer = small.embeddings.create(model="minilm", input=texts)
 

@@ -21,7 +21,7 @@ class Person(BaseModel):
     age: int
 
 
-def test_an_answer(client: OpenAI) -> None:
+def test_unary_chat_completion(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="chat", messages=SAY_HI)
 
     assert answer.object == "chat.completion"
@@ -35,13 +35,13 @@ def test_an_answer(client: OpenAI) -> None:
     assert answer._request_id
 
 
-async def test_an_answer_without_blocking(later: AsyncOpenAI) -> None:
+async def test_async_unary_chat_completion(later: AsyncOpenAI) -> None:
     answer = await later.chat.completions.create(model="chat", messages=SAY_HI)
 
     assert answer.choices[0].message.content == "Hello world!"
 
 
-def test_what_is_none_is_as_if_not_said(client: OpenAI) -> None:
+def test_null_parameters_are_treated_as_absent(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat", messages=SAY_HI, temperature=None, max_tokens=None, stop=None, seed=None
     )
@@ -49,7 +49,7 @@ def test_what_is_none_is_as_if_not_said(client: OpenAI) -> None:
     assert answer.choices[0].message.content == "Hello world!"
 
 
-def test_several_choices_cut_short(client: OpenAI) -> None:
+def test_multiple_choices_are_truncated_at_max_tokens(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="chat", messages=SAY_HI, n=3, max_tokens=2)
 
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -57,7 +57,7 @@ def test_several_choices_cut_short(client: OpenAI) -> None:
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
 
 
-def test_logprobs(client: OpenAI) -> None:
+def test_chat_completion_with_logprobs(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat", messages=SAY_HI, logprobs=True, top_logprobs=2
     )
@@ -70,7 +70,7 @@ def test_logprobs(client: OpenAI) -> None:
     assert [len(one.top_logprobs) for one in content] == [2, 2, 2]
 
 
-def test_a_stream(client: OpenAI) -> None:
+def test_streamed_chat_completion(client: OpenAI) -> None:
     with client.chat.completions.create(model="chat", messages=SAY_HI, stream=True) as stream:
         chunks = list(stream)
 
@@ -83,7 +83,7 @@ def test_a_stream(client: OpenAI) -> None:
     assert {chunk.usage for chunk in chunks} == {None}
 
 
-async def test_a_stream_without_blocking_that_counts(later: AsyncOpenAI) -> None:
+async def test_async_stream_with_usage(later: AsyncOpenAI) -> None:
     stream = await later.chat.completions.create(
         model="chat", messages=SAY_HI, stream=True, stream_options={"include_usage": True}
     )
@@ -95,7 +95,7 @@ async def test_a_stream_without_blocking_that_counts(later: AsyncOpenAI) -> None
     assert chunks[-1].usage.total_tokens == 5
 
 
-def test_the_stream_helper(client: OpenAI) -> None:
+def test_stream_helper_collects_the_completion(client: OpenAI) -> None:
     with client.chat.completions.stream(model="chat", messages=SAY_HI) as stream:
         events = list(stream)
         final = stream.get_final_completion()
@@ -106,7 +106,7 @@ def test_the_stream_helper(client: OpenAI) -> None:
     assert final.choices[0].message.content == "Hello world!"
 
 
-async def test_the_stream_helper_with_tools_without_blocking(later: AsyncOpenAI) -> None:
+async def test_async_stream_helper_with_tools(later: AsyncOpenAI) -> None:
     async with later.chat.completions.stream(
         model="chat", messages=SAY_HI, tools=[TOOL], tool_choice="required"
     ) as stream:
@@ -122,7 +122,7 @@ async def test_the_stream_helper_with_tools_without_blocking(later: AsyncOpenAI)
     assert final.choices[0].finish_reason == "tool_calls"
 
 
-def test_a_tool_is_called_and_told_of(client: OpenAI) -> None:
+def test_tool_call_and_tool_result(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=SAY_HI,
@@ -145,7 +145,7 @@ def test_a_tool_is_called_and_told_of(client: OpenAI) -> None:
     assert after.choices[0].message.content == "Hello world!"
 
 
-def test_a_structured_answer(client: OpenAI) -> None:
+def test_structured_output_is_parsed(client: OpenAI) -> None:
     answer = client.chat.completions.parse(
         model="structured", messages=SAY_HI, response_format=Person
     )
@@ -153,7 +153,7 @@ def test_a_structured_answer(client: OpenAI) -> None:
     assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
 
 
-def test_a_structured_answer_in_a_stream(client: OpenAI) -> None:
+def test_streamed_structured_output_is_parsed(client: OpenAI) -> None:
     with client.chat.completions.stream(
         model="structured", messages=SAY_HI, response_format=Person
     ) as stream:
@@ -163,7 +163,9 @@ def test_a_structured_answer_in_a_stream(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("base", ["/v1", "/serving-endpoints", "/v3", "/mindie/v1"])
-def test_every_path_that_speaks_openai(gateway: str, client: OpenAI, base: str) -> None:
+def test_every_openai_compatible_base_url_serves_chat(
+    gateway: str, client: OpenAI, base: str
+) -> None:
     """A client's only setting: the base URL."""
     one = client.with_options(base_url=gateway + base)
 

@@ -11,7 +11,7 @@ from openai import OpenAI
 Ask = Callable[[OpenAI], object]
 
 
-def chat(model: str = "chat", **fields: Any) -> Ask:
+def make_chat_call(model: str = "chat", **fields: Any) -> Ask:
     messages: Any = fields.pop("messages", [{"role": "user", "content": "say hi"}])
     return lambda client: client.chat.completions.create(model=model, messages=messages, **fields)
 
@@ -20,49 +20,49 @@ LONG = [{"role": "user", "content": "one two three four five six seven eight nin
 ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | None]] = {
     # what is asked: the exception, the status, code, param
     "a range": (
-        chat(temperature=3),
+        make_chat_call(temperature=3),
         openai.BadRequestError,
         400,
         "decimal_above_max_value",
         "temperature",
     ),
     "a type": (
-        chat(extra_body={"n": "x"}),
+        make_chat_call(extra_body={"n": "x"}),
         openai.BadRequestError,
         400,
         "invalid_type",
         "n",
     ),
     "nothing said": (
-        chat(messages=[]),
+        make_chat_call(messages=[]),
         openai.BadRequestError,
         400,
         "empty_array",
         "messages",
     ),
     "too long": (
-        chat("short", messages=LONG),
+        make_chat_call("short", messages=LONG),
         openai.BadRequestError,
         400,
         "context_length_exceeded",
         "messages",
     ),
     "a wrong key": (
-        lambda client: chat()(client.with_options(api_key="wrong")),
+        lambda client: make_chat_call()(client.with_options(api_key="wrong")),
         openai.AuthenticationError,
         401,
         "invalid_api_key",
         None,
     ),
     "another's model": (
-        lambda client: chat()(client.with_options(api_key="sk-narrow")),
+        lambda client: make_chat_call()(client.with_options(api_key="sk-narrow")),
         openai.PermissionDeniedError,
         403,
         "insufficient_permissions",
         None,
     ),
     "no such model": (
-        chat("nope"),
+        make_chat_call("nope"),
         openai.NotFoundError,
         404,
         "model_not_found",
@@ -83,28 +83,28 @@ ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | N
         None,
     ),
     "a limit": (
-        chat("limited"),
+        make_chat_call("limited"),
         openai.RateLimitError,
         429,
         "rate_limit_exceeded",
         None,
     ),
     "a worker's failure": (
-        chat("failing"),
+        make_chat_call("failing"),
         openai.InternalServerError,
         502,
         "bad_gateway",
         None,
     ),
     "a failure before the first byte of a stream": (
-        chat("failing", stream=True),
+        make_chat_call("failing", stream=True),
         openai.InternalServerError,
         502,
         "bad_gateway",
         None,
     ),
     "no worker": (
-        chat("down"),
+        make_chat_call("down"),
         openai.InternalServerError,
         503,
         "service_unavailable",
@@ -114,7 +114,7 @@ ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | N
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_an_error(
+def test_error_response_raises_the_matching_sdk_exception(
     client: OpenAI,
     row: tuple[Ask, type[openai.APIStatusError], int, str | None, str | None],
 ) -> None:
@@ -132,13 +132,11 @@ def test_an_error(
 
 
 @pytest.mark.parametrize(("model", "status"), [("limited", 429), ("down", 503)])
-def test_it_is_tried_again_after_the_time_that_was_named(
-    client: OpenAI, model: str, status: int
-) -> None:
+def test_sdk_retries_after_the_retry_after_time(client: OpenAI, model: str, status: int) -> None:
     began = time.monotonic()
 
     with pytest.raises(openai.APIStatusError) as found:
-        chat(model)(client.with_options(max_retries=1))
+        make_chat_call(model)(client.with_options(max_retries=1))
 
     assert found.value.status_code == status
     assert found.value.response.headers["retry-after"] == "1"
@@ -146,7 +144,7 @@ def test_it_is_tried_again_after_the_time_that_was_named(
     assert 1.0 <= time.monotonic() - began < 5.0
 
 
-def listen(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]:
+def read_stream(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]:
     """What a stream said, the reasons that it gave for its end, and whether it raised."""
     said = ""
     reasons: set[str | None] = set()
@@ -164,24 +162,26 @@ def listen(client: OpenAI, model: str) -> tuple[str, set[str | None], bool]:
 
 @pytest.mark.parametrize("base", ["/v1", "/serving-endpoints"])
 @pytest.mark.parametrize("model", ["broken", "cut"])
-def test_a_stream_that_breaks_raises(gateway: str, client: OpenAI, model: str, base: str) -> None:
-    heard = listen(client.with_options(base_url=gateway + base), model)
+def test_broken_stream_raises_an_sdk_error(
+    gateway: str, client: OpenAI, model: str, base: str
+) -> None:
+    heard = read_stream(client.with_options(base_url=gateway + base), model)
 
     assert heard == ("Hello world", {None}, True)
 
 
 @pytest.mark.parametrize("base", ["/v3", "/mindie/v1"])
 @pytest.mark.parametrize("model", ["broken", "cut"])
-def test_a_stream_that_breaks_in_other_words_has_no_end(
+def test_broken_stream_of_other_protocols_has_no_finish_reason(
     gateway: str, client: OpenAI, model: str, base: str
 ) -> None:
     """These servers write an error that is no event, which this client passes over."""
-    heard = listen(client.with_options(base_url=gateway + base), model)
+    heard = read_stream(client.with_options(base_url=gateway + base), model)
 
     assert heard == ("Hello world", {None}, False)
 
 
-def test_a_completion_that_breaks_raises(client: OpenAI) -> None:
+def test_broken_completion_stream_raises_an_sdk_error(client: OpenAI) -> None:
     stream = client.completions.create(model="broken", prompt="say hi", stream=True)
 
     with pytest.raises(openai.APIError):

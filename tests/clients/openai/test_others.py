@@ -11,7 +11,7 @@ A = [1.0, 1.0, 0.5, -0.25]
 B_C = [3.0, 2.0, 0.5, -0.25]
 
 
-def test_a_completion(client: OpenAI) -> None:
+def test_unary_completion(client: OpenAI) -> None:
     answer = client.completions.create(model="chat", prompt="say hi")
 
     assert answer.object == "text_completion"
@@ -20,7 +20,7 @@ def test_a_completion(client: OpenAI) -> None:
     assert answer.usage.total_tokens == 5
 
 
-def test_completions_of_several_prompts(client: OpenAI) -> None:
+def test_completion_with_several_prompts_and_choices(client: OpenAI) -> None:
     answer = client.completions.create(model="chat", prompt=["a", "b"], n=2, echo=True)
 
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -28,7 +28,7 @@ def test_completions_of_several_prompts(client: OpenAI) -> None:
     assert texts == ["aHello world!", "aHello world!", "bHello world!", "bHello world!"]
 
 
-def test_a_completion_with_logprobs(client: OpenAI) -> None:
+def test_completion_with_logprobs(client: OpenAI) -> None:
     answer = client.completions.create(model="chat", prompt="say hi", logprobs=1)
 
     found = answer.choices[0].logprobs
@@ -37,7 +37,7 @@ def test_a_completion_with_logprobs(client: OpenAI) -> None:
     assert found.text_offset == [0, 5, 11]
 
 
-async def test_a_completion_streams(later: AsyncOpenAI) -> None:
+async def test_streamed_completion(later: AsyncOpenAI) -> None:
     stream = await later.completions.create(model="chat", prompt="say hi", stream=True)
     chunks = [chunk async for chunk in stream]
 
@@ -45,14 +45,14 @@ async def test_a_completion_streams(later: AsyncOpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_embeddings_go_as_base64_unless_told_otherwise(client: OpenAI) -> None:
+def test_embeddings_use_base64_by_default(client: OpenAI) -> None:
     answer = client.embeddings.create(model="embed", input=["a", "b c"])
 
     assert [one.embedding for one in answer.data] == [A, B_C]
     assert answer.usage.prompt_tokens == 3
 
 
-async def test_embeddings_as_floats_and_of_tokens(later: AsyncOpenAI) -> None:
+async def test_embeddings_as_floats_and_from_token_ids(later: AsyncOpenAI) -> None:
     floats = await later.embeddings.create(model="embed", input="a", encoding_format="float")
     tokens = await later.embeddings.create(model="embed", input=[[1, 2, 3]], dimensions=2)
 
@@ -60,21 +60,23 @@ async def test_embeddings_as_floats_and_of_tokens(later: AsyncOpenAI) -> None:
     assert tokens.data[0].embedding == [3.0, 3.0]
 
 
-def test_base64_as_a_caller_sees_it(client: OpenAI) -> None:
+def test_base64_embedding_is_returned_on_request(client: OpenAI) -> None:
     answer = client.embeddings.create(model="embed", input="a", encoding_format="base64")
 
     raw = base64.b64decode(cast("str", answer.data[0].embedding))
     assert list(struct.unpack("<4f", raw)) == A
 
 
-def test_models(client: OpenAI) -> None:
+def test_models_are_listed_and_retrieved(client: OpenAI) -> None:
     assert {"chat", "org/chat", "embed"} <= {model.id for model in client.models.list()}
     found = client.models.retrieve("org/chat")
     assert (found.id, found.object) == ("org/chat", "model")
 
 
 @pytest.mark.parametrize("base", ["/v1", "/serving-endpoints", "/v3"])
-async def test_every_path_embeds_and_lists(gateway: str, later: AsyncOpenAI, base: str) -> None:
+async def test_every_openai_compatible_base_url_serves_embeddings_and_models(
+    gateway: str, later: AsyncOpenAI, base: str
+) -> None:
     one = later.with_options(base_url=gateway + base)
 
     assert (await one.embeddings.create(model="embed", input="a")).data[0].embedding == A

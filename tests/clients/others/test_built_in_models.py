@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 QUESTION = "What is the capital of France?"
 
 
-def test_the_databricks_sdk(small: str) -> None:
+def test_databricks_sdk_queries_the_built_in_model(small: str) -> None:
     client = WorkspaceClient(host=small, token="any")
     answer: Any = client.serving_endpoints.query(
         "smollm2",
@@ -26,7 +26,7 @@ def test_the_databricks_sdk(small: str) -> None:
     assert "Paris" in answer.choices[0].message.content
 
 
-def test_tritonclient(small: str) -> None:
+def test_tritonclient_queries_the_built_in_model(small: str) -> None:
     prompt = InferInput("text_input", [1], "BYTES")
     prompt.set_data_from_numpy(np.array([QUESTION.encode()], dtype=np.object_))
     with InferenceServerClient(small.removeprefix("http://")) as client:
@@ -35,7 +35,7 @@ def test_tritonclient(small: str) -> None:
     assert answer.as_numpy("text_output")[0]
 
 
-def test_langchain(small: str) -> None:
+def test_langchain_queries_the_built_in_models(small: str) -> None:
     model = ChatOpenAI(base_url=f"{small}/v1", api_key=SecretStr("any"), model="smollm2")
     vectors = OpenAIEmbeddings(
         base_url=f"{small}/v1",

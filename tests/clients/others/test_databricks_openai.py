@@ -29,13 +29,13 @@ def client(workspace: WorkspaceClient) -> DatabricksOpenAI:
     return DatabricksOpenAI(workspace_client=workspace)
 
 
-def test_chat(client: DatabricksOpenAI) -> None:
+def test_unary_chat_completion(client: DatabricksOpenAI) -> None:
     answer = client.chat.completions.create(model="chat", messages=SAY_HI)
 
     assert answer.choices[0].message.content == "Hello world!"
 
 
-def test_a_stream_counts_in_its_last_chunk_unasked(client: DatabricksOpenAI) -> None:
+def test_last_stream_chunk_contains_usage_by_default(client: DatabricksOpenAI) -> None:
     chunks = list(client.chat.completions.create(model="chat", messages=SAY_HI, stream=True))
 
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello world!"
@@ -43,7 +43,7 @@ def test_a_stream_counts_in_its_last_chunk_unasked(client: DatabricksOpenAI) -> 
     assert chunks[-1].usage.total_tokens == 5
 
 
-def test_chat_without_blocking(workspace: WorkspaceClient) -> None:
+def test_async_unary_chat_completion(workspace: WorkspaceClient) -> None:
     async def ask() -> Any:
         async with AsyncDatabricksOpenAI(workspace_client=workspace) as one:
             return await one.chat.completions.create(model="chat", messages=SAY_HI)
@@ -51,7 +51,7 @@ def test_chat_without_blocking(workspace: WorkspaceClient) -> None:
     assert asyncio.run(ask()).choices[0].message.content == "Hello world!"
 
 
-def test_a_tool(client: DatabricksOpenAI) -> None:
+def test_required_tool_is_called(client: DatabricksOpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat", messages=SAY_HI, tools=[TOOL], tool_choice="required"
     )
@@ -60,7 +60,7 @@ def test_a_tool(client: DatabricksOpenAI) -> None:
     assert (call.function.name, call.function.arguments) == ("f", '{"x":1}')
 
 
-def test_completions_embeddings_and_models(client: DatabricksOpenAI) -> None:
+def test_completions_embeddings_and_models_are_served(client: DatabricksOpenAI) -> None:
     completion = client.completions.create(model="chat", prompt="say hi")
     vectors = client.embeddings.create(model="embed", input=["a"])
 
@@ -69,7 +69,7 @@ def test_completions_embeddings_and_models(client: DatabricksOpenAI) -> None:
     assert {"chat", "embed"} <= {model.id for model in client.models.list()}
 
 
-def test_an_endpoint_that_is_not_there(client: DatabricksOpenAI) -> None:
+def test_unknown_endpoint_raises_not_found(client: DatabricksOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as found:
         client.chat.completions.create(model="nope", messages=SAY_HI)
 
@@ -77,6 +77,6 @@ def test_an_endpoint_that_is_not_there(client: DatabricksOpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", ["broken", "cut"])
-def test_a_stream_that_breaks_raises(client: DatabricksOpenAI, model: str) -> None:
+def test_broken_stream_raises_an_sdk_error(client: DatabricksOpenAI, model: str) -> None:
     with pytest.raises(openai.APIError):
         list(client.chat.completions.create(model=model, messages=SAY_HI, stream=True))

@@ -28,7 +28,7 @@ def client(workspace: Callable[[str], WorkspaceClient], key: str) -> WorkspaceCl
     return workspace(key)
 
 
-def test_chat(client: WorkspaceClient) -> None:
+def test_chat_query(client: WorkspaceClient) -> None:
     answer = client.serving_endpoints.query(
         "chat",
         messages=SAY_HI,
@@ -48,28 +48,28 @@ def test_chat(client: WorkspaceClient) -> None:
     assert answer.served_model_name == "1"
 
 
-def test_completion(client: WorkspaceClient) -> None:
+def test_completion_query(client: WorkspaceClient) -> None:
     answer = client.serving_endpoints.query("chat", prompt="say hi")
 
     assert answer.object is QueryEndpointResponseObject.TEXT_COMPLETION
     assert answer.choices[0].text == "Hello world!"
 
 
-def test_embeddings(client: WorkspaceClient) -> None:
+def test_embeddings_query(client: WorkspaceClient) -> None:
     answer = client.serving_endpoints.query("embed", input=["a", "b c"])
 
     assert answer.object is QueryEndpointResponseObject.LIST
     assert [one.embedding[0] for one in answer.data] == [1.0, 3.0]
 
 
-def test_a_split_tells_which_version_answered(client: WorkspaceClient) -> None:
+def test_response_names_the_served_version_of_a_split(client: WorkspaceClient) -> None:
     answers = [client.serving_endpoints.query("ab", messages=SAY_HI) for _ in range(40)]
 
     found = {(answer.served_model_name, answer.model) for answer in answers}
     assert found == {("first", "model-a"), ("second", "model-b")}
 
 
-def test_the_list(client: WorkspaceClient) -> None:
+def test_serving_endpoints_are_listed(client: WorkspaceClient) -> None:
     found = {one.name: one for one in client.serving_endpoints.list()}
 
     assert found["chat"].task == "llm/v1/chat"
@@ -77,7 +77,7 @@ def test_the_list(client: WorkspaceClient) -> None:
     assert found["chat"].state.ready is EndpointStateReady.READY
 
 
-def test_one_endpoint_and_its_traffic(client: WorkspaceClient) -> None:
+def test_endpoint_contains_its_traffic_config(client: WorkspaceClient) -> None:
     config = client.serving_endpoints.get("ab").config
 
     assert [one.entity_name for one in config.served_entities] == ["model-a", "model-b"]
@@ -97,7 +97,7 @@ def test_one_endpoint_and_its_traffic(client: WorkspaceClient) -> None:
         ("down", {}, TimeoutError),
     ],
 )
-def test_an_error(
+def test_error_response_raises_the_matching_sdk_exception(
     client: WorkspaceClient, endpoint: str, fields: dict[str, object], exception: type[Exception]
 ) -> None:
     with pytest.raises(exception) as found:
@@ -110,13 +110,13 @@ def test_an_error(
     ("token", "exception"),
     [("wrong", errors.Unauthenticated), ("sk-narrow", errors.PermissionDenied)],
 )
-def test_who_may_not(
+def test_invalid_or_unauthorized_key_is_rejected(
     workspace: Callable[[str], WorkspaceClient], token: str, exception: type[Exception]
 ) -> None:
     with pytest.raises(exception):
         workspace(token).serving_endpoints.query("chat", prompt="say hi")
 
 
-def test_an_endpoint_that_is_not_there(client: WorkspaceClient) -> None:
+def test_unknown_endpoint_raises_resource_does_not_exist(client: WorkspaceClient) -> None:
     with pytest.raises(errors.ResourceDoesNotExist):
         client.serving_endpoints.get("nope")

@@ -25,7 +25,7 @@ def client(gateway: str, key: str) -> OpenAI:
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT])
-def test_by_a_tool(client: OpenAI, mode: instructor.Mode) -> None:
+def test_tool_modes_return_the_response_model(client: OpenAI, mode: instructor.Mode) -> None:
     answer = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="chat", response_model=Number, messages=WHO
     )
@@ -36,7 +36,7 @@ def test_by_a_tool(client: OpenAI, mode: instructor.Mode) -> None:
 @pytest.mark.parametrize(
     "mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON, instructor.Mode.MD_JSON]
 )
-def test_by_json(client: OpenAI, mode: instructor.Mode) -> None:
+def test_json_modes_return_the_response_model(client: OpenAI, mode: instructor.Mode) -> None:
     answer = instructor.from_openai(client, mode=mode).chat.completions.create(
         model="structured", response_model=Person, messages=WHO
     )
@@ -51,7 +51,7 @@ def test_by_json(client: OpenAI, mode: instructor.Mode) -> None:
         (instructor.Mode.JSON_SCHEMA, "structured", Person(name="Ada", age=36)),
     ],
 )
-def test_it_grows_in_a_stream(
+def test_partial_response_model_is_streamed(
     client: OpenAI, mode: instructor.Mode, model: str, whole: BaseModel
 ) -> None:
     partial = instructor.from_openai(client, mode=mode).chat.completions.create_partial(

@@ -20,12 +20,12 @@ class Number(BaseModel):
     x: int
 
 
-def chat_model(gateway: str, key: str, model: str = "chat") -> ChatOpenAI:
+def make_chat_model(gateway: str, key: str, model: str = "chat") -> ChatOpenAI:
     return ChatOpenAI(base_url=f"{gateway}/v1", api_key=SecretStr(key), model=model, max_retries=0)
 
 
-def test_invoke(gateway: str, key: str) -> None:
-    answer = chat_model(gateway, key).invoke("say hi")
+def test_invoke_returns_the_response_with_usage(gateway: str, key: str) -> None:
+    answer = make_chat_model(gateway, key).invoke("say hi")
 
     assert answer.content == "Hello world!"
     assert answer.response_metadata["finish_reason"] == "stop"
@@ -33,8 +33,8 @@ def test_invoke(gateway: str, key: str) -> None:
     assert answer.usage_metadata["total_tokens"] == 5
 
 
-def test_stream(gateway: str, key: str) -> None:
-    chunks = list(chat_model(gateway, key).stream("say hi"))
+def test_stream_returns_the_chunks(gateway: str, key: str) -> None:
+    chunks = list(make_chat_model(gateway, key).stream("say hi"))
 
     whole = sum(chunks[1:], chunks[0])
     assert isinstance(whole, AIMessageChunk)
@@ -42,26 +42,28 @@ def test_stream(gateway: str, key: str) -> None:
     assert whole.response_metadata["finish_reason"] == "stop"
 
 
-def test_a_stream_that_counts(gateway: str, key: str) -> None:
-    chunks = list(chat_model(gateway, key).stream("say hi", stream_usage=True))
+def test_stream_usage_reports_tokens_once(gateway: str, key: str) -> None:
+    chunks = list(make_chat_model(gateway, key).stream("say hi", stream_usage=True))
 
     assert [one.usage_metadata["total_tokens"] for one in chunks if one.usage_metadata] == [5]
 
 
-def test_a_structured_answer(gateway: str, key: str) -> None:
-    answer = chat_model(gateway, key, "structured").with_structured_output(Person).invoke("who?")
+def test_structured_output_is_parsed(gateway: str, key: str) -> None:
+    answer = (
+        make_chat_model(gateway, key, "structured").with_structured_output(Person).invoke("who?")
+    )
 
     assert answer == Person(name="Ada", age=36)
 
 
-def test_a_structured_answer_by_a_function(gateway: str, key: str) -> None:
-    model = chat_model(gateway, key).with_structured_output(Number, method="function_calling")
+def test_structured_output_by_function_calling(gateway: str, key: str) -> None:
+    model = make_chat_model(gateway, key).with_structured_output(Number, method="function_calling")
 
     assert model.invoke("which?") == Number(x=1)
 
 
-def test_a_tool_is_called_and_told_of(gateway: str, key: str) -> None:
-    model = chat_model(gateway, key).bind_tools([Number])
+def test_tool_call_and_tool_result(gateway: str, key: str) -> None:
+    model = make_chat_model(gateway, key).bind_tools([Number])
     asked = HumanMessage("use the tool")
 
     called = model.invoke([asked])
@@ -69,26 +71,26 @@ def test_a_tool_is_called_and_told_of(gateway: str, key: str) -> None:
     assert (call["name"], call["args"]) == ("Number", {"x": 1})
 
     told = ToolMessage("2", tool_call_id=call["id"])
-    after = chat_model(gateway, key).invoke([asked, called, told])
+    after = make_chat_model(gateway, key).invoke([asked, called, told])
     assert after.content == "Hello world!"
 
 
-def test_a_tool_is_called_in_a_stream(gateway: str, key: str) -> None:
-    chunks = list(chat_model(gateway, key).bind_tools([Number]).stream("use the tool"))
+def test_streamed_tool_call(gateway: str, key: str) -> None:
+    chunks = list(make_chat_model(gateway, key).bind_tools([Number]).stream("use the tool"))
 
     whole = sum(chunks[1:], chunks[0])
     assert isinstance(whole, AIMessageChunk)
     assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("Number", {"x": 1})]
 
 
-def test_a_completion(gateway: str, key: str) -> None:
+def test_completion_model_invokes_and_streams(gateway: str, key: str) -> None:
     model = OpenAI(base_url=f"{gateway}/v1", api_key=SecretStr(key), model="chat")
 
     assert model.invoke("say hi") == "Hello world!"
     assert "".join(model.stream("say hi")) == "Hello world!"
 
 
-def test_embeddings(gateway: str, key: str) -> None:
+def test_documents_and_queries_are_embedded(gateway: str, key: str) -> None:
     model = OpenAIEmbeddings(
         base_url=f"{gateway}/v1",
         api_key=SecretStr(key),
@@ -101,15 +103,17 @@ def test_embeddings(gateway: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["broken", "cut"])
-def test_a_stream_that_breaks_raises(gateway: str, key: str, model: str) -> None:
+def test_broken_stream_raises_after_the_received_text(gateway: str, key: str, model: str) -> None:
     told: list[object] = []
 
     with pytest.raises(openai.APIError):
-        told.extend(chunk.content for chunk in chat_model(gateway, key, model).stream("say hi"))
+        told.extend(
+            chunk.content for chunk in make_chat_model(gateway, key, model).stream("say hi")
+        )
 
     assert "".join(map(str, told)) == "Hello world"
 
 
-def test_an_error(gateway: str, key: str) -> None:
+def test_unknown_model_raises_not_found(gateway: str, key: str) -> None:
     with pytest.raises(openai.NotFoundError):
-        chat_model(gateway, key, "nope").invoke("say hi")
+        make_chat_model(gateway, key, "nope").invoke("say hi")

@@ -17,26 +17,26 @@ def client(gateway: str, key: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return get_deploy_client("databricks")
 
 
-def test_chat(client: Any) -> None:
+def test_chat_prediction(client: Any) -> None:
     answer = client.predict(endpoint="chat", inputs=CHAT)
 
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello world!"}
 
 
-def test_completion(client: Any) -> None:
+def test_completion_prediction(client: Any) -> None:
     answer = client.predict(endpoint="chat", inputs={"prompt": "say hi", "max_tokens": 1})
 
     assert answer["choices"][0]["text"] == "Hello"
 
 
-def test_embeddings(client: Any) -> None:
+def test_embeddings_prediction(client: Any) -> None:
     answer = client.predict(endpoint="embed", inputs={"input": ["a", "b c"]})
 
     assert [one["embedding"][0] for one in answer["data"]] == [1.0, 3.0]
 
 
-def test_a_stream(client: Any) -> None:
+def test_streamed_chat_prediction(client: Any) -> None:
     choices = [chunk["choices"][0] for chunk in client.predict_stream(endpoint="chat", inputs=CHAT)]
 
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Hello world!"
@@ -44,14 +44,14 @@ def test_a_stream(client: Any) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["broken", "cut"])
-def test_a_stream_that_breaks_tells_so_in_its_last_chunk(client: Any, endpoint: str) -> None:
+def test_last_chunk_of_a_broken_stream_contains_the_error(client: Any, endpoint: str) -> None:
     *told, last = client.predict_stream(endpoint=endpoint, inputs=CHAT)
 
     assert {chunk["choices"][0]["finish_reason"] for chunk in told} == {None}
     assert set(last) == {"error"}
 
 
-def test_the_list_and_one_of_it(client: Any) -> None:
+def test_endpoints_are_listed_and_retrieved(client: Any) -> None:
     assert {"chat", "embed", "ab"} <= {one["name"] for one in client.list_endpoints()}
     assert client.get_endpoint("chat")["state"]["ready"] == "READY"
 
@@ -64,7 +64,7 @@ def test_the_list_and_one_of_it(client: Any) -> None:
         ("failing", {}, (500, "INTERNAL_ERROR")),
     ],
 )
-def test_an_error(
+def test_error_response_raises_http_error_with_its_code(
     client: Any, endpoint: str, fields: dict[str, object], expected: tuple[int, str]
 ) -> None:
     with pytest.raises(HTTPError) as found:

@@ -23,23 +23,27 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def prompt(*, binary: bool = True) -> list[InferInput]:
+def make_inputs(*, binary: bool = True) -> list[InferInput]:
     one = InferInput("text_input", [1], "BYTES")
     return [one.set_data_from_numpy(TEXT, binary_data=binary)]
 
 
-def test_health_needs_no_key(client: InferenceServerClient) -> None:
+def test_health_endpoints_require_no_key(client: InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
 
 
-def test_models_are_ready_or_not(client: InferenceServerClient, headers: dict[str, str]) -> None:
+def test_model_readiness_is_reported(
+    client: InferenceServerClient, headers: dict[str, str]
+) -> None:
     assert client.is_model_ready("chat", headers=headers)
     assert client.is_model_ready("chat", "1", headers=headers)
     assert not client.is_model_ready("nope", headers=headers)
 
 
-def test_what_it_says_of_itself(client: InferenceServerClient, headers: dict[str, str]) -> None:
+def test_server_and_model_metadata_are_served(
+    client: InferenceServerClient, headers: dict[str, str]
+) -> None:
     server = client.get_server_metadata(headers=headers)
     model = client.get_model_metadata("chat", headers=headers)
     config = client.get_model_config("chat", headers=headers)
@@ -53,22 +57,22 @@ def test_what_it_says_of_itself(client: InferenceServerClient, headers: dict[str
     assert "chat" in [one["name"] for one in index]
 
 
-def test_infer_in_json(client: InferenceServerClient, headers: dict[str, str]) -> None:
+def test_infer_with_json_tensors(client: InferenceServerClient, headers: dict[str, str]) -> None:
     wanted = [InferRequestedOutput("text_output", binary_data=False)]
-    answer = client.infer("chat", prompt(binary=False), outputs=wanted, headers=headers)
+    answer = client.infer("chat", make_inputs(binary=False), outputs=wanted, headers=headers)
 
     assert answer.as_numpy("text_output").tolist() == ["Hello world!"]
     assert answer.get_response()["model_name"] == "chat"
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip", "deflate"])
-def test_infer_in_binary(
+def test_infer_with_binary_tensors_and_compression(
     client: InferenceServerClient, headers: dict[str, str], encoding: str | None
 ) -> None:
     wanted = [InferRequestedOutput("text_output", binary_data=True)]
     answer = client.infer(
         "chat",
-        prompt(),
+        make_inputs(),
         model_version="1",
         outputs=wanted,
         request_id="mine",
@@ -81,30 +85,32 @@ def test_infer_in_binary(
     assert answer.get_response()["id"] == "mine"
 
 
-def test_infer_without_waiting(client: InferenceServerClient, headers: dict[str, str]) -> None:
-    asked = [client.async_infer("chat", prompt(), headers=headers) for _ in range(4)]
+def test_async_infer_requests(client: InferenceServerClient, headers: dict[str, str]) -> None:
+    asked = [client.async_infer("chat", make_inputs(), headers=headers) for _ in range(4)]
 
     answers = [one.get_result().as_numpy("text_output").tolist() for one in asked]
     assert answers == [[b"Hello world!"]] * 4
 
 
 @pytest.mark.parametrize("model", ["nope", "failing", "limited", "down"])
-def test_an_error(client: InferenceServerClient, headers: dict[str, str], model: str) -> None:
+def test_failed_infer_raises_with_status_and_message(
+    client: InferenceServerClient, headers: dict[str, str], model: str
+) -> None:
     with pytest.raises(InferenceServerException) as found:
-        client.infer(model, prompt(), headers=headers)
+        client.infer(model, make_inputs(), headers=headers)
 
     assert found.value.message()
     assert found.value.status().isdecimal()
 
 
-def test_no_key(client: InferenceServerClient) -> None:
+def test_infer_without_a_key_is_rejected(client: InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException) as found:
-        client.infer("chat", prompt())
+        client.infer("chat", make_inputs())
 
     assert found.value.status() in {"401", "403"}
 
 
-def test_an_input_that_the_model_has_not(
+def test_unknown_input_is_named_in_the_error(
     client: InferenceServerClient, headers: dict[str, str]
 ) -> None:
     other: Any = InferInput("text", [1], "BYTES").set_data_from_numpy(TEXT)

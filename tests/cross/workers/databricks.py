@@ -8,53 +8,58 @@ from typing import Final
 from tests.cross.checks import (
     ALWAYS,
     Fields,
-    exactly,
-    flag,
-    hold,
+    check_fields,
+    equals,
+    integer,
+    is_flag,
+    is_message_list,
+    is_text,
     number,
-    one_or,
+    string_or,
     strings,
-    text,
-    turns,
-    whole,
 )
-from tests.cross.checks import tools as functions
-from tests.cross.script import PROMPT, Wish
-from tests.cross.stage import Answer, Asked, Lines
-from tests.cross.workers.manner import Manner, compact, event, wished
+from tests.cross.checks import is_tool_list as functions
+from tests.cross.script import PROMPT, RequestOptions
+from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.manner import (
+    OpenAIResponseFormat,
+    decode_options,
+    encode_compact_json,
+    format_event,
+)
 
 _BOTH: Final[Fields] = {
-    "max_tokens": whole(1),
-    "stream": flag,
+    "max_tokens": integer(1),
+    "stream": is_flag,
     "temperature": number(0, 2),
     "top_p": number(0, 1, above=True),
-    "top_k": whole(1),
-    "stop": one_or(strings(64)),
-    "n": whole(1, 5),
+    "top_k": integer(1),
+    "stop": string_or(strings(64)),
+    "n": integer(1, 5),
     "extra_params": ALWAYS,
-    "client_request_id": text,
+    "client_request_id": is_text,
     "usage_context": ALWAYS,
 }
 _CHAT: Final[Fields] = {
     **_BOTH,
-    "messages": turns,
+    "messages": is_message_list,
     "tools": functions,
     "tool_choice": ALWAYS,
     "response_format": ALWAYS,
-    "logprobs": flag,
-    "top_logprobs": whole(0, 20),
-    "reasoning_effort": text,
+    "logprobs": is_flag,
+    "top_logprobs": integer(0, 20),
+    "reasoning_effort": is_text,
     "thinking": ALWAYS,
 }
 _TEXT: Final[Fields] = {
     **_BOTH,
-    "prompt": exactly(PROMPT),
-    "error_behavior": text,
-    "echo": flag,
-    "suffix": text,
-    "use_raw_prompt": flag,
+    "prompt": equals(PROMPT),
+    "error_behavior": is_text,
+    "echo": is_flag,
+    "suffix": is_text,
+    "use_raw_prompt": is_flag,
 }
-_MANNER: Final = Manner(
+_MANNER: Final = OpenAIResponseFormat(
     common={"id": "c1", "created": 1716825108, "model": "meta-llama-3.1-70b-instruct-121024"},
     opening=None,
     every={"role": "assistant"},
@@ -62,10 +67,10 @@ _MANNER: Final = Manner(
 )
 
 
-def _refusal(status: int, code: str, told: str) -> Answer:
+def _create_error_response(status: int, code: str, told: str) -> ScriptedResponse:
     headers = {"retry_after": "7"} if status in (429, 503) else {}
-    body = compact({"error_code": code, "message": told})
-    return Answer(status=status, body=body, headers=headers)
+    body = encode_compact_json({"error_code": code, "message": told})
+    return ScriptedResponse(status=status, body=body, headers=headers)
 
 
 class Databricks:
@@ -73,34 +78,38 @@ class Databricks:
 
     kind = "text/event-stream"
     refusals: Final = {
-        "refused": _refusal(400, "INVALID_PARAMETER_VALUE", "min_tokens must be at most 5"),
-        "limited": _refusal(429, "REQUEST_LIMIT_EXCEEDED", "Slow down, tenant 77"),
-        "failed": _refusal(500, "INTERNAL_ERROR", "CUDA error at 0x7f00"),
-        "busy": _refusal(503, "TEMPORARILY_UNAVAILABLE", "engine 12 is full"),
+        "refused": _create_error_response(
+            400, "INVALID_PARAMETER_VALUE", "min_tokens must be at most 5"
+        ),
+        "limited": _create_error_response(429, "REQUEST_LIMIT_EXCEEDED", "Slow down, tenant 77"),
+        "failed": _create_error_response(500, "INTERNAL_ERROR", "CUDA error at 0x7f00"),
+        "busy": _create_error_response(503, "TEMPORARILY_UNAVAILABLE", "engine 12 is full"),
     }
 
-    def aside(self, asked: Asked) -> Answer | None:
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
         listed = b'{"endpoints":[]}'
-        return Answer(body=listed) if asked.method == "GET" else None
+        return ScriptedResponse(body=listed) if asked.method == "GET" else None
 
-    def read(self, asked: Asked) -> Wish:
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
         got = asked.fields()
         asked.play = asked.path.removeprefix("/serving-endpoints/").removesuffix("/invocations")
         asked.at(f"/serving-endpoints/{asked.play}/invocations")
         chat = "messages" in got
-        hold(asked, got, _CHAT if chat else _TEXT, () if chat else ("prompt",))
-        return wished(got)
+        check_fields(asked, got, _CHAT if chat else _TEXT, () if chat else ("prompt",))
+        return decode_options(got)
 
-    def lines(self, asked: Asked, wish: Wish) -> Lines:
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
         """See ``tests.cross.stage.Desk``."""
         return _MANNER.lines(wish, chat="messages" in asked.fields(), usage=True)
 
-    def whole(self, asked: Asked, wish: Wish) -> bytes:
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
         """See ``tests.cross.stage.Desk``."""
         return _MANNER.whole(wish, chat="messages" in asked.fields())
 
-    def failure(self, asked: Asked) -> bytes:
+    def failure(self, asked: ReceivedRequest) -> bytes:
         """In OpenAI's manner, as its clients insist."""
-        return event({"error": {"message": "CUDA at 0x7f00", "type": "server_error", "code": None}})
+        return format_event(
+            {"error": {"message": "CUDA at 0x7f00", "type": "server_error", "code": None}}
+        )

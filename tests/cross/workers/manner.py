@@ -16,28 +16,28 @@ from tests.cross.script import (
     PROMPT_TOKENS,
     TOOL,
     Json,
-    Said,
-    Wish,
-    logprob,
-    say,
+    RequestOptions,
+    ScriptedChoice,
+    get_logprob,
+    script_choice,
 )
-from tests.cross.stage import Lines
+from tests.cross.stage import StreamEvents
 
 DONE: Final = b"data: [DONE]\n\n"
 REASONS: Final = {"eos": "stop", "stop": "stop", "length": "length", "tool": "tool_calls"}
 
 
-def compact(got: Any) -> bytes:
+def encode_compact_json(got: Any) -> bytes:
     """JSON as a C++ or Python server writes it, not escaped beyond need."""
     return json.dumps(got, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def event(got: Any) -> bytes:
+def format_event(got: Any) -> bytes:
     """One event of a stream."""
-    return b"data: %b\n\n" % compact(got)
+    return b"data: %b\n\n" % encode_compact_json(got)
 
 
-class Manner(Struct, frozen=True, kw_only=True):
+class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
     """One server's way. ``common`` stands in every answer; the rest is what it may leave out."""
 
     common: Json
@@ -68,11 +68,11 @@ class Manner(Struct, frozen=True, kw_only=True):
     calls_end: bool = True
     """A stream that calls a tool tells its finish reason."""
 
-    def say(self, wish: Wish) -> Said:
+    def say(self, wish: RequestOptions) -> ScriptedChoice:
         """What each choice says."""
-        return say(wish, leaves=self.leaves or (wish.stream and self.leaves_streamed))
+        return script_choice(wish, leaves=self.leaves or (wish.stream and self.leaves_streamed))
 
-    def used(self, wish: Wish) -> Json:
+    def used(self, wish: RequestOptions) -> Json:
         """The usage of all choices."""
         made = self.say(wish).made * wish.n
         return {
@@ -83,14 +83,16 @@ class Manner(Struct, frozen=True, kw_only=True):
 
     # --- whole ------------------------------------------------------------------------------------
 
-    def whole(self, wish: Wish, *, chat: bool) -> bytes:
+    def whole(self, wish: RequestOptions, *, chat: bool) -> bytes:
         """The answer in one piece."""
         kind = "chat.completion" if chat else "text_completion"
         choices = [self._whole_choice(i, wish, chat=chat) for i in range(wish.n)]
         body = {**self.common, "object": kind, "choices": choices}
-        return compact(body if self.usage == "never" else {**body, "usage": self.used(wish)})
+        return encode_compact_json(
+            body if self.usage == "never" else {**body, "usage": self.used(wish)}
+        )
 
-    def _whole_choice(self, index: int, wish: Wish, *, chat: bool) -> Json:
+    def _whole_choice(self, index: int, wish: RequestOptions, *, chat: bool) -> Json:
         said = self.say(wish)
         content: Json = {"text": said.text}
         if chat:
@@ -110,7 +112,7 @@ class Manner(Struct, frozen=True, kw_only=True):
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def lines(self, wish: Wish, *, chat: bool, usage: bool) -> Lines:
+    def lines(self, wish: RequestOptions, *, chat: bool, usage: bool) -> StreamEvents:
         """The events; ``usage``: it was asked for, or comes anyway."""
         said = self.say(wish)
         makes = self if usage else replace(self, usage="never")
@@ -127,13 +129,13 @@ class Manner(Struct, frozen=True, kw_only=True):
                 for one in tokens[:-1]
             ]
             ends = makes._ends(tokens[-1], wish, chat=chat)
-            return Lines(opening, (*rows, ends), makes._rest(wish, chat=chat))
+            return StreamEvents(opening, (*rows, ends), makes._rest(wish, chat=chat))
         rows = [b"".join(makes._piece(i, one, chat=chat) for i in range(wish.n)) for one in tokens]
         bare = self.last if chat else {"text": ""}
         ends = makes._ends(bare, wish, chat=chat)
-        return Lines(opening, tuple(rows), (ends, *makes._rest(wish, chat=chat)))
+        return StreamEvents(opening, tuple(rows), (ends, *makes._rest(wish, chat=chat)))
 
-    def _token(self, at: int, said: Said, wish: Wish, *, chat: bool) -> Json:
+    def _token(self, at: int, said: ScriptedChoice, wish: RequestOptions, *, chat: bool) -> Json:
         token = said.tokens[at]
         before = len("".join(said.tokens[:at]))
         delta: Json = {**self.every, "content": token} if chat else {"text": token}
@@ -161,9 +163,11 @@ class Manner(Struct, frozen=True, kw_only=True):
             **self.choice,
         }
         silent = {"usage": None} if self.null_usage and self.usage == "apart" else {}
-        return event({**self._head(chat=chat), "choices": [choice], **silent, **(more or {})})
+        return format_event(
+            {**self._head(chat=chat), "choices": [choice], **silent, **(more or {})}
+        )
 
-    def _ends(self, delta: Json, wish: Wish, *, chat: bool) -> bytes:
+    def _ends(self, delta: Json, wish: RequestOptions, *, chat: bool) -> bytes:
         reason = self.reasons[self.say(wish).reason]
         more: list[Json] = [{}] * wish.n
         if self.usage == "each":
@@ -174,20 +178,20 @@ class Manner(Struct, frozen=True, kw_only=True):
             self._piece(i, delta, chat=chat, reason=reason, more=one) for i, one in enumerate(more)
         )
 
-    def _rest(self, wish: Wish, *, chat: bool) -> tuple[bytes, ...]:
+    def _rest(self, wish: RequestOptions, *, chat: bool) -> tuple[bytes, ...]:
         if self.usage != "apart":
             return (DONE,)
         told = {**self._head(chat=chat), "choices": [], "usage": self.used(wish)}
-        return event(told), DONE
+        return format_event(told), DONE
 
-    def _called(self, wish: Wish, opening: tuple[bytes, ...]) -> Lines:
+    def _called(self, wish: RequestOptions, opening: tuple[bytes, ...]) -> StreamEvents:
         begun = {**self.call, "index": 0, "function": {"name": TOOL, "arguments": ARGUMENTS[0]}}
         more = {"index": 0, "function": {"arguments": ARGUMENTS[1]}}
         tokens = tuple(
             self._piece(0, {**self.every, "tool_calls": [one]}, chat=True) for one in (begun, more)
         )
         ends = self._ends(self.last or {}, wish, chat=True) if self.calls_end else b""
-        return Lines(opening, tokens, (ends, *self._rest(wish, chat=True)))
+        return StreamEvents(opening, tokens, (ends, *self._rest(wish, chat=True)))
 
     def _head(self, *, chat: bool) -> Json:
         return {**self.common, "object": "chat.completion.chunk" if chat else self.text_chunk}
@@ -198,36 +202,39 @@ class Manner(Struct, frozen=True, kw_only=True):
         return {} if self.bare else {"logprobs": logprobs}
 
     def _logprobs(
-        self, tokens: tuple[str, ...], wish: Wish, before: int, *, chat: bool
+        self, tokens: tuple[str, ...], wish: RequestOptions, before: int, *, chat: bool
     ) -> Json | None:
         if wish.top is None:
             return None
         if chat:
-            return {"content": [_chat_logprob(token, wish.top) for token in tokens]}
+            return {"content": [_build_chat_logprob(token, wish.top) for token in tokens]}
         offsets = [before + len("".join(tokens[:i])) for i in range(len(tokens))]
         return {
             "text_offset": offsets,
-            "token_logprobs": [logprob(token) for token in tokens],
+            "token_logprobs": [get_logprob(token) for token in tokens],
             "tokens": list(tokens),
-            "top_logprobs": [{token: logprob(token), OTHER[0]: OTHER[1]} for token in tokens],
+            "top_logprobs": [{token: get_logprob(token), OTHER[0]: OTHER[1]} for token in tokens],
         }
 
 
-def _chat_logprob(token: str, top: int) -> Json:
-    likely = [(token, logprob(token)), OTHER][:top]
-    return {**_weighed(token, logprob(token)), "top_logprobs": [_weighed(*one) for one in likely]}
+def _build_chat_logprob(token: str, top: int) -> Json:
+    likely = [(token, get_logprob(token)), OTHER][:top]
+    return {
+        **_build_token_logprob(token, get_logprob(token)),
+        "top_logprobs": [_build_token_logprob(*one) for one in likely],
+    }
 
 
-def _weighed(token: str, value: float) -> Json:
+def _build_token_logprob(token: str, value: float) -> Json:
     return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
 
-def wished(got: Json) -> Wish:
+def decode_options(got: Json) -> RequestOptions:
     """What the fields mean that all of them share."""
     stop = got.get("stop", [])
     chat = "messages" in got
     top = got.get("top_logprobs", 0) if got.get("logprobs") else None
-    return Wish(
+    return RequestOptions(
         stream=got.get("stream", False),
         most=got.get("max_tokens", got.get("max_completion_tokens")),
         stops=(stop,) if isinstance(stop, str) else tuple(stop),

@@ -9,46 +9,46 @@ from typing import Final
 from tests.cross.checks import (
     ALWAYS,
     Fields,
-    exactly,
-    flag,
-    hold,
+    check_fields,
+    equals,
+    integer,
+    is_flag,
+    is_message_list,
+    is_text,
     number,
-    one_or,
+    string_or,
     strings,
-    text,
-    turns,
-    whole,
 )
-from tests.cross.checks import tools as functions
-from tests.cross.script import PROMPT, Json, Wish, say
-from tests.cross.stage import Answer, Asked, Lines
-from tests.cross.workers.manner import Manner, compact, wished
+from tests.cross.checks import is_tool_list as functions
+from tests.cross.script import PROMPT, Json, RequestOptions, script_choice
+from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.manner import OpenAIResponseFormat, decode_options, encode_compact_json
 
 _INT32: Final = 2**31 - 1
 _PARAMETERS: Final[Fields] = {
-    "details": exactly(True),
-    "do_sample": flag,
-    "max_new_tokens": whole(1, _INT32),
+    "details": equals(True),
+    "do_sample": is_flag,
+    "max_new_tokens": integer(1, _INT32),
     "repetition_penalty": number(0, above=True),
-    "seed": whole(0),
+    "seed": integer(0),
     "temperature": number(0, above=True),
-    "top_k": whole(0, _INT32),
+    "top_k": integer(0, _INT32),
     "top_p": number(0, 1, above=True),
     "typical_p": number(0, 1, above=True),
-    "batch_size": whole(1, _INT32),
-    "watermark": flag,
-    "perf_stat": flag,
-    "priority": whole(1, 5),
-    "timeout": whole(1, 65535),
+    "batch_size": integer(1, _INT32),
+    "watermark": is_flag,
+    "perf_stat": is_flag,
+    "priority": integer(1, 5),
+    "timeout": integer(1, 65535),
 }
 _FIRST: Final[Fields] = {
-    "model": text,
-    "messages": turns,
-    "stream": flag,
-    "max_tokens": whole(1, _INT32),
+    "model": is_text,
+    "messages": is_message_list,
+    "stream": is_flag,
+    "max_tokens": integer(1, _INT32),
     "temperature": number(0, 2, above=True),
     "top_p": number(0, 1, above=True),
-    "seed": whole(1),
+    "seed": integer(1),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
     "stream_options": ALWAYS,  # unknown, and passed over as all that is
@@ -56,41 +56,41 @@ _FIRST: Final[Fields] = {
 _LATER: Final[Fields] = {
     **_FIRST,
     "temperature": number(0),
-    "top_k": whole(-1, _INT32),
-    "seed": whole(0),
+    "top_k": integer(-1, _INT32),
+    "seed": integer(0),
     "repetition_penalty": number(0, above=True),
-    "stop": one_or(strings(1024)),
+    "stop": string_or(strings(1024)),
     "stop_token_ids": ALWAYS,
-    "include_stop_str_in_output": flag,
-    "skip_special_tokens": flag,
-    "ignore_eos": flag,
-    "n": whole(1, 8192),
-    "best_of": whole(1, 128),
-    "use_beam_search": flag,
-    "logprobs": flag,
-    "top_logprobs": whole(0, 20),
+    "include_stop_str_in_output": is_flag,
+    "skip_special_tokens": is_flag,
+    "ignore_eos": is_flag,
+    "n": integer(1, 8192),
+    "best_of": integer(1, 128),
+    "use_beam_search": is_flag,
+    "logprobs": is_flag,
+    "top_logprobs": integer(0, 20),
     "tools": functions,
     "tool_choice": ALWAYS,
-    "parallel_tool_calls": flag,
+    "parallel_tool_calls": is_flag,
     "response_format": ALWAYS,
     "chat_template_kwargs": ALWAYS,
 }
 _COMPLETION: Final[Fields] = {
     **{name: check for name, check in _LATER.items() if name not in ("messages", "tools")},
-    "prompt": exactly(PROMPT),
-    "logprobs": whole(0, 5),
+    "prompt": equals(PROMPT),
+    "logprobs": integer(0, 5),
 }
-_LATE: Final = Manner(
+_LATE: Final = OpenAIResponseFormat(
     common={"id": "endpoint_common_8", "created": 1716825108, "model": "real-name"},
     every={"role": "assistant"},
     last={"role": "assistant", "content": ""},
     usage="each",
     message={"tool_calls": []},
 )
-_MANNERS: Final[Mapping[str, Manner]] = {
+_MANNERS: Final[Mapping[str, OpenAIResponseFormat]] = {
     "2x": _LATE,
     "1x": _LATE,
-    "rc1": Manner(
+    "rc1": OpenAIResponseFormat(
         common={"id": "1", "created": 1707275960, "model": "baichuan"},
         opening=None,
         every={"role": "assistant"},
@@ -103,9 +103,11 @@ _MANNERS: Final[Mapping[str, Manner]] = {
 _REASONS: Final = {"eos": "eos_token", "length": "length"}
 
 
-def _refusal(status: int, told: str, kind: str) -> Answer:
-    body = compact({"error": told, "error_type": kind})
-    return Answer(status=status, body=body, headers={"RequestUUID": "1", "startTime": "2"})
+def _create_error_response(status: int, told: str, kind: str) -> ScriptedResponse:
+    body = encode_compact_json({"error": told, "error_type": kind})
+    return ScriptedResponse(
+        status=status, body=body, headers={"RequestUUID": "1", "startTime": "2"}
+    )
 
 
 class MindIE:
@@ -113,31 +115,41 @@ class MindIE:
 
     kind = "text/event-stream"
     refusals: Final = {
-        "refused": _refusal(422, "min_tokens must be at most 5", "Input Validation Error"),
-        "limited": Answer(
+        "refused": _create_error_response(
+            422, "min_tokens must be at most 5", "Input Validation Error"
+        ),
+        "limited": ScriptedResponse(
             status=429, body=b'{"error":"Memory limit exceeded, tenant 77","code":429}'
         ),
-        "failed": _refusal(500, "Failed to get engine response. 0x7f00", "Incomplete Generation"),
-        "busy": _refusal(503, "The service 12 has been stopped.", "Service Unavailable"),
+        "failed": _create_error_response(
+            500, "Failed to get engine response. 0x7f00", "Incomplete Generation"
+        ),
+        "busy": _create_error_response(
+            503, "The service 12 has been stopped.", "Service Unavailable"
+        ),
     }
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
         self._manner = _MANNERS[profile]
 
-    def aside(self, asked: Asked) -> Answer | None:
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
         """A probe, a question, or a request that ends another."""
         if asked.path.endswith("/stopInfer"):
-            return Answer(body=asked.body)
+            return ScriptedResponse(body=asked.body)
         if asked.method != "GET":
             return None
         if asked.path == "/v2":
-            return Answer(body=b'{"name":"MindIE Server","extensions":{"max_iter_times":512}}')
+            return ScriptedResponse(
+                body=b'{"name":"MindIE Server","extensions":{"max_iter_times":512}}'
+            )
         if asked.path.endswith("/getSlotCount"):
-            return Answer(body=b'{"total_slots":200,"free_slots":200,"available_tokens_length":9}')
-        return Answer()
+            return ScriptedResponse(
+                body=b'{"total_slots":200,"free_slots":200,"available_tokens_length":9}'
+            )
+        return ScriptedResponse()
 
-    def read(self, asked: Asked) -> Wish:
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
         """A text, a conversation, or a prompt."""
         got = asked.fields()
         if "text_input" in got:
@@ -147,27 +159,27 @@ class MindIE:
         asked.at("/v1/chat/completions", *late)
         chat = _is_chat(asked)
         known = (_FIRST if self._profile == "rc1" else _LATER) if chat else _COMPLETION
-        hold(asked, got, known, ("model", "messages" if chat else "prompt"))
-        wish = wished(got)
+        check_fields(asked, got, known, ("model", "messages" if chat else "prompt"))
+        wish = decode_options(got)
         if wish.n > 1 and not got.get("temperature"):
             asked.faults.append("n without a temperature")
         return wish
 
-    def _read_text(self, asked: Asked, got: Json) -> Wish:
+    def _read_text(self, asked: ReceivedRequest, got: Json) -> RequestOptions:
         asked.play = asked.path.split("/")[3]
         way = f"/v2/models/{asked.play}/generate"
         asked.at(way, f"{way}_stream")
-        known: Fields = {"id": text, "text_input": exactly(PROMPT), "parameters": ALWAYS}
-        hold(asked, got, known, ("text_input", "parameters"))
+        known: Fields = {"id": is_text, "text_input": equals(PROMPT), "parameters": ALWAYS}
+        check_fields(asked, got, known, ("text_input", "parameters"))
         told = got["parameters"]
-        hold(asked, told, _PARAMETERS, ("details", "max_new_tokens"), "parameters.")
-        return Wish(stream=asked.path.endswith("_stream"), most=told["max_new_tokens"])
+        check_fields(asked, told, _PARAMETERS, ("details", "max_new_tokens"), "parameters.")
+        return RequestOptions(stream=asked.path.endswith("_stream"), most=told["max_new_tokens"])
 
-    def lines(self, asked: Asked, wish: Wish) -> Lines:
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
         """See ``tests.cross.stage.Desk``."""
         if not asked.path.startswith("/v2"):
             return self._manner.lines(wish, chat=_is_chat(asked), usage=True)
-        said = say(wish)
+        said = script_choice(wish)
         rows = []
         for i, token in enumerate(said.tokens, 1):
             reason = _REASONS[said.reason] if i == len(said.tokens) else ""
@@ -175,26 +187,33 @@ class MindIE:
             if self._profile != "rc1":
                 times = ("prefill_time", "decode_time")
                 told = {**told, times[i > 1]: 7, times[i == 1]: None}
-            rows.append(b"data:%b\n\n" % compact(told))
-        return Lines((), tuple(rows), ())
+            rows.append(b"data:%b\n\n" % encode_compact_json(told))
+        return StreamEvents((), tuple(rows), ())
 
-    def whole(self, asked: Asked, wish: Wish) -> bytes:
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
         """See ``tests.cross.stage.Desk``."""
         if not asked.path.startswith("/v2"):
             return self._manner.whole(wish, chat=_is_chat(asked))
-        said = say(wish)
+        said = script_choice(wish)
         batch, queue = [1] * said.made, [5067] * said.made
         told = self._text(
             asked, said.text, said.made, _REASONS[said.reason], batch=batch, queue=queue
         )
-        return compact(told)
+        return encode_compact_json(told)
 
-    def failure(self, asked: Asked) -> bytes:
+    def failure(self, asked: ReceivedRequest) -> bytes:
         """Bare text, in no event."""
         return b"Failed to get engine response"
 
     def _text(
-        self, asked: Asked, said: str, made: int, reason: str, *, batch: object, queue: object
+        self,
+        asked: ReceivedRequest,
+        said: str,
+        made: int,
+        reason: str,
+        *,
+        batch: object,
+        queue: object,
     ) -> Json:
         details = {
             **({"finish_reason": reason} if reason else {}),
@@ -213,5 +232,5 @@ class MindIE:
         }
 
 
-def _is_chat(asked: Asked) -> bool:
+def _is_chat(asked: ReceivedRequest) -> bool:
     return asked.path == "/v1/chat/completions"

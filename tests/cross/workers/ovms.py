@@ -10,64 +10,69 @@ from typing import Final
 from tests.cross.checks import (
     ALWAYS,
     Fields,
-    exactly,
-    flag,
-    hold,
+    check_fields,
+    equals,
+    integer,
+    is_flag,
+    is_message_list,
+    is_text,
     number,
-    one_or,
+    string_or,
     strings,
-    text,
-    turns,
-    whole,
 )
-from tests.cross.checks import tools as functions
-from tests.cross.script import PROMPT, Json, Wish
-from tests.cross.stage import Answer, Asked, Lines
-from tests.cross.workers.manner import REASONS, Manner, compact, wished
+from tests.cross.checks import is_tool_list as functions
+from tests.cross.script import PROMPT, Json, RequestOptions
+from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.manner import (
+    REASONS,
+    OpenAIResponseFormat,
+    decode_options,
+    encode_compact_json,
+)
 
 _EARLY: Final[Fields] = {
-    "model": text,
-    "stream": flag,
-    "max_tokens": whole(1, 2**32 - 1),
-    "ignore_eos": flag,
+    "model": is_text,
+    "stream": is_flag,
+    "max_tokens": integer(1, 2**32 - 1),
+    "ignore_eos": is_flag,
     "temperature": number(0, 2),
     "top_p": number(0, 1, above=True),
-    "top_k": whole(0),
-    "seed": whole(0, 2**32 - 1),
-    "best_of": whole(1, 19),
-    "n": whole(1, 19),
+    "top_k": integer(0),
+    "seed": integer(0, 2**32 - 1),
+    "best_of": integer(1, 19),
+    "n": integer(1, 19),
     "repetition_penalty": number(0),
     "diversity_penalty": number(0),
     "length_penalty": number(0),
 }
 _LATE: Final[Fields] = {
     **{name: check for name, check in _EARLY.items() if name != "diversity_penalty"},
-    "stream_options": exactly({"include_usage": True}),
-    "stop": one_or(strings(16)),
-    "include_stop_str_in_output": flag,
+    "stream_options": equals({"include_usage": True}),
+    "stop": string_or(strings(16)),
+    "include_stop_str_in_output": is_flag,
     "min_p": number(0, 0.999999),
     "frequency_penalty": number(-2, 2),
     "presence_penalty": number(-2, 2),
-    "skip_special_tokens": flag,
+    "skip_special_tokens": is_flag,
 }
 _KINDS: Final[Mapping[tuple[str, bool], Fields]] = {
     ("2026", True): {
         **_LATE,
-        "messages": turns,
-        "max_completion_tokens": whole(1, 2**32 - 1),
-        "logprobs": flag,
+        "messages": is_message_list,
+        "max_completion_tokens": integer(1, 2**32 - 1),
+        "logprobs": is_flag,
         "tools": functions,
         "tool_choice": ALWAYS,
         "response_format": ALWAYS,
         "chat_template_kwargs": ALWAYS,
     },
-    ("2026", False): {**_LATE, "prompt": exactly(PROMPT), "logprobs": exactly(1), "echo": flag},
-    ("2024", True): {**_EARLY, "messages": turns},
-    ("2024", False): {**_EARLY, "prompt": exactly(PROMPT)},
+    ("2026", False): {**_LATE, "prompt": equals(PROMPT), "logprobs": equals(1), "echo": is_flag},
+    ("2024", True): {**_EARLY, "messages": is_message_list},
+    ("2024", False): {**_EARLY, "prompt": equals(PROMPT)},
 }
 _COMMON: Final[Json] = {"created": 1716825108, "model": "llama3"}
 _MANNERS: Final = {
-    "2026": Manner(
+    "2026": OpenAIResponseFormat(
         common=_COMMON,
         text_chunk="text_completion.chunk",
         opening={"role": "assistant", "content": None},
@@ -76,7 +81,7 @@ _MANNERS: Final = {
         message={"tool_calls": []},
         leaves_streamed=True,
     ),
-    "2024": Manner(
+    "2024": OpenAIResponseFormat(
         common=_COMMON,
         opening=None,
         last=None,
@@ -90,8 +95,10 @@ _SENTENCE: Final = (
 )
 
 
-def _refusal(status: int, told: str, **headers: str) -> Answer:
-    return Answer(status=status, body=compact({"error": told}), headers=headers)
+def _create_error_response(status: int, told: str, **headers: str) -> ScriptedResponse:
+    return ScriptedResponse(
+        status=status, body=encode_compact_json({"error": told}), headers=headers
+    )
 
 
 class OVMS:
@@ -99,27 +106,27 @@ class OVMS:
 
     kind = "text/event-stream"
     refusals: Final = {
-        "refused": _refusal(400, f"{_SENTENCE}min_tokens must be at most max_tokens"),
-        "limited": _refusal(429, "Slow down, tenant 77", retry_after="7"),
-        "failed": _refusal(500, "CUDA error at 0x7f00"),
-        "busy": _refusal(503, "Server is not ready"),
+        "refused": _create_error_response(400, f"{_SENTENCE}min_tokens must be at most max_tokens"),
+        "limited": _create_error_response(429, "Slow down, tenant 77", retry_after="7"),
+        "failed": _create_error_response(500, "CUDA error at 0x7f00"),
+        "busy": _create_error_response(503, "Server is not ready"),
     }
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
         self._manner = _MANNERS[profile]
 
-    def aside(self, asked: Asked) -> Answer | None:
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
         """A probe."""
-        return Answer(body=b"") if asked.method == "GET" else None
+        return ScriptedResponse(body=b"") if asked.method == "GET" else None
 
-    def read(self, asked: Asked) -> Wish:
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
         got = asked.fields()
         asked.play = got["model"]
         asked.at("/v3/chat/completions", "/v3/completions")
         must = "messages" if _is_chat(asked) else "prompt"
-        hold(asked, got, _KINDS[self._profile, _is_chat(asked)], ("model", must))
+        check_fields(asked, got, _KINDS[self._profile, _is_chat(asked)], ("model", must))
         stream = got.get("stream", False)
         if stream and ("logprobs" in got or "best_of" in got):
             asked.faults.append("not with a stream")
@@ -127,21 +134,21 @@ class OVMS:
             asked.faults.append("stream_options provided, but stream not set to true")
         if got.get("n", 1) > got.get("best_of", 1):
             asked.faults.append("n value cannot be greater than best_of")
-        return wished({**got, "top_logprobs": 1})
+        return decode_options({**got, "top_logprobs": 1})
 
-    def lines(self, asked: Asked, wish: Wish) -> Lines:
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
         """See ``tests.cross.stage.Desk``."""
         usage = "stream_options" in asked.fields()
         return self._manner.lines(wish, chat=_is_chat(asked), usage=usage)
 
-    def whole(self, asked: Asked, wish: Wish) -> bytes:
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
         """See ``tests.cross.stage.Desk``."""
         return self._manner.whole(wish, chat=_is_chat(asked))
 
-    def failure(self, asked: Asked) -> bytes:
+    def failure(self, asked: ReceivedRequest) -> bytes:
         """A bare object, in no event."""
-        return compact({"error": f"{_SENTENCE}CUDA at 0x7f00"})
+        return encode_compact_json({"error": f"{_SENTENCE}CUDA at 0x7f00"})
 
 
-def _is_chat(asked: Asked) -> bool:
+def _is_chat(asked: ReceivedRequest) -> bool:
     return asked.path == "/v3/chat/completions"

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from tests.cross.stage import Desk
+from tests.cross.stage import WorkerScript
 from tests.cross.workers.databricks import Databricks
 from tests.cross.workers.mindie import MindIE
 from tests.cross.workers.openai import OpenAI
@@ -28,7 +28,7 @@ MADE: Final = "emulated"
 LOST: Final = "dropped"
 
 
-def each(one: str, ways: tuple[str, ...] = WAYS, **others: str) -> dict[str, str]:
+def map_ways(one: str, ways: tuple[str, ...] = WAYS, **others: str) -> dict[str, str]:
     """The same for these ways; ``others`` name one way each, a blank in it as ``_``."""
     return {**dict.fromkeys(ways, one), **{way.replace("_", " "): it for way, it in others.items()}}
 
@@ -37,7 +37,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     """One row. The mappings are by way; a way that is not among them is carried without loss."""
 
     dialect: str
-    desk: Desk
+    desk: WorkerScript
     profile: str | None = None
     apart: bool = False
     """Its requests name no model: each play has a URL of its own."""
@@ -79,8 +79,8 @@ _MINDIE: Final = Worker(
     desk=MindIE("2x"),
     profile="2x",
     keeps=CHATS,
-    stop=each(MADE, TEXTS),
-    n=each(MADE, TEXTS),
+    stop=map_ways(MADE, TEXTS),
+    n=map_ways(MADE, TEXTS),
     silent=TEXTS,
 )
 
@@ -96,7 +96,7 @@ WORKERS: Final[Mapping[str, Worker]] = {
         alike="triton",
         keeps=WAYS,
         always=_RENDERED,
-        n=each(MADE, STREAMS),
+        n=map_ways(MADE, STREAMS),
         tools=LOST,
     ),
     "triton-trtllm": Worker(
@@ -105,9 +105,9 @@ WORKERS: Final[Mapping[str, Worker]] = {
         desk=Triton("trtllm"),
         always=_RENDERED,
         insists=True,
-        stop=each(MADE),
-        n=each(MADE, STREAMS),
-        logprobs=each("approximated"),
+        stop=map_ways(MADE),
+        n=map_ways(MADE, STREAMS),
+        logprobs=map_ways("approximated"),
         tools=LOST,
         ends=_UNTOLD,
         endless=STREAMS,
@@ -117,8 +117,8 @@ WORKERS: Final[Mapping[str, Worker]] = {
         profile="llmapi",
         desk=Triton("llmapi"),
         always=_RENDERED,
-        n=each(MADE),
-        logprobs=each(LOST),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
         tools=LOST,
         silent=WAYS,
     ),
@@ -127,9 +127,9 @@ WORKERS: Final[Mapping[str, Worker]] = {
         profile="plain",
         desk=Triton("plain"),
         always=_RENDERED,
-        stop=each(MADE),
-        n=each(MADE),
-        logprobs=each(LOST),
+        stop=map_ways(MADE),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
         tools=LOST,
         ends=_UNTOLD,
         silent=WAYS,
@@ -141,18 +141,18 @@ WORKERS: Final[Mapping[str, Worker]] = {
         profile="1x",
         desk=MindIE("1x"),
         keeps=CHATS,
-        stop=each(MADE, TEXTS),
-        n=each(MADE, TEXTS),
-        logprobs=each(LOST, TEXTS),
+        stop=map_ways(MADE, TEXTS),
+        n=map_ways(MADE, TEXTS),
+        logprobs=map_ways(LOST, TEXTS),
         silent=TEXTS,
     ),
     "mindie-rc1": Worker(
         dialect="mindie",
         profile="rc1",
         desk=MindIE("rc1"),
-        stop=each(MADE),
-        n=each(MADE),
-        logprobs=each(LOST),
+        stop=map_ways(MADE),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
         tools=LOST,
         silent=("chat stream", *TEXTS),
     ),
@@ -161,23 +161,26 @@ WORKERS: Final[Mapping[str, Worker]] = {
         profile="2026",
         desk=OVMS("2026"),
         keeps=WAYS,
-        stop=each(MADE, STREAMS),
-        n=each(MADE),
-        logprobs=each(LOST, STREAMS),
+        stop=map_ways(MADE, STREAMS),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST, STREAMS),
     ),
     "ovms-2024": Worker(
         dialect="ovms",
         profile="2024",
         desk=OVMS("2024"),
-        stop=each(MADE),
-        n=each(MADE),
-        logprobs=each(LOST),
+        stop=map_ways(MADE),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
         tools=LOST,
         ends={"length": "eos"},
         silent=WAYS,
     ),
     "databricks": Worker(
-        dialect="databricks", desk=Databricks(), n=each(MADE, TEXTS), logprobs=each(LOST, TEXTS)
+        dialect="databricks",
+        desk=Databricks(),
+        n=map_ways(MADE, TEXTS),
+        logprobs=map_ways(LOST, TEXTS),
     ),
-    "tgi": Worker(dialect="tgi", desk=TGI(), apart=True, stop=each(MADE), n=each(MADE)),
+    "tgi": Worker(dialect="tgi", desk=TGI(), apart=True, stop=map_ways(MADE), n=map_ways(MADE)),
 }

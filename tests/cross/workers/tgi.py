@@ -9,60 +9,70 @@ from typing import Final
 from tests.cross.checks import (
     ALWAYS,
     Fields,
-    exactly,
-    flag,
-    hold,
+    check_fields,
+    equals,
+    integer,
+    is_flag,
+    is_message_list,
+    is_text,
     number,
     strings,
-    text,
-    turns,
-    whole,
 )
-from tests.cross.checks import tools as functions
-from tests.cross.script import OTHER, PROMPT, PROMPT_TOKENS, TOKENS, Json, Said, Wish, logprob, say
-from tests.cross.stage import Answer, Asked, Lines
-from tests.cross.workers.manner import Manner, compact, wished
+from tests.cross.checks import is_tool_list as functions
+from tests.cross.script import (
+    OTHER,
+    PROMPT,
+    PROMPT_TOKENS,
+    TOKENS,
+    Json,
+    RequestOptions,
+    ScriptedChoice,
+    get_logprob,
+    script_choice,
+)
+from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.manner import OpenAIResponseFormat, decode_options, encode_compact_json
 
 _PARAMETERS: Final[Fields] = {
-    "best_of": whole(1, 2),
+    "best_of": integer(1, 2),
     "temperature": number(0, above=True),
     "repetition_penalty": number(0, above=True),
     "frequency_penalty": number(-2, 2),
-    "top_k": whole(1),
+    "top_k": integer(1),
     "top_p": lambda got: type(got) is float and 0 < got < 1,
     "typical_p": lambda got: type(got) is float and 0 < got < 1,
-    "do_sample": flag,
-    "max_new_tokens": whole(1),
-    "return_full_text": exactly(False),
+    "do_sample": is_flag,
+    "max_new_tokens": integer(1),
+    "return_full_text": equals(False),
     "stop": strings(4),
-    "truncate": whole(1),
-    "watermark": flag,
-    "details": exactly(True),
-    "decoder_input_details": flag,
-    "seed": whole(0, 2**64 - 1),
-    "top_n_tokens": whole(1, 5),
+    "truncate": integer(1),
+    "watermark": is_flag,
+    "details": equals(True),
+    "decoder_input_details": is_flag,
+    "seed": integer(0, 2**64 - 1),
+    "top_n_tokens": integer(1, 5),
     "grammar": ALWAYS,
-    "adapter_id": text,
+    "adapter_id": is_text,
 }
 _CHAT: Final[Fields] = {
-    "model": text,
-    "messages": turns,
+    "model": is_text,
+    "messages": is_message_list,
     "frequency_penalty": number(-2, 2),
-    "logprobs": flag,
-    "top_logprobs": whole(0, 5),
-    "max_tokens": whole(1),
+    "logprobs": is_flag,
+    "top_logprobs": integer(0, 5),
+    "max_tokens": integer(1),
     "presence_penalty": number(-2, 2),
     "stop": strings(4),
-    "stream": flag,
-    "seed": whole(0, 2**64 - 1),
+    "stream": is_flag,
+    "seed": integer(0, 2**64 - 1),
     "temperature": number(0),
     "top_p": lambda got: type(got) is float and 0 < got < 1,
     "tools": functions,
     "tool_choice": ALWAYS,
     "response_format": ALWAYS,
-    "stream_options": exactly({"include_usage": True}),
+    "stream_options": equals({"include_usage": True}),
 }
-_MANNER: Final = Manner(
+_MANNER: Final = OpenAIResponseFormat(
     common={"id": "", "created": 1716825108, "model": "llama3", "system_fingerprint": "3.3-sha"},
     opening=None,
     every={"role": "assistant"},
@@ -75,9 +85,9 @@ _MANNER: Final = Manner(
 _REASONS: Final = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
 
 
-def _refusal(status: int, told: str, kind: str, **headers: str) -> Answer:
-    body = compact({"error": told, "error_type": kind})
-    return Answer(status=status, body=body, headers=headers)
+def _create_error_response(status: int, told: str, kind: str, **headers: str) -> ScriptedResponse:
+    body = encode_compact_json({"error": told, "error_type": kind})
+    return ScriptedResponse(status=status, body=body, headers=headers)
 
 
 class TGI:
@@ -85,92 +95,100 @@ class TGI:
 
     kind = "text/event-stream"
     refusals: Final = {
-        "refused": _refusal(
+        "refused": _create_error_response(
             422, "Input validation error: `min_tokens` must be at most 5", "validation"
         ),
-        "limited": _refusal(429, "Model is overloaded", "overloaded", retry_after="7"),
-        "failed": _refusal(424, "Request failed during generation: CUDA at 0x7f00", "generation"),
-        "busy": _refusal(503, "unhealthy 12", "healthcheck"),
+        "limited": _create_error_response(
+            429, "Model is overloaded", "overloaded", retry_after="7"
+        ),
+        "failed": _create_error_response(
+            424, "Request failed during generation: CUDA at 0x7f00", "generation"
+        ),
+        "busy": _create_error_response(503, "unhealthy 12", "healthcheck"),
     }
 
-    def aside(self, asked: Asked) -> Answer | None:
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
         """A probe, or what the server says of itself."""
         if asked.method != "GET":
             return None
         info = b'{"max_concurrent_requests":128,"max_best_of":2,"max_stop_sequences":4}'
-        return Answer(body=info)
+        return ScriptedResponse(body=info)
 
-    def read(self, asked: Asked) -> Wish:
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
         """A conversation, or a prompt."""
         got = asked.fields()
         asked.play = asked.path.split("/")[1]
         top = f"/{asked.play}"
         asked.at(f"{top}/generate", f"{top}/generate_stream", f"{top}/v1/chat/completions")
         if _is_chat(asked):
-            hold(asked, got, _CHAT, ("messages",))
-            return wished(got)
-        known: Fields = {"inputs": exactly(PROMPT), "parameters": ALWAYS}
-        hold(asked, got, known, known)
+            check_fields(asked, got, _CHAT, ("messages",))
+            return decode_options(got)
+        known: Fields = {"inputs": equals(PROMPT), "parameters": ALWAYS}
+        check_fields(asked, got, known, known)
         told = got["parameters"]
-        hold(asked, told, _PARAMETERS, ("details", "return_full_text"), "parameters.")
-        return Wish(
+        check_fields(asked, told, _PARAMETERS, ("details", "return_full_text"), "parameters.")
+        return RequestOptions(
             stream=asked.path.endswith("/generate_stream"),
             most=told.get("max_new_tokens"),
             stops=tuple(told.get("stop", ())),
             top=told.get("top_n_tokens", 0),
         )
 
-    def lines(self, asked: Asked, wish: Wish) -> Lines:
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
         """One event for each token; the last has it all."""
         if _is_chat(asked):
             usage = "stream_options" in asked.fields()
             return _MANNER.lines(wish, chat=True, usage=usage)
-        said = say(wish, leaves=True)
-        rows = [_row(i, token, wish) for i, token in enumerate(said.tokens)]
-        ends = {**rows[-1], **_ended(said, {"input_length": PROMPT_TOKENS})}
+        said = script_choice(wish, leaves=True)
+        rows = [_build_token_row(i, token, wish) for i, token in enumerate(said.tokens)]
+        ends = {**rows[-1], **_build_final_fields(said, {"input_length": PROMPT_TOKENS})}
         silent = {"generated_text": None, "details": None}
         tokens = [*({**row, **silent} for row in rows[:-1]), ends]
-        return Lines((), tuple(b"data:%b\n\n" % compact(one) for one in tokens), ())
+        return StreamEvents(
+            (), tuple(b"data:%b\n\n" % encode_compact_json(one) for one in tokens), ()
+        )
 
-    def whole(self, asked: Asked, wish: Wish) -> bytes:
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
         """See ``tests.cross.stage.Desk``."""
         if _is_chat(asked):
             return _MANNER.whole(wish, chat=True)
-        said = say(wish, leaves=True)
-        rows = [_row(i, token, wish) for i, token in enumerate(said.tokens)]
+        said = script_choice(wish, leaves=True)
+        rows = [_build_token_row(i, token, wish) for i, token in enumerate(said.tokens)]
         told = {
             "prefill": [],
             "tokens": [row["token"] for row in rows],
             "top_tokens": [row.get("top_tokens", []) for row in rows],
         }
-        return compact(_ended(said, told))
+        return encode_compact_json(_build_final_fields(said, told))
 
-    def failure(self, asked: Asked) -> bytes:
+    def failure(self, asked: ReceivedRequest) -> bytes:
         """An event that holds the error."""
         told = "Request failed during generation: CUDA at 0x7f00"
         if _is_chat(asked):
             error = {"message": told, "http_status_code": 422}
-            return b"data: %b\n\n" % compact({"error": error})
-        return b"data:%b\n\n" % compact({"error": told, "error_type": "generation"})
+            return b"data: %b\n\n" % encode_compact_json({"error": error})
+        return b"data:%b\n\n" % encode_compact_json({"error": told, "error_type": "generation"})
 
 
-def _is_chat(asked: Asked) -> bool:
+def _is_chat(asked: ReceivedRequest) -> bool:
     return asked.path.endswith("/v1/chat/completions")
 
 
-def _row(at: int, token: str, wish: Wish) -> dict[str, Json | list[Json] | int]:
-    own = _token(token, logprob(token), 100 + TOKENS.index(token))
+def _build_token_row(
+    at: int, token: str, wish: RequestOptions
+) -> dict[str, Json | list[Json] | int]:
+    own = _build_token(token, get_logprob(token), 100 + TOKENS.index(token))
     row: dict[str, Json | list[Json] | int] = {"index": at + 1, "token": own}
     if wish.top:
-        row["top_tokens"] = [own, _token(*OTHER, 99)][: wish.top]
+        row["top_tokens"] = [own, _build_token(*OTHER, 99)][: wish.top]
     return row
 
 
-def _token(token: str, value: float, number: int) -> Json:
+def _build_token(token: str, value: float, number: int) -> Json:
     return {"id": number, "text": token, "logprob": value, "special": False}
 
 
-def _ended(said: Said, more: Json) -> Json:
+def _build_final_fields(said: ScriptedChoice, more: Json) -> Json:
     details = {
         "finish_reason": _REASONS[said.reason],
         "generated_tokens": said.made,

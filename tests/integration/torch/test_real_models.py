@@ -34,11 +34,11 @@ pytestmark = [
 ]
 
 
-def context() -> RequestContext:
+def make_context() -> RequestContext:
     return RequestContext("x", Deadline(time.monotonic, 100.0), time.monotonic)
 
 
-def chat(text: str, **fields: Any) -> GenerationRequest:
+def make_chat(text: str, **fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "model": "m",
         "kind": "chat",
@@ -50,12 +50,12 @@ def chat(text: str, **fields: Any) -> GenerationRequest:
     return GenerationRequest(**given)
 
 
-async def batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]]:
-    return [batch async for _, batch in backend.send(PreparedRequest(asked), context())]
+async def collect_batches(backend: TorchBackend, asked: Request) -> list[Sequence[Event]]:
+    return [batch async for _, batch in backend.send(PreparedRequest(asked), make_context())]
 
 
-async def said(backend: TorchBackend, asked: Request) -> str:
-    found = await batches(backend, asked)
+async def collect_text(backend: TorchBackend, asked: Request) -> str:
+    found = await collect_batches(backend, asked)
     return "".join(e.text for batch in found for e in batch if isinstance(e, TextDelta))
 
 
@@ -75,8 +75,8 @@ async def minilm() -> AsyncIterator[TorchBackend]:
     await one.aclose()
 
 
-async def test_the_capital_of_france_streamed(smollm: TorchBackend) -> None:
-    found = await batches(smollm, chat("What is the capital of France?"))
+async def test_real_model_streams_the_correct_capital_of_france(smollm: TorchBackend) -> None:
+    found = await collect_batches(smollm, make_chat("What is the capital of France?"))
     texts = [e for batch in found for e in batch if isinstance(e, TextDelta)]
     assert "Paris" in "".join(e.text for e in texts)
     assert len([batch for batch in found if any(isinstance(e, TextDelta) for e in batch)]) > 3
@@ -84,19 +84,19 @@ async def test_the_capital_of_france_streamed(smollm: TorchBackend) -> None:
     assert end.finish_reason == "eos"
 
 
-async def test_seeds_reproduce_alone_and_in_company(smollm: TorchBackend) -> None:
+async def test_seed_reproduces_the_text_and_choices_differ(smollm: TorchBackend) -> None:
     def asked(seed: int) -> GenerationRequest:
-        return chat(
+        return make_chat(
             "Tell me a story.", sampling=SamplingParams(temperature=1, top_p=0.95, seed=seed)
         )
 
-    alone = [await said(smollm, asked(seed)) for seed in (1, 2)]
+    alone = [await collect_text(smollm, asked(seed)) for seed in (1, 2)]
     assert alone[0] != alone[1]
-    assert await said(smollm, asked(1)) == alone[0]
-    several = chat(
+    assert await collect_text(smollm, asked(1)) == alone[0]
+    several = make_chat(
         "Tell me a story.", n=3, sampling=SamplingParams(temperature=1, top_p=0.95, seed=1)
     )
-    found = await batches(smollm, several)
+    found = await collect_batches(smollm, several)
     choices = {
         i: "".join(e.text for b in found for e in b if isinstance(e, TextDelta) and e.index == i)
         for i in range(3)
@@ -104,13 +104,15 @@ async def test_seeds_reproduce_alone_and_in_company(smollm: TorchBackend) -> Non
     assert len(set(choices.values())) == 3
 
 
-async def test_stop_and_logprobs(smollm: TorchBackend) -> None:
-    asked = chat(
+async def test_stop_string_cuts_the_text_and_logprobs_cover_all_tokens(
+    smollm: TorchBackend,
+) -> None:
+    asked = make_chat(
         "What is the capital of France?",
         stopping=StopConditions(max_tokens=32, stop=("Paris",)),
         logprobs=LogprobsOptions(2),
     )
-    found = await batches(smollm, asked)
+    found = await collect_batches(smollm, asked)
     texts = [e for batch in found for e in batch if isinstance(e, TextDelta)]
     assert "".join(e.text for e in texts) == "The capital of France is "
     tokens = [t for e in texts for t in e.logprobs]
@@ -119,18 +121,20 @@ async def test_stop_and_logprobs(smollm: TorchBackend) -> None:
     assert "".join(t.token for t in tokens) == "The capital of France is Paris"
 
 
-async def test_leaving_frees_the_row(smollm: TorchBackend) -> None:
-    asked = chat("Count to a thousand.", stopping=StopConditions(max_tokens=4000, ignore_eos=True))
-    async with aclosing(smollm.send(PreparedRequest(asked), context())) as stream:
+async def test_closing_the_stream_frees_its_batch_slot(smollm: TorchBackend) -> None:
+    asked = make_chat(
+        "Count to a thousand.", stopping=StopConditions(max_tokens=4000, ignore_eos=True)
+    )
+    async with aclosing(smollm.send(PreparedRequest(asked), make_context())) as stream:
         for _ in range(3):
             await anext(stream)
         process = smollm.process
         assert process is not None
-        await seen(process, 1)
-    await seen(process, 0)
+        await wait_for_active_count(process, 1)
+    await wait_for_active_count(process, 0)
 
 
-async def seen(process: Any, rows: int) -> None:
+async def wait_for_active_count(process: Any, rows: int) -> None:
     """The process says that it has so many rows."""
     process.rows = -1
     async with asyncio.timeout(30):
@@ -138,9 +142,9 @@ async def seen(process: Any, rows: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_embeddings_are_sensible(minilm: TorchBackend) -> None:
+async def test_similar_texts_have_similar_embeddings(minilm: TorchBackend) -> None:
     texts = ("The cat sleeps on the sofa.", "A kitten naps on the couch.", "Shares fell on Monday.")
-    found = await batches(minilm, EmbeddingRequest(model="e", inputs=texts))
+    found = await collect_batches(minilm, EmbeddingRequest(model="e", inputs=texts))
     vectors = [e.values for batch in found for e in batch if isinstance(e, Embedding)]
     assert [len(v) for v in vectors] == [384] * 3
     assert all(math.isclose(math.hypot(*v), 1, abs_tol=1e-4) for v in vectors)

@@ -43,7 +43,7 @@ async def smollm() -> AsyncIterator[TorchBackend]:
     await one.aclose()
 
 
-def chat(text: str, **fields: Any) -> GenerationRequest:
+def make_chat(text: str, **fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "model": "m",
         "kind": "chat",
@@ -55,7 +55,7 @@ def chat(text: str, **fields: Any) -> GenerationRequest:
     return GenerationRequest(**given)
 
 
-async def ask(backend: TorchBackend, asked: GenerationRequest) -> list[Event]:
+async def collect_events(backend: TorchBackend, asked: GenerationRequest) -> list[Event]:
     times = Timeouts(first_token=60.0, idle=60.0)
     context = RequestContext("x", Deadline(time.monotonic, 110.0), time.monotonic, times)
     return [
@@ -63,13 +63,13 @@ async def ask(backend: TorchBackend, asked: GenerationRequest) -> list[Event]:
     ]
 
 
-def ids(events: list[Event], choice: int = 0) -> list[int]:
+def get_token_ids(events: list[Event], choice: int = 0) -> list[int]:
     return [
         i for e in events if isinstance(e, TextDelta) and e.index == choice for i in e.token_ids
     ]
 
 
-def likelihood(events: list[Event], choice: int = 0) -> float:
+def compute_mean_logprob(events: list[Event], choice: int = 0) -> float:
     """The mean log probability of a choice's tokens."""
     found = [
         token.logprob or 0.0
@@ -80,59 +80,65 @@ def likelihood(events: list[Event], choice: int = 0) -> float:
     return sum(found) / len(found)
 
 
-async def test_a_search_finds_likelier_texts_and_tells_them_at_its_end(
+async def test_beam_search_finds_likelier_texts_than_greedy_decoding(
     smollm: TorchBackend,
 ) -> None:
-    question = chat("Name three colours.", logprobs=LogprobsOptions())
-    greedy = await ask(smollm, chat_with(question, SamplingParams(temperature=0)))
-    found = await ask(smollm, chat_with(question, SamplingParams(beam_width=4), n=2))
+    question = make_chat("Name three colours.", logprobs=LogprobsOptions())
+    greedy = await collect_events(smollm, replace_sampling(question, SamplingParams(temperature=0)))
+    found = await collect_events(
+        smollm, replace_sampling(question, SamplingParams(beam_width=4), n=2)
+    )
     assert [e.index for e in found if isinstance(e, TextDelta)] == [0, 1]
     assert {e.index for e in found if isinstance(e, ChoiceEnd)} == {0, 1}
-    assert ids(found, 0) != ids(found, 1)
-    assert likelihood(found, 0) >= likelihood(found, 1)
-    assert likelihood(found, 0) >= likelihood(greedy) - 1e-4
+    assert get_token_ids(found, 0) != get_token_ids(found, 1)
+    assert compute_mean_logprob(found, 0) >= compute_mean_logprob(found, 1)
+    assert compute_mean_logprob(found, 0) >= compute_mean_logprob(greedy) - 1e-4
     (usage,) = (e for e in found if isinstance(e, Usage))
     # The token that ends a text is none of it.
-    told = len(ids(found, 0)) + len(ids(found, 1))
+    told = len(get_token_ids(found, 0)) + len(get_token_ids(found, 1))
     assert told <= usage.completion_tokens <= told + 2
 
 
-def chat_with(
+def replace_sampling(
     request: GenerationRequest, sampling: SamplingParams, n: int = 1
 ) -> GenerationRequest:
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     return GenerationRequest(**{**fields, "sampling": sampling, "n": n})
 
 
-async def test_a_watermark_is_found_with_its_key_alone(smollm: TorchBackend) -> None:
+async def test_watermark_is_detected_only_with_its_key(smollm: TorchBackend) -> None:
     def score(text: list[int], key: int) -> float:
         told: Any = WatermarkingConfig(hashing_key=key)
         detector: Any = WatermarkDetector(LlamaConfig(vocab_size=49152), "cpu", told)
         return float(detector(torch.tensor([text]), return_dict=True).z_score[0])
 
     long = StopConditions(max_tokens=150, ignore_eos=True)
-    asked = chat("Tell me a story about a lighthouse.", stopping=long)
+    asked = make_chat("Tell me a story about a lighthouse.", stopping=long)
     marked, plain = await asyncio.gather(
-        ask(smollm, chat_with(asked, SamplingParams(temperature=1.0, seed=5, watermark=True))),
-        ask(smollm, chat_with(asked, SamplingParams(temperature=1.0, seed=5))),
+        collect_events(
+            smollm, replace_sampling(asked, SamplingParams(temperature=1.0, seed=5, watermark=True))
+        ),
+        collect_events(smollm, replace_sampling(asked, SamplingParams(temperature=1.0, seed=5))),
     )
-    assert score(ids(marked), KEY) > 4
-    assert score(ids(marked), 15485863) < 3
-    assert score(ids(plain), KEY) < 3
+    assert score(get_token_ids(marked), KEY) > 4
+    assert score(get_token_ids(marked), 15485863) < 3
+    assert score(get_token_ids(plain), KEY) < 3
 
 
-async def test_a_seed_gives_the_same_text_in_any_company(smollm: TorchBackend) -> None:
+async def test_seeded_text_is_independent_of_concurrent_requests(smollm: TorchBackend) -> None:
     hot = SamplingParams(
         temperature=0.9, top_p=0.9, typical_p=0.95, repetition_penalty=1.1, seed=11
     )
-    one = chat_with(chat("What is the sea?"), hot)
+    one = replace_sampling(make_chat("What is the sea?"), hot)
     others = [
-        chat_with(chat("Count."), SamplingParams(temperature=0)),
-        chat_with(chat("Why is it blue, and what is it made of?"), SamplingParams(beam_width=3)),
-        chat_with(chat("Sing."), SamplingParams(temperature=1.5, top_k=40, min_p=0.01)),
+        replace_sampling(make_chat("Count."), SamplingParams(temperature=0)),
+        replace_sampling(
+            make_chat("Why is it blue, and what is it made of?"), SamplingParams(beam_width=3)
+        ),
+        replace_sampling(make_chat("Sing."), SamplingParams(temperature=1.5, top_k=40, min_p=0.01)),
     ]
-    alone = ids(await ask(smollm, one))
+    alone = get_token_ids(await collect_events(smollm, one))
     for at in range(3):
         company = [*others[:at], one, *others[at:]]
-        found = await asyncio.gather(*(ask(smollm, request) for request in company))
-        assert ids(found[at]) == alone
+        found = await asyncio.gather(*(collect_events(smollm, request) for request in company))
+        assert get_token_ids(found[at]) == alone

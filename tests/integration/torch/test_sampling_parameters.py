@@ -32,14 +32,14 @@ HOT: Final = 1.5
 MANY: Final = 8
 
 
-def _seeded(order: ipc.GenerateCommand) -> ipc.GenerateCommand:
+def _add_seed(order: ipc.GenerateCommand) -> ipc.GenerateCommand:
     """The same, with a seed: by luck the first token may be the last."""
     if order.sampling.seed is not None:
         return order
     return msgspec.structs.replace(order, sampling=msgspec.structs.replace(order.sampling, seed=1))
 
 
-class Bench:
+class OptionTestBench:
     """Sends requests to one endpoint and returns their results."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Bench:
     def run(self, **options: Any) -> Any:
         """An engine that has answered; ``__`` in a name stands for a dot. Nothing may be lost."""
         given = {name.replace("__", "."): value for name, value in options.items()}
-        order = _seeded(self.order(given))
+        order = _add_seed(self.order(given))
         assert self.losses == ()
         return EngineDriver(self.model).run(msgspec.structs.replace(order, token_ids=True))
 
@@ -99,35 +99,35 @@ class Bench:
 # --- how tokens are drawn -----------------------------------------------------------------------
 
 
-def temperature(bench: Bench) -> None:
+def check_temperature(bench: OptionTestBench) -> None:
     assert bench.still(sampling__seed=1) == bench.still(sampling__seed=2)
     hot = [bench.ids(sampling__temperature=HOT, sampling__seed=seed) for seed in (1, 2)]
     assert hot[0] != hot[1]
 
 
-def _narrows(bench: Bench, **options: Any) -> None:
+def _check_takes_likeliest(bench: OptionTestBench, **options: Any) -> None:
     """However hot, the likeliest are taken."""
     hot = bench.ids(sampling__temperature=HOT, sampling__seed=1, **options)
     assert hot == bench.still()
 
 
-def top_p(bench: Bench) -> None:
-    _narrows(bench, sampling__top_p=1e-3)
+def check_top_p(bench: OptionTestBench) -> None:
+    _check_takes_likeliest(bench, sampling__top_p=1e-3)
 
 
-def top_k(bench: Bench) -> None:
-    _narrows(bench, sampling__top_k=1)
+def check_top_k(bench: OptionTestBench) -> None:
+    _check_takes_likeliest(bench, sampling__top_k=1)
 
 
-def min_p(bench: Bench) -> None:
-    _narrows(bench, sampling__min_p=0.999)
+def check_min_p(bench: OptionTestBench) -> None:
+    _check_takes_likeliest(bench, sampling__min_p=0.999)
 
 
-def do_sample(bench: Bench) -> None:
-    _narrows(bench, sampling__do_sample=False)
+def check_do_sample(bench: OptionTestBench) -> None:
+    _check_takes_likeliest(bench, sampling__do_sample=False)
 
 
-def typical_p(bench: Bench) -> None:
+def check_typical_p(bench: OptionTestBench) -> None:
     """Only the most typical token is left: chance has no say, and it is not the likeliest."""
     found = [
         bench.ids(sampling__temperature=HOT, sampling__seed=seed, sampling__typical_p=1e-3)
@@ -136,12 +136,12 @@ def typical_p(bench: Bench) -> None:
     assert found[0] == found[1] != bench.still()
 
 
-def seed(bench: Bench) -> None:
+def check_seed(bench: OptionTestBench) -> None:
     found = [bench.ids(sampling__temperature=HOT, sampling__seed=s) for s in (3, 3, 4)]
     assert found[0] == found[1] != found[2]
 
 
-def repetition_penalty(bench: Bench) -> None:
+def check_repetition_penalty(bench: OptionTestBench) -> None:
     """One far below 1 is a reward: only what was there before comes again."""
     got = bench.run(sampling__temperature=STILL, sampling__repetition_penalty=1e-3)
     order = bench.order({})
@@ -149,7 +149,7 @@ def repetition_penalty(bench: Bench) -> None:
     assert set(got.ids()) <= set(prompt)
 
 
-def _repeats(bench: Bench, name: str) -> None:
+def _check_repetition(bench: OptionTestBench, name: str) -> None:
     """A negative penalty is a reward, a positive one the opposite."""
     plain = bench.still(stopping__max_tokens=40)
     many = bench.still(stopping__max_tokens=40, **{name: -2.0})
@@ -157,29 +157,29 @@ def _repeats(bench: Bench, name: str) -> None:
     assert len(set(many)) < len(set(plain)) < len(set(few))
 
 
-def presence_penalty(bench: Bench) -> None:
-    _repeats(bench, "sampling__presence_penalty")
+def check_presence_penalty(bench: OptionTestBench) -> None:
+    _check_repetition(bench, "sampling__presence_penalty")
 
 
-def frequency_penalty(bench: Bench) -> None:
-    _repeats(bench, "sampling__frequency_penalty")
+def check_frequency_penalty(bench: OptionTestBench) -> None:
+    _check_repetition(bench, "sampling__frequency_penalty")
 
 
-def logit_bias(bench: Bench) -> None:
+def check_logit_bias(bench: OptionTestBench) -> None:
     assert set(bench.still(logit_bias={"65": 100})) == {65}
 
 
-def allowed_token_ids(bench: Bench) -> None:
+def check_allowed_token_ids(bench: OptionTestBench) -> None:
     found = bench.ids(sampling__allowed_token_ids=[65, 66], sampling__seed=1)
     assert set(found) == {65, 66}
 
 
-def bad_words(bench: Bench) -> None:
-    letter = _letter(bench)
+def check_bad_words(bench: OptionTestBench) -> None:
+    letter = _pick_letter(bench)
     assert letter.encode()[0] not in bench.still(sampling__bad_words=[letter])
 
 
-def watermark(bench: Bench) -> None:
+def check_watermark(bench: OptionTestBench) -> None:
     """Of four tokens one is green: here, nearly all are, which transformers would find, too."""
     from transformers import WatermarkLogitsProcessor  # noqa: PLC0415
 
@@ -199,16 +199,16 @@ def watermark(bench: Bench) -> None:
 # --- how many, and which ------------------------------------------------------------------------
 
 
-def n(bench: Bench) -> None:
+def check_n(bench: OptionTestBench) -> None:
     """OVMS gives several of a beam search only."""
     searched = bench.case.name.startswith("ovms")
     drawn: Json = {"sampling__temperature": HOT, "sampling__seed": 1}
-    got = bench.run(n=3, **(_beams(bench, 3) if searched else drawn))
+    got = bench.run(n=3, **(_beam_options(bench, 3) if searched else drawn))
     assert set(got.ended()) == {0, 1, 2}
     assert len({tuple(got.ids(choice=i)) for i in range(3)}) == 3
 
 
-def best_of(bench: Bench) -> None:
+def check_best_of(bench: OptionTestBench) -> None:
     """The likeliest of four; MindIE returns all four."""
     given = {"best_of": 4, "sampling.temperature": HOT, "sampling.seed": 1}
     request = bench.request(given)
@@ -226,7 +226,7 @@ def best_of(bench: Bench) -> None:
     assert [got.ids(choice=i) for i in got.ended()] == [all_four.ids(choice=i) for i in wanted]
 
 
-def _beams(bench: Bench, width: int) -> Json:
+def _beam_options(bench: OptionTestBench, width: int) -> Json:
     """What asks for so many beams."""
     if bench.case.supports("sampling.beam_width"):
         return {"sampling__beam_width": width}
@@ -235,9 +235,9 @@ def _beams(bench: Bench, width: int) -> Json:
     return {"request__beams": True, "n": width}
 
 
-def beams(bench: Bench) -> None:
+def check_beam_search(bench: OptionTestBench) -> None:
     """More likely than what the likeliest tokens come to, and what transformers finds."""
-    got = bench.run(**_beams(bench, 4))
+    got = bench.run(**_beam_options(bench, 4))
     order = bench.order({})
     (prompt,) = got.engine._input_processor.tokenize_prompts(order.input, order.stopping)
     with torch.inference_mode():
@@ -254,20 +254,20 @@ def beams(bench: Bench) -> None:
     assert got.ids() != bench.still()
 
 
-def length_penalty(bench: Bench) -> None:
+def check_length_penalty(bench: OptionTestBench) -> None:
     """Texts of several lengths are ranked by it: an end early on may win, or not."""
-    end = bench.run(**_beams(bench, 4)).ids()[2]
+    end = bench.run(**_beam_options(bench, 4)).ids()[2]
     bench.model = bench.model._replace(end_tokens=frozenset({end}))
     short, long = (
-        bench.run(**_beams(bench, 4), sampling__length_penalty=penalty).ended()[0].reason
+        bench.run(**_beam_options(bench, 4), sampling__length_penalty=penalty).ended()[0].reason
         for penalty in (-6.0, 6.0)
     )
     assert (short, long) == ("eos", "length")
 
 
-def diversity_penalty(bench: Bench) -> None:
+def check_diversity_penalty(bench: OptionTestBench) -> None:
     got = [
-        bench.run(**_beams(bench, 4), n=4, sampling__diversity_penalty=penalty)
+        bench.run(**_beam_options(bench, 4), n=4, sampling__diversity_penalty=penalty)
         for penalty in (0.0, 50.0)
     ]
     close, far = ([one.ids(choice=i) for i in range(4)] for one in got)
@@ -278,32 +278,32 @@ def diversity_penalty(bench: Bench) -> None:
 # --- where a text ends --------------------------------------------------------------------------
 
 
-def _letter(bench: Bench) -> str:
+def _pick_letter(bench: OptionTestBench) -> str:
     """A letter that the likeliest text has, not at its very beginning."""
     text: str = bench.run(sampling__temperature=STILL).text()
     return next(one for at, one in enumerate(text) if at > 1 and " " < one < "\x7f")
 
 
-def max_tokens(bench: Bench) -> None:
+def check_max_tokens(bench: OptionTestBench) -> None:
     for most in (3, 7):
         got = bench.run(stopping__max_tokens=most, sampling__temperature=STILL)
         assert (len(got.ids()), got.ended()[0].reason) == (most, "length")
 
 
-def min_tokens(bench: Bench) -> None:
+def check_min_tokens(bench: OptionTestBench) -> None:
     got = bench.said(list(b"abcdef"), stopping__stop="b", stopping__min_tokens=4)
     assert len(got.ids()) > 4
     assert len(bench.said([], stopping__min_tokens=4, stopping__max_tokens=9).ids()) >= 4
 
 
-def stop(bench: Bench) -> None:
+def check_stop(bench: OptionTestBench) -> None:
     script, options = list(b"one END two"), {"sampling__temperature": STILL}
     got = bench.said(script, stopping__stop="END", **options)
     assert got.ended()[0] == ChoiceEndEvent(1, 0, "stop", "END")
     assert got.text() in ("one ", "one END")
 
 
-def include_stop(bench: Bench) -> None:
+def check_include_stop(bench: OptionTestBench) -> None:
     texts = [
         bench.said(list(b"one END"), stopping__stop="END", stopping__include_stop=kept).text()
         for kept in (True, False)
@@ -311,18 +311,18 @@ def include_stop(bench: Bench) -> None:
     assert texts == ["one END", "one "]
 
 
-def stop_token_ids(bench: Bench) -> None:
+def check_stop_token_ids(bench: OptionTestBench) -> None:
     got = bench.said(list(b"abc"), stopping__stop_token_ids=[ord("c")])
     assert (got.text(), got.ended()[0]) == ("ab", ChoiceEndEvent(1, 0, "stop", ord("c")))
 
 
-def ignore_eos(bench: Bench) -> None:
+def check_ignore_eos(bench: OptionTestBench) -> None:
     for on, reason, tokens in ((True, "length", 9), (False, "eos", 3)):
         got = bench.said(list(b"hi"), stopping__ignore_eos=on, stopping__max_tokens=9)
         assert (got.ended()[0].reason, got.finished().completion_tokens) == (reason, tokens)
 
 
-def skip_special_tokens(bench: Bench) -> None:
+def check_skip_special_tokens(bench: OptionTestBench) -> None:
     script = [ord("a"), 258, ord("b")]
     texts = [bench.said(script, stopping__skip_special_tokens=on).text() for on in (True, False)]
     assert texts == ["ab", "a<pad>b"]
@@ -331,12 +331,12 @@ def skip_special_tokens(bench: Bench) -> None:
 # --- what of the prompt is read, and what is told -----------------------------------------------
 
 
-def truncate_prompt(bench: Bench) -> None:
+def check_truncate_prompt(bench: OptionTestBench) -> None:
     (started,) = bench.run(stopping__truncate_prompt=3).select(PrefillDoneEvent)
     assert started.prompt_tokens == 3
 
 
-def add_special_tokens(bench: Bench) -> None:
+def check_add_special_tokens(bench: OptionTestBench) -> None:
     tokenizer = copy.deepcopy(bench.model.tokenizer)
     begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
     tokenizer._tokenizer.post_processor = begin
@@ -349,7 +349,7 @@ def add_special_tokens(bench: Bench) -> None:
     assert with_ == without + 1
 
 
-def overflow(bench: Bench) -> None:
+def check_overflow(bench: OptionTestBench) -> None:
     long = {"prompt": "x" * 500}
     order = bench.order({**long, "stopping.overflow": "truncate"})
     assert EngineDriver(bench.model).run(order).finished().prompt_tokens == 128 - MANY
@@ -357,84 +357,84 @@ def overflow(bench: Bench) -> None:
     assert EngineDriver(bench.model).run(order).failed().kind == "too_long"
 
 
-def echo(bench: Bench) -> None:
+def check_echo(bench: OptionTestBench) -> None:
     assert bench.run(echo=True).echo().text == "Hello"
 
 
-def logprobs(bench: Bench) -> None:
+def check_logprobs(bench: OptionTestBench) -> None:
     """OVMS tells no alternatives."""
     row = next(row for row in bench.case.rows if row.field == "logprobs.top")
     wanted = 0 if row.type == "bool" or bench.case.name.startswith("ovms") else 3
     value = True if row.type == "bool" else min(3, int(row.maximum or 3))
-    _tops(bench, wanted, logprobs__top=value)
+    _check_top_logprobs(bench, wanted, logprobs__top=value)
 
 
-def chat_logprobs(bench: Bench) -> None:
+def check_chat_logprobs(bench: OptionTestBench) -> None:
     alone = {} if not bench.case.supports("request.logprobs") else {"request__logprobs": True}
     if alone:
-        _tops(bench, 0, **alone)
+        _check_top_logprobs(bench, 0, **alone)
     if bench.case.supports("request.top_logprobs"):
-        _tops(bench, 2, **alone, request__top_logprobs=2)
+        _check_top_logprobs(bench, 2, **alone, request__top_logprobs=2)
 
 
-def _tops(bench: Bench, wanted: int, **options: Any) -> None:
+def _check_top_logprobs(bench: OptionTestBench, wanted: int, **options: Any) -> None:
     got = bench.run(**options)
     tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
     assert [token.id for token in tokens] == got.ids() != []
     assert {len(token.top) for token in tokens} == {wanted}
 
 
-def prompt_logprobs(bench: Bench) -> None:
+def check_prompt_logprobs(bench: OptionTestBench) -> None:
     first, *others = bench.run(logprobs__prompt=2, logprobs__top=0).echo().tokens
     assert first.logprob is None
     assert {len(token.top) for token in others} == {2}
 
 
-def token_ids(bench: Bench) -> None:
+def check_token_ids(bench: OptionTestBench) -> None:
     for wanted in (True, False):
         got = EngineDriver(bench.model).run(
-            _seeded(bench.order({"response_options.token_ids": wanted}))
+            _add_seed(bench.order({"response_options.token_ids": wanted}))
         )
         assert bool(got.ids()) == wanted
 
 
-CASES: Final[Mapping[str, Callable[[Bench], None]]] = {
-    "sampling.temperature": temperature,
-    "sampling.top_p": top_p,
-    "sampling.top_k": top_k,
-    "sampling.min_p": min_p,
-    "sampling.do_sample": do_sample,
-    "sampling.typical_p": typical_p,
-    "sampling.seed": seed,
-    "sampling.repetition_penalty": repetition_penalty,
-    "sampling.presence_penalty": presence_penalty,
-    "sampling.frequency_penalty": frequency_penalty,
-    "sampling.allowed_token_ids": allowed_token_ids,
-    "sampling.bad_words": bad_words,
-    "sampling.watermark": watermark,
-    "sampling.beam_width": beams,
-    "request.beam_search": beams,
-    "request.beams": beams,
-    "sampling.length_penalty": length_penalty,
-    "sampling.diversity_penalty": diversity_penalty,
-    "n": n,
-    "best_of": best_of,
-    "stopping.max_tokens": max_tokens,
-    "stopping.min_tokens": min_tokens,
-    "stopping.stop": stop,
-    "stopping.stop_token_ids": stop_token_ids,
-    "stopping.include_stop": include_stop,
-    "stopping.ignore_eos": ignore_eos,
-    "stopping.skip_special_tokens": skip_special_tokens,
-    "stopping.truncate_prompt": truncate_prompt,
-    "stopping.overflow": overflow,
-    "echo": echo,
-    "logprobs.top": logprobs,
-    "logprobs.prompt": prompt_logprobs,
-    "request.logprobs": chat_logprobs,
-    "request.top_logprobs": chat_logprobs,
-    "response_options.token_ids": token_ids,
-    "templating.add_special_tokens": add_special_tokens,
+CASES: Final[Mapping[str, Callable[[OptionTestBench], None]]] = {
+    "sampling.temperature": check_temperature,
+    "sampling.top_p": check_top_p,
+    "sampling.top_k": check_top_k,
+    "sampling.min_p": check_min_p,
+    "sampling.do_sample": check_do_sample,
+    "sampling.typical_p": check_typical_p,
+    "sampling.seed": check_seed,
+    "sampling.repetition_penalty": check_repetition_penalty,
+    "sampling.presence_penalty": check_presence_penalty,
+    "sampling.frequency_penalty": check_frequency_penalty,
+    "sampling.allowed_token_ids": check_allowed_token_ids,
+    "sampling.bad_words": check_bad_words,
+    "sampling.watermark": check_watermark,
+    "sampling.beam_width": check_beam_search,
+    "request.beam_search": check_beam_search,
+    "request.beams": check_beam_search,
+    "sampling.length_penalty": check_length_penalty,
+    "sampling.diversity_penalty": check_diversity_penalty,
+    "n": check_n,
+    "best_of": check_best_of,
+    "stopping.max_tokens": check_max_tokens,
+    "stopping.min_tokens": check_min_tokens,
+    "stopping.stop": check_stop,
+    "stopping.stop_token_ids": check_stop_token_ids,
+    "stopping.include_stop": check_include_stop,
+    "stopping.ignore_eos": check_ignore_eos,
+    "stopping.skip_special_tokens": check_skip_special_tokens,
+    "stopping.truncate_prompt": check_truncate_prompt,
+    "stopping.overflow": check_overflow,
+    "echo": check_echo,
+    "logprobs.top": check_logprobs,
+    "logprobs.prompt": check_prompt_logprobs,
+    "request.logprobs": check_chat_logprobs,
+    "request.top_logprobs": check_chat_logprobs,
+    "response_options.token_ids": check_token_ids,
+    "templating.add_special_tokens": check_add_special_tokens,
 }
 TOLD: Final[Mapping[str, tuple[Any, str]]] = {
     "adapter": ("x", "the engine has no adapters"),
@@ -473,49 +473,51 @@ SEARCHES: Final = ("sampling.beam_width", "request.beam_search", "request.beams"
 ALL: Final = tuple(list_endpoint_cases())
 
 
-def rows() -> Iterator[tuple[EndpointCase, Param]]:
+def iterate_rows() -> Iterator[tuple[EndpointCase, Param]]:
     for case in ALL:
         yield from ((case, row) for row in case.rows)
 
 
-def named(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
+def parametrize_rows(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Each row of these fields; one that is said alike in several places of a dialect once."""
     found, known = [], []
-    for case, row in rows():
+    for case, row in iterate_rows():
         alike = (case.name.split()[0], case.body, row)
-        if row.field in cases and not _means_nothing(case, row) and alike not in known:
+        if row.field in cases and not _is_irrelevant(case, row) and alike not in known:
             known.append(alike)
             found.append(pytest.param(case, row, id=f"{case.name}: {row.wire}"))
     return pytest.mark.parametrize(("case", "row"), found)
 
 
-def _means_nothing(case: EndpointCase, row: Param) -> bool:
+def _is_irrelevant(case: EndpointCase, row: Param) -> bool:
     """The penalties of a search, where none can be asked for."""
     penalty = row.field in ("sampling.length_penalty", "sampling.diversity_penalty")
     return penalty and not any(case.supports(field) for field in SEARCHES)
 
 
-def test_no_option_is_left_out() -> None:
+def test_every_endpoint_parameter_has_a_test_case() -> None:
     known = {*CASES, *TOLD, *ELSEWHERE}
-    assert {f"{case.name}: {row.wire}" for case, row in rows() if row.field not in known} == set()
-    assert known == {row.field for _, row in rows()}
+    assert {
+        f"{case.name}: {row.wire}" for case, row in iterate_rows() if row.field not in known
+    } == set()
+    assert known == {row.field for _, row in iterate_rows()}
 
 
-@named(CASES)
-def test_an_option_reaches_the_tokens(
+@parametrize_rows(CASES)
+def test_parameter_affects_the_generated_tokens(
     case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive, reference: Any
 ) -> None:
     alone = msgspec.structs.replace(
         case, rows=(row, *(other for other in case.rows if other.field != row.field))
     )
-    CASES[row.field](Bench(alone, tiny, scripted, reference))
+    CASES[row.field](OptionTestBench(alone, tiny, scripted, reference))
 
 
-@named(TOLD)
-def test_what_is_not_done_is_told(
+@parametrize_rows(TOLD)
+def test_unsupported_parameter_is_reported_as_loss(
     case: EndpointCase, row: Param, tiny: LoadedModel, scripted: Drive
 ) -> None:
-    bench = Bench(case, tiny, scripted, None)
+    bench = OptionTestBench(case, tiny, scripted, None)
     bench.request({row.field: TOLD[row.field][0]})
     assert bench.losses == (row.wire,)
 
@@ -527,17 +529,21 @@ def parametrize_endpoints(*begins: str) -> pytest.MarkDecorator:
 
 
 @parametrize_endpoints("openai", "databricks 2026 chat", "databricks 2026 completion")
-def test_biases_are_no_rows(case: EndpointCase, tiny: LoadedModel, scripted: Drive) -> None:
+def test_logit_bias_affects_the_tokens_without_a_parameter_table_row(
+    case: EndpointCase, tiny: LoadedModel, scripted: Drive
+) -> None:
     """They are no scalars, so the tables do not have them."""
-    logit_bias(Bench(case, tiny, scripted, None))
+    check_logit_bias(OptionTestBench(case, tiny, scripted, None))
 
 
 @parametrize_endpoints("triton vllm", "triton trtllm", "triton llmapi")
-def test_what_triton_asks_by_flags(case: EndpointCase, tiny: LoadedModel, scripted: Drive) -> None:
+def test_triton_flags_select_logprobs_and_prompt_echo(
+    case: EndpointCase, tiny: LoadedModel, scripted: Drive
+) -> None:
     """Tensors of their own, beside the parameters: what is told of a text besides the text."""
     inputs = case.adapter._profile.inputs
     body = msgspec.structs.replace(case, body=lambda options: {"text_input": "Hello", **options})
-    bench = Bench(body, tiny, scripted, None)
+    bench = OptionTestBench(body, tiny, scripted, None)
     logs = {"return_logprobs", "return_log_probs", "return_cumulative_logprob"} & set(inputs)
     exclude = next(
         name for name in inputs if name.startswith(case.adapter._profile.exclude_prompt_flags)

@@ -31,7 +31,7 @@ def write_gguf(file: Path) -> Path:
     writer = gguf.GGUFWriter(str(file), "llama")
     _describe(writer, model.config)
     for name, weight in model.state_dict().items():
-        data = _interleaved(name, weight.numpy(), model.config)
+        data = _interleave_heads(name, weight.numpy(), model.config)
         for theirs, ours in _NAMES.items():
             name = name.replace(theirs, ours)  # noqa: PLW2901 - several parts of it
         writer.add_tensor(name, np.ascontiguousarray(data))
@@ -62,7 +62,7 @@ def _describe(writer: Any, config: Any) -> None:
     writer.add_eos_token_id(config.eos_token_id)
 
 
-def _interleaved(name: str, data: Any, config: Any) -> Any:
+def _interleave_heads(name: str, data: Any, config: Any) -> Any:
     """Interleave the two halves of each rotary head, as GGUF stores them."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, number in heads.items():

@@ -30,20 +30,24 @@ CHATML = (
 )
 
 
-def ask(*said: tuple[str, str], **more: Any) -> GenerationRequest:
+def make_chat(*said: tuple[str, str], **more: Any) -> GenerationRequest:
     messages = tuple(Message(role, (TextPart(text),)) for role, text in said)  # type: ignore[arg-type]
     return GenerationRequest(model="m", kind="chat", messages=messages, **more)
 
 
-def folder(path: Path, **described: Any) -> Path:
+def write_tokenizer_config(path: Path, **described: Any) -> Path:
     (path / "tokenizer_config.json").write_bytes(msgspec.json.encode(described))
     return path
 
 
-def test_a_tokenizers_folder_brings_its_template_and_its_special_tokens(tmp_path: Path) -> None:
-    folder(tmp_path, chat_template=CHATML, bos_token={"content": "<s>"}, eos_token=None)
+def test_template_and_special_tokens_are_read_from_the_tokenizer_folder(tmp_path: Path) -> None:
+    write_tokenizer_config(
+        tmp_path, chat_template=CHATML, bos_token={"content": "<s>"}, eos_token=None
+    )
 
-    text = ChatTemplate(str(tmp_path)).render_prompt(ask(("system", "Be brief."), ("user", "Hi")))
+    text = ChatTemplate(str(tmp_path)).render_prompt(
+        make_chat(("system", "Be brief."), ("user", "Hi"))
+    )
 
     assert text == (
         "<s><|im_start|>system\nBe brief.<|im_end|>\n"
@@ -60,39 +64,41 @@ def test_a_tokenizers_folder_brings_its_template_and_its_special_tokens(tmp_path
     ],
     ids=["several", "one"],
 )  # fmt: skip
-def test_the_default_one_of_several_is_taken(tmp_path: Path, described: dict[str, Any]) -> None:
-    template = ChatTemplate(str(folder(tmp_path, **described)))
-    assert template.render_prompt(ask(("user", "Hi"))) == "Hi"
+def test_default_of_several_templates_is_used(tmp_path: Path, described: dict[str, Any]) -> None:
+    template = ChatTemplate(str(write_tokenizer_config(tmp_path, **described)))
+    assert template.render_prompt(make_chat(("user", "Hi"))) == "Hi"
 
 
-def test_a_template_of_its_own_file_comes_first(tmp_path: Path) -> None:
-    folder(tmp_path, chat_template="no")
+def test_template_file_takes_precedence(tmp_path: Path) -> None:
+    write_tokenizer_config(tmp_path, chat_template="no")
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}")
 
-    assert ChatTemplate(str(tmp_path)).render_prompt(ask(("user", "Hi"))) == "user"
+    assert ChatTemplate(str(tmp_path)).render_prompt(make_chat(("user", "Hi"))) == "user"
     assert (
-        ChatTemplate(str(tmp_path / "chat_template.jinja")).render_prompt(ask(("tool", "")))
+        ChatTemplate(str(tmp_path / "chat_template.jinja")).render_prompt(make_chat(("tool", "")))
         == "tool"
     )
 
 
-def test_an_assistants_message_is_gone_on_with(tmp_path: Path) -> None:
-    template = ChatTemplate(str(folder(tmp_path, chat_template=CHATML, bos_token="")))
+def test_continue_final_leaves_the_assistant_message_open(tmp_path: Path) -> None:
+    template = ChatTemplate(
+        str(write_tokenizer_config(tmp_path, chat_template=CHATML, bos_token=""))
+    )
     going_on = PromptOptions(continue_final=True)
 
     text = template.render_prompt(
-        ask(("user", "Count."), ("assistant", "One, "), templating=going_on)
+        make_chat(("user", "Count."), ("assistant", "One, "), templating=going_on)
     )
 
     assert text.endswith("<|im_start|>assistant\nOne, ")
 
 
-def test_calls_and_tools_are_seen_as_objects(tmp_path: Path) -> None:
+def test_template_gets_tool_calls_and_tools_as_objects(tmp_path: Path) -> None:
     source = (
         "{{ tools | tojson }}|{{ messages[0].tool_calls[0].function.arguments.city }}"
         "|{{ messages[1].tool_call_id }}|{{ messages[1].name }}|{{ style }}"
     )
-    template = ChatTemplate(str(folder(tmp_path, chat_template=source)))
+    template = ChatTemplate(str(write_tokenizer_config(tmp_path, chat_template=source)))
     request = GenerationRequest(
         model="m",
         kind="chat",
@@ -111,9 +117,9 @@ def test_calls_and_tools_are_seen_as_objects(tmp_path: Path) -> None:
     )
 
 
-def test_arguments_that_are_no_json_are_seen_as_they_are(tmp_path: Path) -> None:
+def test_template_gets_invalid_json_arguments_as_text(tmp_path: Path) -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments }}{{ none | tojson(indent=2) }}"
-    template = ChatTemplate(str(folder(tmp_path, chat_template=source)))
+    template = ChatTemplate(str(write_tokenizer_config(tmp_path, chat_template=source)))
     call = Message("assistant", tool_calls=(ToolCall("c", "f", "{oops"),))
 
     request = GenerationRequest(model="m", kind="chat", messages=(call,))
@@ -130,10 +136,10 @@ def test_arguments_that_are_no_json_are_seen_as_they_are(tmp_path: Path) -> None
         "{{ messages.pop() }}",
     ],
 )
-def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path, source: str) -> None:
-    template = ChatTemplate(str(folder(tmp_path, chat_template=source)))
+def test_template_error_is_an_invalid_messages_parameter(tmp_path: Path, source: str) -> None:
+    template = ChatTemplate(str(write_tokenizer_config(tmp_path, chat_template=source)))
     with pytest.raises(InvalidParameter) as caught:
-        template.render_prompt(ask(("user", "Hi")))
+        template.render_prompt(make_chat(("user", "Hi")))
     assert caught.value.param == "messages"
 
 
@@ -146,7 +152,7 @@ def test_a_template_that_refuses_is_the_clients_to_mend(tmp_path: Path, source: 
         (b'{"chat_template": "{% if %}"}', "invalid chat template"),
     ],
 )
-def test_a_folder_without_a_template_is_told_of(
+def test_folder_without_a_valid_template_is_rejected(
     tmp_path: Path, described: bytes, said: str
 ) -> None:
     (tmp_path / "tokenizer_config.json").write_bytes(described)
@@ -154,26 +160,28 @@ def test_a_folder_without_a_template_is_told_of(
         ChatTemplate(str(tmp_path))
 
 
-def test_an_empty_folder_is_told_of(tmp_path: Path) -> None:
+def test_empty_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no chat template"):
         ChatTemplate(str(tmp_path))
 
 
-def test_the_date_is_there_for_those_that_tell_it(tmp_path: Path) -> None:
-    template = ChatTemplate(str(folder(tmp_path, chat_template="{{ strftime_now('%Y') }}")))
-    assert len(template.render_prompt(ask(("user", "Hi")))) == 4
+def test_template_can_format_the_date(tmp_path: Path) -> None:
+    template = ChatTemplate(
+        str(write_tokenizer_config(tmp_path, chat_template="{{ strftime_now('%Y') }}"))
+    )
+    assert len(template.render_prompt(make_chat(("user", "Hi")))) == 4
 
 
 @given(
     st.sampled_from(["role", "content", "items", "keys", "get", "absent", "mro", "__class__", "_"]),
     st.dictionaries(st.sampled_from(["role", "items", "get", "mro", "__class__", "_"]), st.text()),
 )
-def test_an_item_is_found_as_the_sandbox_finds_it(name: str, item: dict[str, str]) -> None:
+def test_attribute_lookup_matches_the_jinja_sandbox(name: str, item: dict[str, str]) -> None:
     found = [str(one().getattr(item, name)) for one in (_Sandbox, ImmutableSandboxedEnvironment)]
     assert found[0].partition(" at 0x")[0] == found[1].partition(" at 0x")[0]
 
 
-def test_a_template_sees_what_all_templates_see_unless_a_request_says_otherwise(
+def test_template_arguments_override_globals_for_one_request_only(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "seen.jinja"
@@ -181,9 +189,9 @@ def test_a_template_sees_what_all_templates_see_unless_a_request_says_otherwise(
     template = ChatTemplate(str(file))
     own = PromptOptions(arguments={"range": Raw(b'"no"'), "bos_token": Raw(b'"<s>"')})
 
-    assert template.render_prompt(ask(("user", "Hi"))) == "01"
+    assert template.render_prompt(make_chat(("user", "Hi"))) == "01"
     with pytest.raises(InvalidParameter, match="not callable"):
-        template.render_prompt(ask(("user", "Hi"), templating=own))
-    assert template.render_prompt(ask(("user", "Hi"))) == "01", (
+        template.render_prompt(make_chat(("user", "Hi"), templating=own))
+    assert template.render_prompt(make_chat(("user", "Hi"))) == "01", (
         "one request changes nothing for others"
     )

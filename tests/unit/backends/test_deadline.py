@@ -14,7 +14,7 @@ class FakeClock:
         return self.time
 
 
-def test_a_deadline_shrinks_with_time_and_by_request() -> None:
+def test_deadline_decreases_with_time_and_can_be_shortened() -> None:
     clock = FakeClock()
     deadline = Deadline(clock, 10)
 
@@ -31,7 +31,7 @@ def test_a_deadline_shrinks_with_time_and_by_request() -> None:
         deadline.remaining()
 
 
-def test_a_moment_within_a_deadline_is_never_after_it() -> None:
+def test_expiry_within_never_exceeds_the_deadline() -> None:
     clock = FakeClock()
     deadline = Deadline(clock, 10)
 
@@ -44,7 +44,7 @@ def test_a_moment_within_a_deadline_is_never_after_it() -> None:
         deadline.expiry_within(3)
 
 
-def test_a_deadline_may_run_already() -> None:
+def test_deadline_can_start_in_the_past() -> None:
     clock = FakeClock()
 
     assert Deadline(clock, 10, clock.time - 4).remaining() == 6

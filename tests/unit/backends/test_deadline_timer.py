@@ -9,7 +9,7 @@ from backends.aio import DeadlineTimer
 from tests.fakes import FakeClock
 
 
-class Timer:
+class FakeTimer:
     """One that a test lets fire."""
 
     def __init__(self, due: float, call: Callable[[], None]) -> None:
@@ -21,15 +21,15 @@ class Timer:
         self.cancelled = True
 
 
-class Loop:
+class FakeLoop:
     """Goes on when a test says so, and tells which timers there were."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.timers: list[Timer] = []
+        self.timers: list[FakeTimer] = []
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
-        self.timers.append(Timer(self.clock() + delay, callback))
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> FakeTimer:
+        self.timers.append(FakeTimer(self.clock() + delay, callback))
         return self.timers[-1]
 
     def go_on(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ class Loop:
         self.clock.now = end
 
 
-class One:
+class RecordingDeadline:
     """Notes when it was looked at."""
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class One:
         self.looks.append(now - 100)
 
 
-def lookout() -> tuple[Loop, DeadlineTimer]:
-    loop = Loop()
+def make_timer() -> tuple[FakeLoop, DeadlineTimer]:
+    loop = FakeLoop()
     return loop, DeadlineTimer(loop.clock, lambda: loop)
 
 
-def test_each_is_looked_at_when_it_said_last() -> None:
-    loop, made = lookout()
-    late, early, later = One(), One(), One()
+def test_deadline_fires_at_its_last_set_time() -> None:
+    loop, made = make_timer()
+    late, early, later = RecordingDeadline(), RecordingDeadline(), RecordingDeadline()
     made.add(late, 130)
     made.add(early, 110)
     made.add(late, 120)
@@ -71,9 +71,9 @@ def test_each_is_looked_at_when_it_said_last() -> None:
     assert (early.looks, late.looks, later.looks) == ([10], [20], [20.75])
 
 
-def test_one_that_says_a_later_time_meanwhile_is_looked_at_then() -> None:
-    loop, made = lookout()
-    one, other = One(), One()
+def test_postponed_deadline_fires_at_the_later_time() -> None:
+    loop, made = make_timer()
+    one, other = RecordingDeadline(), RecordingDeadline()
     made.add(one, 110)
     made.add(other, 110.5)
     loop.go_on(10.25)
@@ -83,7 +83,7 @@ def test_one_that_says_a_later_time_meanwhile_is_looked_at_then() -> None:
     assert (one.looks, other.looks) == ([10], [50])
 
 
-class Again(One):
+class PeriodicDeadline(RecordingDeadline):
     """Says each time when it is next."""
 
     def __init__(self, made: DeadlineTimer, every: float) -> None:
@@ -106,14 +106,14 @@ class Again(One):
         max_size=30,
     )
 )
-def test_everyone_is_looked_at_in_time_whatever_the_others_say(
+def test_periodic_deadlines_fire_on_time_independently(
     told: list[tuple[float, float, bool]],
 ) -> None:
-    loop, made = lookout()
-    there: list[tuple[float, float, Again]] = []
+    loop, made = make_timer()
+    there: list[tuple[float, float, PeriodicDeadline]] = []
     for wait, every, stays in told:
         loop.go_on(wait)
-        one = Again(made, every)
+        one = PeriodicDeadline(made, every)
         made.add(one, loop.clock() + every)
         if stays:
             there.append((loop.clock() - 100, every, one))
@@ -127,19 +127,19 @@ def test_everyone_is_looked_at_in_time_whatever_the_others_say(
         assert one.looks == [since + n * every for n in range(1, int((end - since) // every) + 1)]
 
 
-def test_there_is_one_timer_and_none_when_nobody_waits() -> None:
-    loop, made = lookout()
+def test_one_timer_serves_all_deadlines() -> None:
+    loop, made = make_timer()
     for due in (130, 120, 140, 110):
-        made.add(One(), due)
+        made.add(RecordingDeadline(), due)
     assert len([one for one in loop.timers if not one.cancelled]) == 1
 
     loop.go_on(100)
     assert [one for one in loop.timers if not one.cancelled] == []
 
 
-def test_who_is_over_is_not_looked_at() -> None:
-    loop, made = lookout()
-    gone, there = One(), One()
+def test_removed_deadline_does_not_fire() -> None:
+    loop, made = make_timer()
+    gone, there = RecordingDeadline(), RecordingDeadline()
     made.add(gone, 110)
     made.add(there, 120)
     made.remove(gone)
@@ -149,12 +149,12 @@ def test_who_is_over_is_not_looked_at() -> None:
     assert (gone.looks, there.looks) == ([], [20])
 
 
-def test_who_is_over_is_not_held_for_long() -> None:
-    loop, made = lookout()
-    stays = One()
+def test_removed_deadlines_are_freed() -> None:
+    loop, made = make_timer()
+    stays = RecordingDeadline()
     made.add(stays, 120)
     for _ in range(1000):
-        one = One()
+        one = RecordingDeadline()
         made.add(one, 500)
         made.remove(one)
     assert len(made._deadlines) == 1
@@ -163,9 +163,9 @@ def test_who_is_over_is_not_held_for_long() -> None:
     assert stays.looks == [20]
 
 
-def test_one_that_closed_looks_no_more() -> None:
-    loop, made = lookout()
-    one = One()
+def test_closed_timer_fires_no_deadline() -> None:
+    loop, made = make_timer()
+    one = RecordingDeadline()
     made.add(one, 110)
     made.close()
     made.close()

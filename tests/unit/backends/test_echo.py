@@ -40,12 +40,12 @@ def clock() -> float:
 CONTEXT = RequestContext("r", Deadline(clock, 1), clock)
 
 
-def chat(text: str = "say hi", **fields: Any) -> GenerationRequest:
+def make_chat(text: str = "say hi", **fields: Any) -> GenerationRequest:
     fields.setdefault("messages", (Message("user", (TextPart(text),)),))
     return GenerationRequest(model="m", kind="chat", **fields)
 
 
-async def ask(backend: EchoBackend, request: Request) -> UnaryResponse:
+async def collect_response(backend: EchoBackend, request: Request) -> UnaryResponse:
     fold = ResponseAccumulator()
     async with aclosing(backend.send(PreparedRequest(request), CONTEXT)) as batches:
         async for _, batch in batches:
@@ -53,20 +53,25 @@ async def ask(backend: EchoBackend, request: Request) -> UnaryResponse:
     return fold.result()
 
 
-async def test_it_says_its_script_and_counts_words() -> None:
-    answer = await ask(HELLO, chat())
+async def test_echo_returns_its_script_and_counts_words() -> None:
+    answer = await collect_response(HELLO, make_chat())
 
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello world!", "eos")
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
 
 
-async def test_without_a_script_it_says_what_it_was_told() -> None:
+async def test_echo_without_a_script_returns_the_prompt() -> None:
     backend = EchoBackend()
     prompts = GenerationRequest(model="m", kind="completion", prompts=("a b", (1, 2)), n=2)
 
-    assert (await ask(backend, chat("so be it"))).choices[0].text == "so be it"
-    assert [c.text for c in (await ask(backend, prompts)).choices] == ["a b", "a b", "1 2", "1 2"]
+    assert (await collect_response(backend, make_chat("so be it"))).choices[0].text == "so be it"
+    assert [c.text for c in (await collect_response(backend, prompts)).choices] == [
+        "a b",
+        "a b",
+        "1 2",
+        "1 2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +84,16 @@ async def test_without_a_script_it_says_what_it_was_told() -> None:
         (StopConditions(stop=("!?",)), "Hello world!", "eos"),
     ],
 )
-async def test_it_stops_where_it_is_told(stopping: StopConditions, text: str, reason: str) -> None:
-    [choice] = (await ask(HELLO, chat(stopping=stopping))).choices
+async def test_echo_applies_stop_conditions(
+    stopping: StopConditions, text: str, reason: str
+) -> None:
+    [choice] = (await collect_response(HELLO, make_chat(stopping=stopping))).choices
 
     assert (choice.text, choice.finish_reason) == (text, reason)
 
 
-async def test_each_token_has_its_alternatives() -> None:
-    [choice] = (await ask(HELLO, chat(logprobs=LogprobsOptions(2)))).choices
+async def test_echo_returns_logprobs_with_alternatives() -> None:
+    [choice] = (await collect_response(HELLO, make_chat(logprobs=LogprobsOptions(2)))).choices
 
     assert [one.token for one in choice.logprobs] == ["Hello", " world", "!"]
     assert [(top.token, top.logprob) for top in choice.logprobs[0].top] == [
@@ -106,10 +113,10 @@ async def test_each_token_has_its_alternatives() -> None:
         ("use a tool", "none", None),
     ],
 )
-async def test_it_calls_tools_when_asked(text: str, choice: Any, called: str | None) -> None:
-    request = chat(text, tools=(Tool("f"), Tool("g")), tool_choice=choice)
+async def test_echo_calls_tools_on_request(text: str, choice: Any, called: str | None) -> None:
+    request = make_chat(text, tools=(Tool("f"), Tool("g")), tool_choice=choice)
 
-    [answer] = (await ask(HELLO, request)).choices
+    [answer] = (await collect_response(HELLO, request)).choices
 
     assert [call.name for call in answer.tool_calls] == ([called] if called else [])
     assert answer.finish_reason == ("tool_calls" if called else "eos")
@@ -117,21 +124,23 @@ async def test_it_calls_tools_when_asked(text: str, choice: Any, called: str | N
         assert answer.tool_calls[0].arguments == '{"x":1}'
 
 
-async def test_a_long_prompt_is_refused_or_cut() -> None:
+async def test_echo_rejects_or_truncates_a_long_prompt() -> None:
     backend = EchoBackend(script=["x"], context=8)
     long = "w " * 20
 
     with pytest.raises(ContextTooLong) as e:
-        await ask(backend, chat(long))
+        await collect_response(backend, make_chat(long))
     assert (e.value.param, e.value.tokens, e.value.limit) == ("messages", 20, 8)
-    cut = await ask(backend, chat(long, stopping=StopConditions(overflow="truncate")))
+    cut = await collect_response(
+        backend, make_chat(long, stopping=StopConditions(overflow="truncate"))
+    )
     assert cut.choices[0].finish_reason == "length"
 
 
-async def test_an_embedding_is_made_of_the_text() -> None:
+async def test_echo_embedding_is_computed_from_the_text() -> None:
     request = EmbeddingRequest(model="m", inputs=("a b", (1, 2)), instruction="q: ")
 
-    answer = await ask(HELLO, request)
+    answer = await collect_response(HELLO, request)
 
     assert answer.embeddings == [(6.0, 3.0, 0.5, -0.25), (2.0, 2.0, 0.5, -0.25)]
     assert answer.usage is not None
@@ -140,12 +149,14 @@ async def test_an_embedding_is_made_of_the_text() -> None:
 
 @pytest.mark.parametrize("prompt", ["a b", (1, 2)])
 @pytest.mark.parametrize("logprobs", [None, LogprobsOptions()])
-async def test_a_prompt_is_given_back(prompt: Any, logprobs: LogprobsOptions | None) -> None:
+async def test_echo_returns_the_prompt_with_logprobs(
+    prompt: Any, logprobs: LogprobsOptions | None
+) -> None:
     request = GenerationRequest(
         model="m", kind="completion", prompts=(prompt,), echo=True, logprobs=logprobs
     )
 
-    [choice] = (await ask(HELLO, request)).choices
+    [choice] = (await collect_response(HELLO, request)).choices
 
     told = "a b" if prompt == "a b" else "1 2"
     assert (choice.text, choice.echo_length) == (told + "Hello world!", 3)
@@ -153,15 +164,15 @@ async def test_a_prompt_is_given_back(prompt: Any, logprobs: LogprobsOptions | N
     assert [one.logprob for one in choice.logprobs] == every
 
 
-async def test_words_are_tokens() -> None:
+async def test_echo_tokenizes_words() -> None:
     assert await HELLO.tokenize("a b  c", CONTEXT) == [(0, "a"), (1, " b"), (2, " c")]
 
 
-async def test_it_reads_text_only() -> None:
+async def test_echo_rejects_images() -> None:
     parts = (TextPart("see"), ImagePart("data:"))
 
     with pytest.raises(UnsupportedFeature) as caught:
-        await ask(HELLO, chat(messages=(Message("user", parts),)))
+        await collect_response(HELLO, make_chat(messages=(Message("user", parts),)))
 
     assert caught.value.param == "messages[0].content[1].type"
 
@@ -176,9 +187,11 @@ async def test_it_reads_text_only() -> None:
     ],
 )
 @pytest.mark.parametrize("after", [0, 2])
-async def test_it_fails_when_it_is_told_to(how: Any, error: type[GatewayError], after: int) -> None:
+async def test_echo_raises_scripted_failures(
+    how: Any, error: type[GatewayError], after: int
+) -> None:
     backend = EchoBackend(script=["a", "b", "c"], delay=0.001, fail=ScriptedFailure(how, after))
 
     with pytest.raises(error):
-        await ask(backend, chat())
+        await collect_response(backend, make_chat())
     assert backend.running == 0

@@ -11,7 +11,7 @@ EDGES = FIRST_TOKEN_BUCKETS
 NUMBERS = st.floats(-1.0, 10.0) | st.integers(0, 9) | st.sampled_from([1.0, 2.5, 4.0])
 
 
-def test_an_edge_holds_what_is_up_to_it_and_the_last_what_is_above_all() -> None:
+def test_histogram_buckets_include_their_upper_bound() -> None:
     found = Histogram((1.0, 2.5))
 
     for value in (0.5, 1.0, 1.5, 2.5, 7.0, 8.0):
@@ -22,7 +22,7 @@ def test_an_edge_holds_what_is_up_to_it_and_the_last_what_is_above_all() -> None
 
 
 @given(st.lists(st.lists(NUMBERS)))
-def test_many_at_once_are_as_each_by_itself(parts: list[list[float]]) -> None:
+def test_extend_equals_repeated_add(parts: list[list[float]]) -> None:
     alone, together = Histogram((1.0, 2.5, 4.0)), Histogram((1.0, 2.5, 4.0))
     for part in parts:
         together.extend(part)
@@ -32,30 +32,30 @@ def test_many_at_once_are_as_each_by_itself(parts: list[list[float]]) -> None:
     assert together.total == alone.total
 
 
-def counts(*buckets: int) -> list[int]:
+def make_bucket_counts(*buckets: int) -> list[int]:
     return [buckets.count(n) for n in range(len(EDGES) + 1)]
 
 
 @pytest.mark.parametrize(
     ("values", "share", "value"),
     [
-        (counts(), 0.5, None),
-        (counts(0), 0.5, 0.0005),
-        (counts(1, 1), 0.0, 0.001),
-        (counts(1, 1), 0.5, 0.003),
-        (counts(1, 1), 1.0, 0.005),
-        (counts(0, 0, 0, 9), 0.75, 0.001),
-        (counts(0, 0, 0, 9), 0.875, 0.2),
-        (counts(len(EDGES)), 0.5, EDGES[-1]),
+        (make_bucket_counts(), 0.5, None),
+        (make_bucket_counts(0), 0.5, 0.0005),
+        (make_bucket_counts(1, 1), 0.0, 0.001),
+        (make_bucket_counts(1, 1), 0.5, 0.003),
+        (make_bucket_counts(1, 1), 1.0, 0.005),
+        (make_bucket_counts(0, 0, 0, 9), 0.75, 0.001),
+        (make_bucket_counts(0, 0, 0, 9), 0.875, 0.2),
+        (make_bucket_counts(len(EDGES)), 0.5, EDGES[-1]),
     ],
 )
-def test_a_quantile_lies_within_its_bucket(
+def test_bucket_quantile_interpolates_within_its_bucket(
     values: list[int], share: float, value: float | None
 ) -> None:
     found = bucket_quantile(EDGES, values, share)
     assert found == (None if value is None else pytest.approx(value))
 
 
-def test_no_bucket_holds_a_quantile_of_nothing() -> None:
+def test_quantile_of_no_values_raises_value_error() -> None:
     with pytest.raises(ValueError, match="there are no values"):
         find_bucket([0, 0], 0.5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from backends.aio import WriteBatcher
 
 
-class Turns:
+class FakeLoop:
     """A loop whose turns a test ends."""
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Way:
         self._sent.append((self, data))
 
 
-class Post:
+class BatcherTestBench:
     """An outbox, the turns of its loop, and what was sent."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = FakeLoop()
         self.sent: list[tuple[Way, bytes]] = []
         self.outbox = WriteBatcher(lambda: self.turns)
 
@@ -55,79 +55,79 @@ class Post:
 
 
 @pytest.fixture
-def post() -> Post:
-    return Post()
+def bench() -> BatcherTestBench:
+    return BatcherTestBench()
 
 
-def test_what_is_written_in_a_turn_is_sent_at_its_end_in_its_order(post: Post) -> None:
-    one, other = post.way(), post.way()
+def test_writes_of_a_loop_iteration_are_sent_in_order_at_its_end(bench: BatcherTestBench) -> None:
+    one, other = bench.way(), bench.way()
     written = [(one, b"1"), (other, b"2"), (one, b"3")]
-    post.send(*written)
-    assert (post.sent, len(post.turns.calls)) == ([], 1)
+    bench.send(*written)
+    assert (bench.sent, len(bench.turns.calls)) == ([], 1)
 
-    post.turns.end()
-    assert post.sent == written
-    post.turns.end()
-    assert len(post.sent) == 3
+    bench.turns.end()
+    assert bench.sent == written
+    bench.turns.end()
+    assert len(bench.sent) == 3
 
 
-def test_so_many_wait_at_most(post: Post) -> None:
-    way = post.way()
+def test_number_of_batched_writes_is_limited(bench: BatcherTestBench) -> None:
+    way = bench.way()
     for _ in range(20):
-        post.outbox.send(way, b"x")
-    assert len(post.sent) == 16
+        bench.outbox.send(way, b"x")
+    assert len(bench.sent) == 16
 
-    post.turns.end()
-    assert len(post.sent) == 20
+    bench.turns.end()
+    assert len(bench.sent) == 20
 
 
-def test_who_writes_alone_is_not_held_back(post: Post) -> None:
-    way = post.way()
-    post.outbox.send(way, b"alone")
-    post.turns.end()
+def test_single_writer_is_not_delayed(bench: BatcherTestBench) -> None:
+    way = bench.way()
+    bench.outbox.send(way, b"alone")
+    bench.turns.end()
     for _ in range(8):
-        post.outbox.send(way, b"at once")
-    assert (len(post.sent), post.turns.calls) == (9, [])
+        bench.outbox.send(way, b"at once")
+    assert (len(bench.sent), bench.turns.calls) == (9, [])
 
-    post.outbox.send(way, b"perhaps not alone any more")
-    post.outbox.send(way, b"indeed")
-    assert len(post.sent) == 9
-    post.turns.end()
-    post.outbox.send(way, b"held back")
-    assert (len(post.sent), len(post.turns.calls)) == (11, 1)
+    bench.outbox.send(way, b"perhaps not alone any more")
+    bench.outbox.send(way, b"indeed")
+    assert len(bench.sent) == 9
+    bench.turns.end()
+    bench.outbox.send(way, b"held back")
+    assert (len(bench.sent), len(bench.turns.calls)) == (11, 1)
 
 
-def test_what_ends_before_the_turn_gets_nothing_and_the_others_theirs(post: Post) -> None:
-    gone, there = post.way(), post.way()
-    post.send((gone, b"1"), (there, b"2"))
+def test_closing_transport_gets_no_write(bench: BatcherTestBench) -> None:
+    gone, there = bench.way(), bench.way()
+    bench.send((gone, b"1"), (there, b"2"))
     gone.closes = True
-    post.turns.end()
-    assert post.sent == [(there, b"2")]
+    bench.turns.end()
+    assert bench.sent == [(there, b"2")]
 
 
-def test_a_flush_sends_at_once_what_waits_and_once(post: Post) -> None:
-    way = post.way()
-    post.outbox.send(way, b"1")
-    post.outbox.flush()
-    assert post.sent == [(way, b"1")]
-    post.turns.end()
-    post.outbox.flush()
-    assert post.sent == [(way, b"1")]
+def test_flush_sends_pending_writes_once(bench: BatcherTestBench) -> None:
+    way = bench.way()
+    bench.outbox.send(way, b"1")
+    bench.outbox.flush()
+    assert bench.sent == [(way, b"1")]
+    bench.turns.end()
+    bench.outbox.flush()
+    assert bench.sent == [(way, b"1")]
 
 
 @given(st.lists(st.sampled_from(["send", "end", "flush"])))
-def test_the_order_is_kept_and_nothing_lost(steps: list[str]) -> None:
-    post = Post()
-    ways = [post.way(), post.way()]
+def test_write_order_is_kept_and_no_write_is_lost(steps: list[str]) -> None:
+    bench = BatcherTestBench()
+    ways = [bench.way(), bench.way()]
     written = []
     for number, step in enumerate(steps):
         if step == "send":
             written.append((ways[number % 2], b"%d" % number))
-            post.send(written[-1])
+            bench.send(written[-1])
         elif step == "end":
-            post.turns.end()
+            bench.turns.end()
         else:
-            post.outbox.flush()
-        assert post.sent == written[: len(post.sent)]
-    post.turns.end()
-    assert post.sent == written
+            bench.outbox.flush()
+        assert bench.sent == written[: len(bench.sent)]
+    bench.turns.end()
+    assert bench.sent == written

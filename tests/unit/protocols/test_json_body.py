@@ -37,7 +37,9 @@ OBJECTS: list[tuple[bytes, str, int | None, str]] = [
 
 
 @pytest.mark.parametrize(("body", "problem", "at", "said"), OBJECTS)
-def test_a_body_that_can_not_be_read(body: bytes, problem: str, at: int | None, said: str) -> None:
+def test_malformed_body_reports_problem_and_offset(
+    body: bytes, problem: str, at: int | None, said: str
+) -> None:
     with pytest.raises(MalformedRequest, match=said) as caught:
         read_object(body)
 
@@ -45,14 +47,14 @@ def test_a_body_that_can_not_be_read(body: bytes, problem: str, at: int | None, 
     assert at is None or caught.value.offset == at
 
 
-def called(body: bytes) -> ClientRequest:
+def create_client_request(body: bytes) -> ClientRequest:
     return ClientRequest(Endpoint("POST", "/"), {}, {}, "", body, "/")
 
 
 @pytest.mark.parametrize("peeked", [True, False])
 @pytest.mark.parametrize("body", [body for body, *_ in OBJECTS])
-def test_a_calls_fields_are_refused_alike(body: bytes, *, peeked: bool) -> None:
-    call = called(body)
+def test_read_fields_raises_the_same_error_as_read_object(body: bytes, *, peeked: bool) -> None:
+    call = create_client_request(body)
     if peeked:
         read_unchecked_fields(call)
 
@@ -68,8 +70,8 @@ def test_a_calls_fields_are_refused_alike(body: bytes, *, peeked: bool) -> None:
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"a": 1.50,"a":[2]}', '{"é":"é"}'.encode(), b'{"a":"\\n","b":"\\u00e9"}']
 )
-def test_a_calls_fields_are_those_of_its_body_and_are_read_once(body: bytes) -> None:
-    call = called(body)
+def test_read_fields_parses_the_body_once(body: bytes) -> None:
+    call = create_client_request(body)
     assert read_fields(call) == read_object(body)
 
     kept = read_unchecked_fields(call)
@@ -80,10 +82,8 @@ def test_a_calls_fields_are_those_of_its_body_and_are_read_once(body: bytes) -> 
 
 @pytest.mark.parametrize("peeked", [True, False])
 @pytest.mark.parametrize("body", [body for body, *_ in OBJECTS])
-def test_fields_that_are_taken_are_refused_once_their_texts_are_looked_at(
-    body: bytes, *, peeked: bool
-) -> None:
-    call = called(body)
+def test_pop_fields_and_check_unicode_reject_malformed_bodies(body: bytes, *, peeked: bool) -> None:
+    call = create_client_request(body)
     if peeked:
         read_unchecked_fields(call)
 
@@ -96,8 +96,8 @@ def test_fields_that_are_taken_are_refused_once_their_texts_are_looked_at(
         taken()
 
 
-def test_fields_are_taken_once() -> None:
-    call = called(b'{"a":1}')
+def test_pop_fields_removes_the_parsed_fields() -> None:
+    call = create_client_request(b'{"a":1}')
     kept = read_unchecked_fields(call)
 
     assert pop_fields(call) is kept
@@ -105,23 +105,23 @@ def test_fields_are_taken_once() -> None:
     assert pop_fields(call) is not kept
 
 
-def test_unchecked_fields_may_hold_any_text() -> None:
-    assert list(read_unchecked_fields(called(b'{"a":"\xff"}')) or ()) == ["a"]
-    assert read_unchecked_fields(called(b'{"\xff":1}')) is None
+def test_unchecked_fields_may_contain_invalid_utf8_values() -> None:
+    assert list(read_unchecked_fields(create_client_request(b'{"a":"\xff"}')) or ()) == ["a"]
+    assert read_unchecked_fields(create_client_request(b'{"\xff":1}')) is None
 
 
 VALUES: list[tuple[bytes, str]] = [(b'"\xff"', "encoding"), (DEEP, "depth"), (b"[1,]", "json")]
 
 
 @pytest.mark.parametrize(("raw", "problem"), VALUES)
-def test_a_value_that_can_not_be_read(raw: bytes, problem: str) -> None:
+def test_malformed_value_reports_its_problem(raw: bytes, problem: str) -> None:
     with pytest.raises(MalformedRequest) as caught:
         decode_value(Raw(raw))
 
     assert caught.value.problem == problem
 
 
-def test_values_are_left_as_they_were_sent() -> None:
+def test_values_keep_their_raw_json() -> None:
     fields = read_object(' {"a": {"b":1.50}, "é":"é", "a":[1 ,2], "c":"\\u00e9"}'.encode())
 
     assert {name: bytes(raw) for name, raw in fields.items()} == {

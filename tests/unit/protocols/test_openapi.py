@@ -44,7 +44,7 @@ SCALARS = st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "x", "low",
 VALUES = SCALARS | st.lists(SCALARS, max_size=6) | st.dictionaries(st.just("k"), SCALARS)
 
 
-def taken(param: Param, value: Any) -> bool:
+def is_accepted(param: Param, value: Any) -> bool:
     if value is None:
         return param.nullable
     try:
@@ -55,11 +55,11 @@ def taken(param: Param, value: Any) -> bool:
 
 
 @given(st.sampled_from(PARAMS), VALUES)
-def test_a_row_allows_what_it_reads(param: Param, value: Any) -> None:
-    assert jsonschema_rs.is_valid(build_param_schema(param), value) is taken(param, value)
+def test_param_schema_accepts_what_check_param_accepts(param: Param, value: Any) -> None:
+    assert jsonschema_rs.is_valid(build_param_schema(param), value) is is_accepted(param, value)
 
 
-def test_a_row_tells_its_default_and_its_note() -> None:
+def test_param_schema_has_default_and_description() -> None:
     found = build_properties(
         [Param("n", "n", "int", minimum=1, default=1, description="why", nullable=False)]
     )
@@ -77,14 +77,14 @@ class Outer(Struct):
     inner: Inner
 
 
-def test_what_is_always_written_is_required() -> None:
+def test_struct_fields_that_are_always_written_are_required() -> None:
     found = build_struct_schemas(Outer)
 
     assert found["Inner"]["required"] == ["a", "b"]
     assert found["Outer"]["properties"] == {"inner": {"$ref": "#/components/schemas/Inner"}}
 
 
-def test_refusals_are_told_by_status_and_those_that_nobody_hears_are_not() -> None:
+def test_error_responses_are_listed_by_status_without_499() -> None:
     pairs = [(ClientDisconnected, 499), (Forbidden, 403), (RateLimitExceeded, 429)]
     found = build_error_responses(pairs, {"type": "object"})
 
@@ -92,7 +92,7 @@ def test_refusals_are_told_by_status_and_those_that_nobody_hears_are_not() -> No
     assert found["403"]["description"] == "The API key is valid but lacks this permission."
 
 
-def test_an_answer_may_be_whole_or_events() -> None:
+def test_response_schema_is_json_or_event_stream() -> None:
     event = build_event_data({"type": "object"})
 
     assert list(build_response({"type": "object"})["content"]) == ["application/json"]
@@ -102,7 +102,7 @@ def test_an_answer_may_be_whole_or_events() -> None:
     assert build_event_data({}, "[DONE]")["anyOf"][0] == {"const": "[DONE]"}
 
 
-def test_every_part_that_is_read_is_described() -> None:
+def test_every_content_part_has_a_schema() -> None:
     assert PART_SCHEMAS.keys() == _PART_READERS.keys()
 
 
@@ -124,11 +124,11 @@ CONVERSATIONS: list[tuple[Any, bool]] = [
 
 
 @pytest.mark.parametrize(("conversation", "allowed"), CONVERSATIONS)
-def test_conversations(conversation: Any, allowed: bool) -> None:
+def test_messages_schema_accepts_valid_messages(conversation: Any, allowed: bool) -> None:
     assert jsonschema_rs.is_valid(build_messages(DEFAULT_MESSAGE_RULES), conversation) is allowed
 
 
-def test_arguments_may_be_objects_where_the_rules_say_so() -> None:
+def test_messages_schema_accepts_argument_objects_if_allowed() -> None:
     conversation = [{"role": "assistant", "tool_calls": ARGUMENTS}]
 
     assert jsonschema_rs.is_valid(
@@ -169,14 +169,14 @@ def test_type_notation_is_json_schema() -> None:
     assert types["Roles"] == {"enum": ["user", "tool"]}
 
 
-def test_a_later_property_replaces_one_of_the_same_name() -> None:
+def test_later_property_replaces_one_of_the_same_name() -> None:
     types = parse_types('A = {x: string, y?: any} B = {...A, x: integer, y: "z"}')
 
     assert types["B"]["properties"] == {"x": {"type": "integer"}, "y": {"const": "z"}}
     assert types["B"]["required"] == ["x", "y"]
 
 
-def test_an_unknown_type_is_a_component() -> None:
+def test_unknown_type_is_a_component_reference() -> None:
     assert parse_type("Usage[] | null") == {
         "anyOf": [
             {"type": "array", "items": {"$ref": "#/components/schemas/Usage"}},
@@ -185,7 +185,7 @@ def test_an_unknown_type_is_a_component() -> None:
     }
 
 
-def test_an_operation_has_a_body_only_if_it_takes_one() -> None:
+def test_operation_without_a_request_schema_has_no_request_body() -> None:
     answer, failures = build_response({}), {"400": {"description": "."}}
 
     assert build_operation("Ask.", answer, failures) == {
@@ -199,7 +199,7 @@ def test_an_operation_has_a_body_only_if_it_takes_one() -> None:
     }
 
 
-def test_a_tool_message_needs_no_name() -> None:
+def test_tool_message_needs_no_name() -> None:
     conversation = [{"role": "tool", "content": "a", "tool_call_id": "c"}]
 
     assert jsonschema_rs.is_valid(build_messages(DEFAULT_MESSAGE_RULES), conversation)

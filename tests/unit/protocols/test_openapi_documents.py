@@ -11,24 +11,24 @@ from protocols.ovms.endpoints import OVMS
 from protocols.triton.endpoints import Triton
 
 
-def operations(dialect: Any) -> dict[str, Any]:
+def list_operations(dialect: Any) -> dict[str, Any]:
     return dict(dialect.openapi_fragment().operations)
 
 
-def asked(dialect: Any, variant: str) -> dict[str, Any]:
+def get_request_schema(dialect: Any, variant: str) -> dict[str, Any]:
     """The schema of the body that an operation takes."""
-    body = operations(dialect)[variant]["requestBody"]
+    body = list_operations(dialect)[variant]["requestBody"]
     found: dict[str, Any] = body["content"]["application/json"]["schema"]
     return found
 
 
-def kinds(dialect: Any, variant: str, status: str) -> set[str]:
+def get_media_types(dialect: Any, variant: str, status: str) -> set[str]:
     """The media types of an operation's answer."""
-    return set(operations(dialect)[variant]["responses"][status].get("content", {}))
+    return set(list_operations(dialect)[variant]["responses"][status].get("content", {}))
 
 
-def test_openai_tells_how_long_who_asks_may_be_and_how_many_stops_there_may_be() -> None:
-    fields = asked(OpenAI(), "chat")["properties"]
+def test_openai_schema_limits_safety_identifier_and_stop() -> None:
+    fields = get_request_schema(OpenAI(), "chat")["properties"]
 
     assert fields["safety_identifier"] == {
         "anyOf": [{"type": "string", "maxLength": 64}, {"type": "null"}]
@@ -43,29 +43,32 @@ def test_openai_tells_how_long_who_asks_may_be_and_how_many_stops_there_may_be()
         (Triton(status="sane"), {"application/json"}, {"application/json"}),
     ],
 )
-def test_triton_labels_what_is_early_as_the_original_does(
+def test_triton_schema_has_text_plain_only_with_strict_status(
     dialect: Triton, kinds_of_404: set[str], kinds_of_ready: set[str]
 ) -> None:
-    assert kinds(dialect, "infer", "404") == kinds_of_404
-    assert kinds(dialect, "ready", "200") == kinds_of_ready
+    assert get_media_types(dialect, "infer", "404") == kinds_of_404
+    assert get_media_types(dialect, "ready", "200") == kinds_of_ready
 
 
-def test_triton_tells_the_tensors_of_the_profile() -> None:
-    schema = asked(Triton("trtllm"), "infer")["properties"]["inputs"]
+def test_triton_schema_lists_the_tensors_of_the_profile() -> None:
+    schema = get_request_schema(Triton("trtllm"), "infer")["properties"]["inputs"]
 
     needed = [one["properties"]["name"]["const"] for one in schema["prefixItems"]]
     assert needed == ["text_input", "max_tokens"]
     assert schema["prefixItems"][0]["properties"]["shape"] == {"const": [1, 1]}
-    assert asked(Triton("plain"), "infer")["properties"]["inputs"]["items"] is False
+    assert get_request_schema(Triton("plain"), "infer")["properties"]["inputs"]["items"] is False
 
 
-def test_ovms_tells_what_is_mounted() -> None:
-    assert "ready" not in operations(OVMS())
-    assert {"server", "live", "ready", "model ready"} <= operations(OVMS(kserve=True)).keys()
+def test_ovms_schema_lists_the_enabled_endpoints() -> None:
+    assert "ready" not in list_operations(OVMS())
+    assert {"server", "live", "ready", "model ready"} <= list_operations(OVMS(kserve=True)).keys()
 
 
-def test_ovms_tells_what_the_release_knows() -> None:
-    today, early = asked(OVMS(), "chat")["properties"], asked(OVMS("2024"), "chat")["properties"]
+def test_ovms_schema_lists_the_fields_of_the_profile() -> None:
+    today, early = (
+        get_request_schema(OVMS(), "chat")["properties"],
+        get_request_schema(OVMS("2024"), "chat")["properties"],
+    )
 
     assert {"tools", "stop", "stream_options"} <= today.keys()
     assert not {"tools", "stop", "stream_options"} & early.keys()
@@ -74,22 +77,25 @@ def test_ovms_tells_what_the_release_knows() -> None:
     assert "usage" not in answers["ChatAnswer"]["properties"]
 
 
-def test_mindie_tells_which_endpoint_needs_a_model() -> None:
-    assert asked(MindIE(), "tokenizer")["required"] == ["inputs", "model"]
-    assert asked(MindIE(model="m"), "tokenizer")["required"] == ["inputs"]
+def test_mindie_schema_requires_model_without_a_default_model() -> None:
+    assert get_request_schema(MindIE(), "tokenizer")["required"] == ["inputs", "model"]
+    assert get_request_schema(MindIE(model="m"), "tokenizer")["required"] == ["inputs"]
 
 
-def test_mindie_tells_what_the_release_knows() -> None:
-    today, early = asked(MindIE(), "chat")["properties"], asked(MindIE("rc1"), "chat")["properties"]
+def test_mindie_schema_lists_the_fields_of_the_profile() -> None:
+    today, early = (
+        get_request_schema(MindIE(), "chat")["properties"],
+        get_request_schema(MindIE("rc1"), "chat")["properties"],
+    )
 
     assert {"tools", "stop", "top_k"} <= today.keys()
     assert not {"tools", "stop", "top_k"} & early.keys()
-    plain = asked(MindIE(vllm_validator=False), "chat")["properties"]
+    plain = get_request_schema(MindIE(vllm_validator=False), "chat")["properties"]
     assert plain["temperature"] != today["temperature"]
     chunk = MindIE("rc1").openapi_fragment().schemas["ChatChunk"]["properties"]
     assert "usage" not in chunk
 
 
-def test_databricks_tells_of_its_host() -> None:
-    told = operations(Databricks())["config"]
+def test_databricks_config_schema_is_an_empty_object() -> None:
+    told = list_operations(Databricks())["config"]
     assert told["responses"]["200"]["content"]["application/json"]["schema"]["properties"] == {}

@@ -59,7 +59,7 @@ REFUSED: list[tuple[ParamType, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "got", "taken"), TAKEN)
-def test_what_a_type_takes(kind: ParamType, got: Any, taken: Any) -> None:
+def test_valid_value_of_each_type_is_accepted(kind: ParamType, got: Any, taken: Any) -> None:
     found = check_param(Param("x", "x", kind), got)
 
     assert found == taken
@@ -67,7 +67,7 @@ def test_what_a_type_takes(kind: ParamType, got: Any, taken: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "got", "said"), REFUSED)
-def test_what_a_type_refuses(kind: ParamType, got: Any, said: str) -> None:
+def test_invalid_value_of_each_type_is_rejected(kind: ParamType, got: Any, said: str) -> None:
     row = Param("x", "x", kind)
 
     with pytest.raises(InvalidParameter) as caught:
@@ -89,7 +89,9 @@ RANGES: list[tuple[dict[str, Any], Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("limits", "got", "problem", "said"), RANGES)
-def test_what_is_out_of_range(limits: dict[str, Any], got: Any, problem: str, said: str) -> None:
+def test_value_out_of_range_is_rejected(
+    limits: dict[str, Any], got: Any, problem: str, said: str
+) -> None:
     row = Param(**{"wire": "x", "field": "x", "type": "int", **limits})
 
     with pytest.raises(InvalidParameter) as caught:
@@ -108,12 +110,12 @@ TABLE = ParamTable(
 )
 
 
-def fields(**given: Any) -> dict[str, Raw]:
+def encode_fields(**given: Any) -> dict[str, Raw]:
     return {name: Raw(json.encode(got)) for name, got in given.items()}
 
 
-def test_a_request_is_read_in_the_tables_order() -> None:
-    values = read_params(TABLE, fields(other=1, stop="a", top_k=5, temp=None, loud=False))
+def test_params_are_read_into_request_sections() -> None:
+    values = read_params(TABLE, encode_fields(other=1, stop="a", top_k=5, temp=None, loud=False))
 
     assert values.provided_fields == {"stop", "top_k", "loud"}
     assert values.build_request_arguments() == {
@@ -124,21 +126,21 @@ def test_a_request_is_read_in_the_tables_order() -> None:
     }
 
 
-def test_the_first_wrong_one_of_the_table_is_told_however_they_were_sent() -> None:
+def test_first_invalid_param_in_table_order_is_reported() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read_params(TABLE, fields(n="x", stop=1, temp="x"))
+        read_params(TABLE, encode_fields(n="x", stop=1, temp="x"))
 
     assert caught.value.param == "temp"
 
 
 @pytest.mark.parametrize("sent", [{"n": 1, "many": 2}, {"many": 2, "n": 1}])
-def test_the_last_of_the_table_wins_however_they_were_sent(sent: dict[str, int]) -> None:
+def test_last_param_in_table_order_wins(sent: dict[str, int]) -> None:
     twice = ParamTable(TABLE[3], Param("many", "n", "int"))
 
-    assert read_params(twice, fields(**sent)) == {"n": 2}
+    assert read_params(twice, encode_fields(**sent)) == {"n": 2}
 
 
-def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
+def test_values_outside_the_request_fields_are_no_request_arguments() -> None:
     values = ParsedParams()
     values |= {"request.logprobs": True, "labels.user": "a", "labels.session": "b", "adapter": "c"}
 
@@ -147,7 +149,7 @@ def test_what_stands_for_no_field_of_a_request_is_none_of_its_fields() -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
+def test_every_param_maps_to_a_request_field(name: str) -> None:
     module, _, kind = PROTOCOLS[name].partition(":")
     made = getattr(import_module(module), kind)()
     tables = made.param_tables if isinstance(made, ParamTableProvider) else {}
@@ -160,23 +162,23 @@ def test_every_row_has_a_field_to_be_read_into(name: str) -> None:
         assert section in apart or field in known, row
 
 
-def test_a_value_that_switches_off_is_said_and_not_set() -> None:
-    values = read_params(TABLE, fields(top_k=-1))
+def test_disabling_value_is_provided_and_not_set() -> None:
+    values = read_params(TABLE, encode_fields(top_k=-1))
 
     assert values.provided_fields == {"top_k"}
     assert values.get("sampling.top_k") is None
     assert values.get_section("sampling") == {}
 
 
-def test_null_where_it_is_not_taken() -> None:
+def test_null_is_rejected_if_not_nullable() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read_params(TABLE, fields(n=None), at="parameters.")
+        read_params(TABLE, encode_fields(n=None), at="parameters.")
 
     assert caught.value.param == "parameters.n"
     assert caught.value.message == "'parameters.n' must be an integer, got null"
 
 
-def test_one_parameter_after_another_is_read_into_the_same() -> None:
+def test_read_param_adds_to_existing_params() -> None:
     into = ParsedParams()
 
     read_param(TABLE[0], Raw(b"5"), into)
@@ -185,7 +187,7 @@ def test_one_parameter_after_another_is_read_into_the_same() -> None:
     assert (into.get("sampling.top_k"), into.get("n"), into.get("echo", 7)) == (5, 2, 7)
 
 
-def test_what_is_written_is_clamped_to_the_rows() -> None:
+def test_written_params_are_clamped_to_their_range() -> None:
     sampling = SamplingParams(top_k=99, temperature=0.0)
     request = GenerationRequest(
         model="m",
@@ -201,7 +203,7 @@ def test_what_is_written_is_clamped_to_the_rows() -> None:
     assert [*written] == ["top_k", "temp", "stop", "loud"]
 
 
-def test_what_is_not_carried_is_not_written() -> None:
+def test_dropped_params_are_not_written() -> None:
     dropped = Param("n", "n", "int", loss_reason="dropped")
 
     assert (
@@ -212,7 +214,7 @@ def test_what_is_not_carried_is_not_written() -> None:
     assert map_field_names(TABLE)["stopping.stop"] == "stop"
 
 
-def test_rows_of_one_field_are_written_each() -> None:
+def test_all_params_of_one_field_are_written() -> None:
     twice = ParamTable(TABLE[3], Param("many", "n", "int"))
 
     request = EmbeddingRequest(model="m", inputs=("a",))

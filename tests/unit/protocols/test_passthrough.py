@@ -63,24 +63,24 @@ SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}
 VLLM = OpenAI("vllm")
 
 
-def call_of(variant: str, body: Any) -> ClientRequest:
+def make_request(variant: str, body: Any) -> ClientRequest:
     row = endpoint(variant)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return ClientRequest(row, {}, {}, "", data, row.path)
 
 
-def relayed(
+def prepare_passthrough(
     variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat"
 ) -> PassthroughRequest | None:
     context = RequestContext("r1", Deadline(lambda: 0.0, 60), lambda: 0.0)
     about = ResponseContext("r1", 1, shown, "v1", "llama", context.clock)
-    return worker.prepare_passthrough(OpenAI(), call_of(variant, body), about)
+    return worker.prepare_passthrough(OpenAI(), make_request(variant, body), about)
 
 
-def taken(
+def require_passthrough(
     variant: str, body: Any, worker: OpenAI = VLLM, shown: str = "chat"
 ) -> PassthroughRequest:
-    relay = relayed(variant, body, worker, shown)
+    relay = prepare_passthrough(variant, body, worker, shown)
     assert relay is not None
     return relay
 
@@ -117,18 +117,18 @@ def taken(
         ("embedding", EMBED | {"encoding_format": "base64", "dimensions": 4}),
     ],
 )  # fmt: skip
-def test_what_is_plainly_right_is_passed_on_with_the_model_renamed(
+def test_valid_request_is_passed_through_with_the_backend_model(
     variant: str, body: dict[str, Any]
 ) -> None:
-    wire = taken(variant, body).upstream_request
+    wire = require_passthrough(variant, body).upstream_request
     assert json.loads(wire.body) == body | {"model": "llama"}
     assert list(json.loads(wire.body)) == list(body)
     assert wire.path == endpoint(variant).path
 
 
-def test_numbers_and_texts_keep_their_form() -> None:
+def test_numbers_and_strings_keep_their_spelling() -> None:
     body = b'{"model":"chat","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50e0}'
-    wire = taken("chat", body).upstream_request
+    wire = require_passthrough("chat", body).upstream_request
     assert wire.body == (
         b'{"model":"llama","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50e0}'
     )
@@ -192,55 +192,67 @@ def test_numbers_and_texts_keep_their_form() -> None:
         ("embedding", EMBED | {"dimensions": 0}),
     ],
 )  # fmt: skip
-def test_whatever_else_there_is_goes_the_long_way(variant: str, body: Any) -> None:
-    assert relayed(variant, body) is None
+def test_request_outside_the_fast_path_is_translated(variant: str, body: Any) -> None:
+    assert prepare_passthrough(variant, body) is None
 
 
-def test_a_field_that_the_worker_does_not_take_goes_the_long_way() -> None:
-    assert relayed("chat", CHAT | {"top_k": 3}, OpenAI("openai")) is None
-    assert relayed("chat", CHAT | {"repetition_penalty": 1.1}, OpenAI("llamacpp")) is None
+def test_field_that_the_worker_does_not_support_is_translated() -> None:
+    assert prepare_passthrough("chat", CHAT | {"top_k": 3}, OpenAI("openai")) is None
+    assert (
+        prepare_passthrough("chat", CHAT | {"repetition_penalty": 1.1}, OpenAI("llamacpp")) is None
+    )
 
 
-def test_powers_are_passed_on_where_the_operator_lets_clients_have_them() -> None:
+def test_powers_fields_are_passed_through_if_enabled() -> None:
     body = CHAT | {"kv_transfer_params": {}}
-    assert relayed("chat", body, OpenAI("vllm", powers=True)) is not None
+    assert prepare_passthrough("chat", body, OpenAI("vllm", powers=True)) is not None
 
 
 WRITER = PassthroughResponse(tuple, cast("Any", None), {})
 """For a response that nobody reads."""
 
 
-def _one(**row: Any) -> Param:
+def build_param(**row: Any) -> Param:
     return Param(wire="x", field="sampling.x", **row)
 
 
 @pytest.mark.parametrize(
     ("worker", "client", "right", "wrong"),
     [
-        (_one(type="int", maximum=2**64), _one(type="int", minimum=1), "9", "0"),
+        (build_param(type="int", maximum=2**64), build_param(type="int", minimum=1), "9", "0"),
         (
-            _one(type="float", maximum=1),
-            _one(type="float", maximum=1, exclusive_maximum=True),
+            build_param(type="float", maximum=1),
+            build_param(type="float", maximum=1, exclusive_maximum=True),
             "0.5",
             "1",
         ),
         (
-            _one(type="float", maximum=0.5),
-            _one(type="float", maximum=1, exclusive_maximum=True),
+            build_param(type="float", maximum=0.5),
+            build_param(type="float", maximum=1, exclusive_maximum=True),
             "0.5",
             "0.6",
         ),
         (
-            _one(type="float", minimum=0, exclusive_minimum=True),
-            _one(type="float", minimum=0),
+            build_param(type="float", minimum=0, exclusive_minimum=True),
+            build_param(type="float", minimum=0),
             "1",
             "0",
         ),
-        (_one(type="strings", max_items=1), _one(type="strings"), '["a"]', '["a","b"]'),
-        (_one(type="strings"), _one(type="strings", max_items=1), '["a"]', '["a","b"]'),
+        (
+            build_param(type="strings", max_items=1),
+            build_param(type="strings"),
+            '["a"]',
+            '["a","b"]',
+        ),
+        (
+            build_param(type="strings"),
+            build_param(type="strings", max_items=1),
+            '["a"]',
+            '["a","b"]',
+        ),
     ],
 )
-def test_a_value_is_within_the_ranges_of_both(
+def test_passthrough_value_is_limited_by_both_ranges(
     worker: Param, client: Param, right: str, wrong: str
 ) -> None:
     read_body = build_body_decoder(
@@ -251,10 +263,10 @@ def test_a_value_is_within_the_ranges_of_both(
         read_body(f'{{"x":{wrong}}}')
 
 
-def test_rows_that_differ_in_meaning_are_none_that_both_have() -> None:
+def test_params_with_different_fields_are_not_shared() -> None:
     worker = Param(wire="x", field="sampling.y", type="int")
     form = PassthroughRule(
-        path="", field_types={}, worker_params=(worker,), client_params=(_one(type="int"),)
+        path="", field_types={}, worker_params=(worker,), client_params=(build_param(type="int"),)
     )
     assert build_body_decoder(form).decode(b'{"x":1}').__struct_fields__ == ()
 
@@ -269,7 +281,7 @@ BODIES: list[tuple[str, Any]] = [
 
 
 @given(which=st.sampled_from(BODIES), strange=st.sampled_from(STRANGE), data=st.data())
-def test_a_body_is_passed_on_as_its_fields_are_read(
+def test_passthrough_body_equals_its_decoded_fields(
     which: tuple[str, Any], strange: bytes, data: st.DataObject
 ) -> None:
     variant, whole = which
@@ -277,7 +289,7 @@ def test_a_body_is_passed_on_as_its_fields_are_read(
     at = data.draw(st.integers(0, len(body)))
     body = body[:at] + strange + body[at:]
 
-    relay = relayed(variant, body)
+    relay = prepare_passthrough(variant, body)
 
     if relay is not None:
         fields = read_object(body)
@@ -286,7 +298,7 @@ def test_a_body_is_passed_on_as_its_fields_are_read(
 
 @pytest.mark.parametrize("text", [b"\xff", b"\\ud83d"])
 @pytest.mark.parametrize("field", ["model", "prompt", "user", "x"])
-def test_a_text_that_is_none_is_not_passed_on(
+def test_invalid_unicode_is_not_passed_through(
     about: ResponseContext, field: str, text: bytes
 ) -> None:
     shapes = {"prompt": PROMPTS, "user": OPTIONAL_STRING}
@@ -308,7 +320,7 @@ def test_a_text_that_is_none_is_not_passed_on(
         ) == (said is text)
 
 
-def test_where_the_path_names_the_model_the_body_does_not(about: ResponseContext) -> None:
+def test_model_in_path_is_removed_from_the_body(about: ResponseContext) -> None:
     form = PassthroughRule(
         path="/of/{model}/x", field_types={"prompt": PROMPTS}, worker_params=(), client_params=()
     )
@@ -324,26 +336,31 @@ def test_where_the_path_names_the_model_the_body_does_not(about: ResponseContext
     )
 
 
-def test_a_stricter_listener_reads_every_body(make_call: MakeCall, about: ResponseContext) -> None:
+def test_reject_unknown_option_disables_pass_through(
+    make_call: MakeCall, about: ResponseContext
+) -> None:
     call = make_call("chat", CHAT)
     assert VLLM.prepare_passthrough(OpenAI(unknown="reject"), call, about) is None
 
 
-def test_what_choosing_a_worker_needs_is_read() -> None:
+def test_passthrough_request_fields_for_load_balancing_are_read() -> None:
     messages = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
-    chat = taken("chat", CHAT | {"messages": messages, "user": "ann", "n": 2}).request
+    chat = require_passthrough("chat", CHAT | {"messages": messages, "user": "ann", "n": 2}).request
     assert isinstance(chat, GenerationRequest)
     assert [message.text for message in chat.messages] == ["hi", "x"]
     assert [message.role for message in chat.messages] == ["user", "assistant"]
     told = [*HI, CALL, RESULT, {"role": "user", "content": [PICTURE, SOUND]}]
-    turn = taken("chat", CHAT | {"messages": told, "tools": [TOOL]}).request
+    turn = require_passthrough("chat", CHAT | {"messages": told, "tools": [TOOL]}).request
     assert isinstance(turn, GenerationRequest)
-    assert turn.messages == VLLM.decode_request(call_of("chat", CHAT | {"messages": told})).messages  # type: ignore[union-attr]
+    assert (
+        turn.messages
+        == VLLM.decode_request(make_request("chat", CHAT | {"messages": told})).messages
+    )  # type: ignore[union-attr]
     assert (chat.n, chat.labels, chat.model) == (2, {"user": "ann"}, "llama")
-    text = taken("completion", TEXT | {"stream": True}).request
+    text = require_passthrough("completion", TEXT | {"stream": True}).request
     assert isinstance(text, GenerationRequest)
     assert (text.prompts, text.stream) == (("a b",), True)
-    vectors = taken("embedding", EMBED | {"input": "a"}).request
+    vectors = require_passthrough("embedding", EMBED | {"input": "a"}).request
     assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a",)
 
@@ -351,9 +368,9 @@ def test_what_choosing_a_worker_needs_is_read() -> None:
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": t} for t in "ab"]}
 
 
-def test_the_request_behind_a_conversation() -> None:
+def test_chat_request_is_built_from_a_passthrough_body() -> None:
     body = CHAT | {"messages": [*HI, PARTS], "user": "ann", "n": 2, "stream": True}
-    assert taken("chat", body).request == GenerationRequest(
+    assert require_passthrough("chat", body).request == GenerationRequest(
         model="llama",
         kind="chat",
         messages=(
@@ -368,19 +385,19 @@ def test_the_request_behind_a_conversation() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
-def test_the_request_behind_prompts(prompt: Any) -> None:
-    assert taken("completion", TEXT | {"prompt": prompt}).request == GenerationRequest(
-        model="llama", kind="completion", prompts=tuple(prompt)
-    )
+def test_completion_request_is_built_from_a_passthrough_body(prompt: Any) -> None:
+    assert require_passthrough(
+        "completion", TEXT | {"prompt": prompt}
+    ).request == GenerationRequest(model="llama", kind="completion", prompts=tuple(prompt))
 
 
 @pytest.mark.parametrize("texts", ["a", ["a", "b"]])
-def test_the_request_behind_inputs(texts: Any) -> None:
-    request = taken("embedding", EMBED | {"input": texts, "user": "ann"}).request
+def test_embedding_request_is_built_from_a_passthrough_body(texts: Any) -> None:
+    request = require_passthrough("embedding", EMBED | {"input": texts, "user": "ann"}).request
     assert request == EmbeddingRequest(model="llama", inputs=tuple(texts), labels={"user": "ann"})
 
 
-def test_how_long_the_client_waits_is_known() -> None:
+def test_client_read_timeout_is_the_request_timeout() -> None:
     row = endpoint("chat")
     call = ClientRequest(
         row, {}, {"x-stainless-read-timeout": "7"}, "", json.dumps(CHAT).encode(), row.path
@@ -394,8 +411,8 @@ def test_how_long_the_client_waits_is_known() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_headers_are_those_of_any_answer(*, stream: bool) -> None:
-    headers = dict(taken("chat", CHAT | {"stream": stream}).build_headers())
+def test_passthrough_response_headers(*, stream: bool) -> None:
+    headers = dict(require_passthrough("chat", CHAT | {"stream": stream}).build_headers())
     kind = "text/event-stream; charset=utf-8" if stream else "application/json"
     assert headers["Content-Type"] == kind
     assert headers["openai-version"] == "2020-10-01"
@@ -411,7 +428,9 @@ ANSWER = (
 )
 
 
-def read(passage: PassthroughReader, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
+def read_passthrough(
+    passage: PassthroughReader, *pieces: bytes
+) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
         data, more = passage.feed([piece])
@@ -423,34 +442,46 @@ def read(passage: PassthroughReader, *pieces: bytes) -> tuple[list[bytes | None]
     return [*out, data], [*events, *more]
 
 
-def test_a_whole_answer_comes_back_unread_under_the_clients_name() -> None:
-    out, events = read(taken("chat", CHAT).create_reader(), ANSWER[:40], ANSWER[40:] + b"\n")
+def test_unary_response_shows_the_public_model_name() -> None:
+    out, events = read_passthrough(
+        require_passthrough("chat", CHAT).create_reader(), ANSWER[:40], ANSWER[40:] + b"\n"
+    )
     assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_under_one_name_nothing_is_touched() -> None:
-    out, _ = read(taken("chat", CHAT, shown="llama").create_reader(), ANSWER)
+def test_response_with_same_or_no_model_name_is_unchanged() -> None:
+    out, _ = read_passthrough(
+        require_passthrough("chat", CHAT, shown="llama").create_reader(), ANSWER
+    )
     assert out[-1] == ANSWER
     nameless = ANSWER.replace(b'"model":"llama",', b"")
-    out, _ = read(taken("chat", CHAT).create_reader(), nameless)
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), nameless)
     assert out[-1] == nameless
 
 
-def test_the_client_reads_its_own_name_whatever_the_worker_calls_itself() -> None:
+def test_any_worker_model_name_is_replaced_by_the_public_name() -> None:
     other = ANSWER.replace(b'"llama"', b'"org/llama \\"x\\""')
     for shown in ("chat", "llama"):
-        out, _ = read(taken("chat", CHAT, shown=shown).create_reader(), other)
+        out, _ = read_passthrough(
+            require_passthrough("chat", CHAT, shown=shown).create_reader(), other
+        )
         assert out[-1] == ANSWER.replace(b"llama", shown.encode())
         events = b"".join(STREAM).replace(b'"llama"', b'"org/llama \\"x\\""')
-        out, _ = read(taken("chat", ASKED, shown=shown).create_reader(), events[:150], events[150:])
-        assert joined(out) == SHOWN.replace(b'"chat"', b'"%b"' % shown.encode())
+        out, _ = read_passthrough(
+            require_passthrough("chat", ASKED, shown=shown).create_reader(),
+            events[:150],
+            events[150:],
+        )
+        assert join_output(out) == SHOWN.replace(b'"chat"', b'"%b"' % shown.encode())
 
 
 @pytest.mark.parametrize("length", [4, 3], ids=["to its end", "complete without it"])
-def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> None:
-    out, events = read(taken("chat", CHAT).create_reader(), *STREAM[:length])
+def test_stream_response_to_a_unary_request_is_encoded(length: int) -> None:
+    out, events = read_passthrough(
+        require_passthrough("chat", CHAT).create_reader(), *STREAM[:length]
+    )
     assert not any(out)
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
 
@@ -463,10 +494,10 @@ def test_a_stream_in_place_of_a_whole_answer_is_for_the_encoder(length: int) -> 
         (b"", StreamBroken),
     ],
 )
-def test_what_is_no_answer_is_an_error(body: bytes, error: type[Exception]) -> None:
-    passage = taken("chat", CHAT).create_reader()
+def test_malformed_unary_response_raises_an_error(body: bytes, error: type[Exception]) -> None:
+    passage = require_passthrough("chat", CHAT).create_reader()
     with pytest.raises((error, WorkerFailed)):
-        read(passage, body)
+        read_passthrough(passage, body)
 
 
 VECTORS = (
@@ -475,13 +506,13 @@ VECTORS = (
 )
 
 
-def test_vectors_come_back_unread() -> None:
-    out, events = read(taken("embedding", EMBED).create_reader(), VECTORS)
+def test_embeddings_response_is_passed_through() -> None:
+    out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), VECTORS)
     assert out[-1] == VECTORS.replace(b"llama", b"chat")
     assert events == [ResponseMetadata("llama"), Usage(2), StreamEnd()]
     bare = VECTORS.replace(b',"usage":{"prompt_tokens":2,"total_tokens":2}', b"")
     bare = bare.replace(b'"llama"', b"null")
-    out, events = read(taken("embedding", EMBED).create_reader(), bare)
+    out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), bare)
     assert (out[-1], events) == (bare, [ResponseMetadata(), StreamEnd()])
 
 
@@ -489,22 +520,24 @@ def test_vectors_come_back_unread() -> None:
     ("body", "error"),
     [(b"", StreamBroken), (VECTORS[:50], WorkerFailed), (b'{"data":[]}', WorkerFailed)],
 )
-def test_vectors_that_are_not_all_there(body: bytes, error: type[Exception]) -> None:
+def test_incomplete_embeddings_response_raises_an_error(
+    body: bytes, error: type[Exception]
+) -> None:
     with pytest.raises(error):
-        read(taken("embedding", EMBED).create_reader(), body)
+        read_passthrough(require_passthrough("embedding", EMBED).create_reader(), body)
 
 
 # --- the way back: a stream -----------------------------------------------------------------------
 
 
-def chunk(delta: str, finish: str = "null") -> bytes:
+def format_chunk(delta: str, finish: str = "null") -> bytes:
     return (
         b'data: {"id":"c","model":"llama","choices":[{"index":0,"delta":{"content":"%b"},'
         b'"finish_reason":%b}]}\n\n' % (delta.encode(), finish.encode())
     )
 
 
-def written(delta: str, finish: str = "null") -> bytes:
+def format_encoded_chunk(delta: str, finish: str = "null") -> bytes:
     """A chunk as the encoder writes it."""
     return (
         b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"chat","choices":['
@@ -513,55 +546,59 @@ def written(delta: str, finish: str = "null") -> bytes:
     )
 
 
-STREAM = (chunk("Hel"), chunk("lo"), chunk("", '"stop"'), b"data: [DONE]\n\n")
-FIRST = written('{"role":"assistant","content":""}') + written('{"content":"Hel"}')
+STREAM = (format_chunk("Hel"), format_chunk("lo"), format_chunk("", '"stop"'), b"data: [DONE]\n\n")
+FIRST = format_encoded_chunk('{"role":"assistant","content":""}') + format_encoded_chunk(
+    '{"content":"Hel"}'
+)
 FORWARDED = STREAM[1].replace(b"llama", b"chat")
-LAST = written("{}", '"stop"') + b"data: [DONE]\n\n"
+LAST = format_encoded_chunk("{}", '"stop"') + b"data: [DONE]\n\n"
 SHOWN = FIRST + FORWARDED + LAST
 ASKED = CHAT | {"stream": True}
 
 
-def joined(out: Sequence[bytes | None]) -> bytes:
+def join_output(out: Sequence[bytes | None]) -> bytes:
     assert None not in out
     return b"".join(data for data in out if data is not None)
 
 
 @given(cuts=st.lists(st.integers(0, len(b"".join(STREAM))), max_size=8))
-def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
+def test_stream_is_passed_through_in_any_packet_size(cuts: list[int]) -> None:
     data, edges = b"".join(STREAM), [0, *sorted(cuts), len(b"".join(STREAM))]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
 
-    out, events = read(taken("chat", ASKED).create_reader(), *pieces)
+    out, events = read_passthrough(require_passthrough("chat", ASKED).create_reader(), *pieces)
 
-    assert joined(out) == SHOWN
+    assert join_output(out) == SHOWN
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hello"
 
 
-def test_only_whole_events_are_passed_on() -> None:
-    passage = taken("chat", ASKED).create_reader()
+def test_only_complete_events_are_passed_through() -> None:
+    passage = require_passthrough("chat", ASKED).create_reader()
     assert passage.feed([STREAM[0][:-1]])[0] == b""
     assert passage.feed([b"\ndata: {"])[0] == FIRST
 
 
-def test_other_line_ends_and_blanks_pass_too() -> None:
+def test_crlf_line_ends_and_blanks_in_chunks_are_accepted() -> None:
     data = b"".join(STREAM).replace(b'"model":', b'"model" : ')
     crlf = data.replace(b"\n", b"\r\n")
     for pieces in ([data], [crlf], [bytes([one]) for one in crlf]):
-        out, _ = read(taken("chat", ASKED).create_reader(), *pieces)
-        assert joined(out) == SHOWN.replace(
+        out, _ = read_passthrough(require_passthrough("chat", ASKED).create_reader(), *pieces)
+        assert join_output(out) == SHOWN.replace(
             FORWARDED, FORWARDED.replace(b'"model":', b'"model" : ')
         )
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\n", b""], ids=["one newline", "no end at all"])
-def test_a_stream_that_is_complete_gets_its_end(end: bytes) -> None:
-    out, events = read(taken("chat", ASKED, shown="llama").create_reader(), *STREAM[:3], end)
-    assert joined(out) == SHOWN.replace(b'"chat"', b'"llama"')
+def test_missing_done_is_added_to_a_complete_stream(end: bytes) -> None:
+    out, events = read_passthrough(
+        require_passthrough("chat", ASKED, shown="llama").create_reader(), *STREAM[:3], end
+    )
+    assert join_output(out) == SHOWN.replace(b'"chat"', b'"llama"')
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_a_stream_that_is_cut_is_told() -> None:
-    passage = taken("chat", ASKED).create_reader()
+def test_truncated_stream_raises_stream_broken() -> None:
+    passage = require_passthrough("chat", ASKED).create_reader()
     passage.feed([STREAM[0] + STREAM[1][:30]])
     with pytest.raises(StreamBroken):
         passage.close()
@@ -570,11 +607,11 @@ def test_a_stream_that_is_cut_is_told() -> None:
 BROKEN = b'data: {"error":{"message":"secret","code":500}}\n\n'
 
 
-def test_an_event_of_an_error_is_never_passed_on() -> None:
+def test_error_event_is_raised_and_not_passed_through() -> None:
     with pytest.raises(WorkerFailed):
-        taken("chat", ASKED).create_reader().feed([BROKEN])
+        require_passthrough("chat", ASKED).create_reader().feed([BROKEN])
     for ending in ("feed", "close"):
-        passage = taken("chat", ASKED).create_reader()
+        passage = require_passthrough("chat", ASKED).create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == FIRST
         assert events
@@ -582,19 +619,19 @@ def test_an_event_of_an_error_is_never_passed_on() -> None:
             passage.feed([STREAM[1]]) if ending == "feed" else passage.close()
 
 
-def test_an_event_that_breaks_off_what_it_says_is_not_passed_on() -> None:
-    passage = taken("chat", ASKED).create_reader()
-    failing = chunk("x", '"invalid flag"')
+def test_failure_finish_reason_is_raised_and_not_passed_through() -> None:
+    passage = require_passthrough("chat", ASKED).create_reader()
+    failing = format_chunk("x", '"invalid flag"')
     data, _ = passage.feed([STREAM[0] + failing])
     assert data == FIRST
     with pytest.raises(WorkerFailed):
         passage.feed([b""])
     with pytest.raises(WorkerFailed):
-        taken("chat", ASKED).create_reader().feed([failing])
+        require_passthrough("chat", ASKED).create_reader().feed([failing])
 
 
-def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
-    passage = taken("chat", ASKED).create_reader()
+def test_stray_error_line_is_raised_and_not_passed_through() -> None:
+    passage = require_passthrough("chat", ASKED).create_reader()
     data, _ = passage.feed([STREAM[0] + b'{"error":"secret"}\n\n' + b": still\n\n" + STREAM[1]])
     assert data is not None
     assert b"secret" not in data
@@ -605,20 +642,22 @@ def test_a_line_that_is_no_field_is_for_the_gateway_alone() -> None:
     assert caught.value.__notes__ == ["the worker said: secret"]
 
 
-def test_a_stray_line_does_not_make_another_answer_of_a_stream() -> None:
-    out, _ = read(taken("chat", ASKED).create_reader(), STREAM[0], b'{"odd":1}\n\n', *STREAM[1:])
-    assert joined(out) == SHOWN
+def test_stray_line_in_a_stream_is_dropped() -> None:
+    out, _ = read_passthrough(
+        require_passthrough("chat", ASKED).create_reader(), STREAM[0], b'{"odd":1}\n\n', *STREAM[1:]
+    )
+    assert join_output(out) == SHOWN
 
 
-def test_an_event_without_an_end_is_not_held_for_ever() -> None:
-    passage = taken("chat", ASKED).create_reader()
+def test_unterminated_event_over_the_limit_raises_worker_failed() -> None:
+    passage = require_passthrough("chat", ASKED).create_reader()
     passage.feed([b"data: " + b"x" * 1_000_000])
     with pytest.raises(WorkerFailed):
         passage.feed([b"x" * 100_000])
 
 
-def test_a_whole_answer_in_place_of_a_stream_is_for_the_encoder() -> None:
-    out, events = read(taken("chat", ASKED).create_reader(), b" ", ANSWER)
+def test_unary_response_to_a_streaming_request_is_encoded() -> None:
+    out, events = read_passthrough(require_passthrough("chat", ASKED).create_reader(), b" ", ANSWER)
     assert out[1:] == [None, None]
     assert any(isinstance(event, TextDelta) for event in events)
 
@@ -626,15 +665,17 @@ def test_a_whole_answer_in_place_of_a_stream_is_for_the_encoder() -> None:
 # --- the client's contract ------------------------------------------------------------------------
 
 
-def passed(*pieces: bytes, body: Any = ASKED) -> bytes:
-    return joined(read(taken("chat", body).create_reader(), *pieces)[0])
+def pass_through(*pieces: bytes, body: Any = ASKED) -> bytes:
+    return join_output(
+        read_passthrough(require_passthrough("chat", body).create_reader(), *pieces)[0]
+    )
 
 
 @pytest.mark.parametrize("blanks", [False, True], ids=["compact", "json.dumps"])
 @pytest.mark.parametrize("many", [1, 3, 32, 100])
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
-def test_text_is_forwarded_as_it_is(*, blanks: bool, many: int, at_once: bool) -> None:
-    texts = [chunk(f" {i} \\n\\u00e9") for i in range(many)]
+def test_text_chunks_are_forwarded_unchanged(*, blanks: bool, many: int, at_once: bool) -> None:
+    texts = [format_chunk(f" {i} \\n\\u00e9") for i in range(many)]
     for i, text in enumerate(texts):  # fields of a chunk's own
         texts[i] = text.replace(b'"choices"', b'"created":%d,"obfuscation":"%b","choices"' % (
             i, b"x" * (i % 5)))  # fmt: skip
@@ -643,11 +684,12 @@ def test_text_is_forwarded_as_it_is(*, blanks: bool, many: int, at_once: bool) -
         pieces = [one.replace(b'":', b'": ').replace(b',"', b', "') for one in pieces]
         texts = pieces[1:-2]
 
-    out, events = read(
-        taken("chat", ASKED).create_reader(), *([b"".join(pieces)] if at_once else pieces)
+    out, events = read_passthrough(
+        require_passthrough("chat", ASKED).create_reader(),
+        *([b"".join(pieces)] if at_once else pieces),
     )
 
-    assert joined(out) == FIRST + b"".join(texts).replace(b"llama", b"chat") + LAST
+    assert join_output(out) == FIRST + b"".join(texts).replace(b"llama", b"chat") + LAST
     assert sum(e.tokens for e in events if isinstance(e, TextDelta)) == many + 1
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Hel" + "".join(
         f" {i} \n\u00e9" for i in range(many)
@@ -673,91 +715,98 @@ def test_text_is_forwarded_as_it_is(*, blanks: bool, many: int, at_once: bool) -
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
-def test_what_is_more_than_text_is_written_by_the_encoder(event: bytes, *, at_once: bool) -> None:
+def test_chunks_with_more_than_text_are_encoded_again(event: bytes, *, at_once: bool) -> None:
     pieces = [STREAM[0], STREAM[1], event, *STREAM[2:]]
-    assert passed(*([b"".join(pieces)] if at_once else pieces)) == SHOWN.replace(
-        FORWARDED, FORWARDED + written('{"content":"lo"}')
+    assert pass_through(*([b"".join(pieces)] if at_once else pieces)) == SHOWN.replace(
+        FORWARDED, FORWARDED + format_encoded_chunk('{"content":"lo"}')
     )
 
 
-def test_a_comment_between_events_is_not_shown() -> None:
+def test_comments_between_events_are_removed() -> None:
     for pieces in ([*STREAM[:1], b": still\n\n", *STREAM[1:]], [b": still\n\n".join(STREAM)]):
-        assert passed(*pieces) == SHOWN
+        assert pass_through(*pieces) == SHOWN
 
 
-def test_a_foreign_finish_reason_and_a_second_end_are_not_shown() -> None:
-    end = chunk("", '"eos_token"')
-    assert passed(STREAM[0], STREAM[1], end, end, STREAM[3]) == SHOWN
+def test_nonstandard_and_repeated_finish_reasons_are_removed() -> None:
+    end = format_chunk("", '"eos_token"')
+    assert pass_through(STREAM[0], STREAM[1], end, end, STREAM[3]) == SHOWN
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
-def test_text_after_the_end_is_an_error(*, at_once: bool) -> None:
-    end = chunk("", '"stop"').replace(b'"choices"', b'"usage":{"prompt_tokens":1},"choices"')
+def test_text_after_the_finish_reason_raises_stream_broken(*, at_once: bool) -> None:
+    end = format_chunk("", '"stop"').replace(b'"choices"', b'"usage":{"prompt_tokens":1},"choices"')
     pieces = [*STREAM[:2], end, STREAM[1]]
     with pytest.raises(StreamBroken):
-        read(taken("chat", ASKED).create_reader(), *([b"".join(pieces)] if at_once else pieces))
+        read_passthrough(
+            require_passthrough("chat", ASKED).create_reader(),
+            *([b"".join(pieces)] if at_once else pieces),
+        )
 
 
-def test_usage_is_shown_to_who_asked_for_it() -> None:
+def test_stream_usage_is_sent_only_if_requested() -> None:
     usage = b'"usage":{"prompt_tokens":2,"completion_tokens":%d,"total_tokens":%d},"choices"'
     pieces = [one.replace(b'"choices"', usage % (i, i + 2)) for i, one in enumerate(STREAM[:3])]
     asked = ASKED | {"stream_options": {"include_usage": True}}
     for body, times in ((ASKED, 0), (asked, 1)):
-        found = passed(*pieces, STREAM[3], body=body)
+        found = pass_through(*pieces, STREAM[3], body=body)
         assert found.count(b'"usage":{') == times
         assert b'"content":"lo"' in found
 
 
-def test_arguments_of_a_tool_call_are_a_text() -> None:
+def test_tool_call_argument_object_is_encoded_as_a_string() -> None:
     call = b'"delta":{"tool_calls":[{"function":{"name":"f","arguments":{"x":1}}}]}'
     event = STREAM[1].replace(b'"delta":{"content":"lo"}', call)
-    found = passed(STREAM[0], event, chunk("", '"stop"'), STREAM[3])
+    found = pass_through(STREAM[0], event, format_chunk("", '"stop"'), STREAM[3])
     assert b'"arguments":"{\\"x\\":1}"' in found
     assert b'"finish_reason":"tool_calls"' in found
     assert b'"id":"call_0_0","type":"function"' in found
 
 
-def test_a_thought_is_forwarded_too() -> None:
+def test_reasoning_chunks_are_forwarded_unchanged() -> None:
     thought = STREAM[1].replace(b'"content"', b'"reasoning_content"')
-    out, events = read(taken("chat", ASKED).create_reader(), thought, thought, *STREAM)
-    assert thought.replace(b"llama", b"chat") in joined(out)
+    out, events = read_passthrough(
+        require_passthrough("chat", ASKED).create_reader(), thought, thought, *STREAM
+    )
+    assert thought.replace(b"llama", b"chat") in join_output(out)
     assert [e.text for e in events if isinstance(e, ReasoningDelta)] == ["lo", "lo"]
-    assert FORWARDED in joined(out)
+    assert FORWARDED in join_output(out)
 
 
 @pytest.mark.parametrize("lacking", [b'"id":"c",', b'"model":"llama",'])
-def test_all_chunks_of_a_stream_have_the_same_names(lacking: bytes) -> None:
-    found = passed(*[one.replace(lacking, b"") for one in STREAM])
+def test_all_chunks_of_a_stream_have_the_same_id_and_model(lacking: bytes) -> None:
+    found = pass_through(*[one.replace(lacking, b"") for one in STREAM])
     assert [b'"model":"chat"' in one for one in found.split(b"\n\n")[:-2]] == [True] * 4
     assert len({one.partition(b",")[0] for one in found.split(b"\n\n")[:-2]}) == 1
 
 
-def test_a_name_inside_another_object_is_not_that_of_the_chunk() -> None:
+def test_id_in_a_nested_object_is_not_the_chunk_id() -> None:
     inner = [one.replace(b'"delta":{', b'"delta":{"id":"x",') for one in STREAM]
     outer = [one.replace(b'{"id":"c",', b"{").replace(b"]}\n", b'],"id":"c"}\n') for one in inner]
-    assert passed(*outer) == SHOWN.replace(FORWARDED, written('{"content":"lo"}'))
+    assert pass_through(*outer) == SHOWN.replace(
+        FORWARDED, format_encoded_chunk('{"content":"lo"}')
+    )
 
 
-def test_an_id_that_says_nothing_becomes_the_gateways() -> None:
-    found = passed(*[one.replace(b'"id":"c"', b'"id":""') for one in STREAM])
+def test_empty_response_id_is_replaced_by_a_gateway_id() -> None:
+    found = pass_through(*[one.replace(b'"id":"c"', b'"id":""') for one in STREAM])
     assert found == SHOWN.replace(b'"id":"c"', b'"id":"chatcmpl-r1"')
 
 
-def test_choices_that_never_end_are_seen() -> None:
+def test_choice_without_finish_reason_raises_stream_broken() -> None:
     body = ASKED | {"n": 2}
     other = STREAM[1].replace(b'"index":0', b'"index":1')
     with pytest.raises(StreamBroken):
-        passed(STREAM[0], STREAM[1], other, *STREAM[2:], body=body)
+        pass_through(STREAM[0], STREAM[1], other, *STREAM[2:], body=body)
 
 
-def test_log_probabilities_of_a_text_keep_their_offsets() -> None:
+def test_completion_stream_logprobs_have_cumulative_offsets() -> None:
     piece = (
         b'data: {"id":"c","model":"llama","choices":[{"index":0,"text":"ab","logprobs":{"tokens":'
         b'["ab"],"token_logprobs":[-1],"top_logprobs":null,"text_offset":[9]},"finish_reason":'
     )
     pieces = [piece + b"null}]}\n\n", piece + b"null}]}\n\n", piece + b'"stop"}]}\n\n', STREAM[3]]
-    relay = taken("completion", TEXT | {"logprobs": 1, "stream": True})
-    found = joined(read(relay.create_reader(), *pieces)[0])
+    relay = require_passthrough("completion", TEXT | {"logprobs": 1, "stream": True})
+    found = join_output(read_passthrough(relay.create_reader(), *pieces)[0])
     offsets = [found.index(b'"text_offset":[%d]' % place) for place in (0, 2, 4)]
     assert offsets == sorted(offsets)
 
@@ -772,36 +821,38 @@ def test_log_probabilities_of_a_text_keep_their_offsets() -> None:
         (b'"content":"Hi"', b'"function_call": {"name":"f","arguments":"{}"}'),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_not_as_promised_is_for_the_encoder(old: bytes, new: bytes) -> None:
-    out, events = read(taken("chat", CHAT).create_reader(), ANSWER.replace(old, new))
+def test_nonstandard_unary_response_is_encoded_again(old: bytes, new: bytes) -> None:
+    out, events = read_passthrough(
+        require_passthrough("chat", CHAT).create_reader(), ANSWER.replace(old, new)
+    )
     assert out[-1] is None
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_an_answer_without_tool_calls_is_passed_on() -> None:
+def test_unary_response_with_empty_tool_calls_is_passed_through() -> None:
     answer = ANSWER.replace(
         b'"content":"Hi"', b'"content":"Hi","tool_calls": [ ],"function_call":null'
     )
-    out, _ = read(taken("chat", CHAT).create_reader(), answer)
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), answer)
     assert out[-1] == answer.replace(b"llama", b"chat")
 
 
-def test_a_name_is_replaced_wherever_it_stands() -> None:
+def test_model_name_in_nested_objects_is_replaced() -> None:
     answer = ANSWER.replace(b'"odd":1.50', b'"routed":{"model":"llama"}')
-    out, _ = read(taken("chat", CHAT).create_reader(), answer)
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), answer)
     assert out[-1] == answer.replace(b"llama", b"chat")
 
 
 @pytest.mark.parametrize("spelling", [b'"model" : "llama"', b'"model":"ll\\u0061ma"'])
-def test_a_name_is_replaced_however_it_is_spelt(spelling: bytes) -> None:
+def test_model_name_with_blanks_or_escapes_is_replaced(spelling: bytes) -> None:
     answer = ANSWER.replace(b'"model":"llama"', spelling)
-    out, _ = read(taken("chat", CHAT).create_reader(), answer)
+    out, _ = read_passthrough(require_passthrough("chat", CHAT).create_reader(), answer)
     assert out[-1] is None or json.loads(out[-1])["model"] == "chat"
 
 
-def count_calls(pieces: Sequence[bytes]) -> int:
+def count_reader_calls(pieces: Sequence[bytes]) -> int:
     """How many functions run, Python's and C's, to read these pieces."""
-    reader, calls = taken("chat", ASKED).create_reader(), 0
+    reader, calls = require_passthrough("chat", ASKED).create_reader(), 0
 
     def count(frame: object, event: str, value: object) -> None:
         nonlocal calls
@@ -817,33 +868,33 @@ def count_calls(pieces: Sequence[bytes]) -> int:
     return calls
 
 
-def with_field(field: bytes) -> bytes:
+def add_chunk_field(field: bytes) -> bytes:
     return STREAM[1].replace(b'"choices"', field + b',"choices"')
 
 
 FORMS = {
     "text": lambda _: STREAM[1],
-    "created": lambda i: with_field(b'"created":%d' % i),
+    "created": lambda i: add_chunk_field(b'"created":%d' % i),
     "obfuscation": lambda i: STREAM[1].replace(
         b"]}\n", b'],"obfuscation":"%b"}\n' % (b"x" * (i % 7))
     ),
-    "usage": lambda i: with_field(b'"usage":{"prompt_tokens":1,"completion_tokens":%d}' % i),
+    "usage": lambda i: add_chunk_field(b'"usage":{"prompt_tokens":1,"completion_tokens":%d}' % i),
     "comments": lambda i: b": %d\n\n" % i + STREAM[1],
 }
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_ten_times_the_events_cost_ten_times_as_much(form: Any, *, at_once: bool) -> None:
+def test_passthrough_cost_grows_linearly_with_the_events(form: Any, *, at_once: bool) -> None:
     def cost(many: int) -> int:
         pieces = [form(i) for i in range(many)]
-        return count_calls([b"".join(pieces)] if at_once else pieces)
+        return count_reader_calls([b"".join(pieces)] if at_once else pieces)
 
     cost(10)
     few, many = cost(200), cost(2_000)
     assert many < 10.5 * few
 
 
-def test_an_event_in_small_pieces_costs_as_many_calls_as_pieces() -> None:
-    few = count_calls([STREAM[0], b"data: ", *[b"x"] * 1_000])
-    assert count_calls([STREAM[0], b"data: ", *[b"x"] * 10_000]) < 10.5 * few
+def test_passthrough_cost_grows_linearly_with_the_packets_of_an_event() -> None:
+    few = count_reader_calls([STREAM[0], b"data: ", *[b"x"] * 1_000])
+    assert count_reader_calls([STREAM[0], b"data: ", *[b"x"] * 10_000]) < 10.5 * few

@@ -15,7 +15,13 @@ from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta
 from protocols.core.interfaces import ResponseDecoder
 from protocols.core.request import GenerationRequest
 from protocols.passthrough import NameReplacer, UnaryPassthroughReader
-from tests.unit.protocols.chat.streams import chunk, event, flat, said, told
+from tests.unit.protocols.chat.streams import (
+    build_chunk,
+    flatten,
+    format_event,
+    format_text_event,
+    run_steps,
+)
 
 CHOICE: dict[str, Any] = {
     "index": 0,
@@ -33,7 +39,7 @@ ANSWER: dict[str, Any] = {
 ASKED = GenerationRequest(model="worker's", kind="chat")
 
 
-def answers() -> Iterator[dict[str, Any]]:
+def list_responses() -> Iterator[dict[str, Any]]:
     """One, and each that differs from it."""
     yield ANSWER
     for name in ANSWER:
@@ -72,15 +78,17 @@ def answers() -> Iterator[dict[str, Any]]:
     yield ANSWER | {"choices": [{"index": 0, "text": "Hello", "finish_reason": "stop"}]}
 
 
-def read(decoder: ResponseDecoder, parts: Sequence[bytes]) -> Any:
+def decode_parts(decoder: ResponseDecoder, parts: Sequence[bytes]) -> Any:
     """All that it reads of these parts, to the error that ends it."""
-    found = told(decoder.feed, decoder.close, parts)
-    return (flat(found[0]), *found[1:]) if isinstance(found, tuple) else flat(found)
+    found = run_steps(decoder.feed, decoder.close, parts)
+    return (flatten(found[0]), *found[1:]) if isinstance(found, tuple) else flatten(found)
 
 
 BODIES = st.one_of(
-    st.sampled_from([*answers()]).map(msgspec.json.encode),
-    st.just(said("a") + event(chunk(finish="stop")) + b"data: [DONE]\n\n"),
+    st.sampled_from([*list_responses()]).map(msgspec.json.encode),
+    st.just(
+        format_text_event("a") + format_event(build_chunk(finish="stop")) + b"data: [DONE]\n\n"
+    ),
     st.sampled_from([b"", b"{", b"{}", b"[]", b'{"error": "no"}']),
 )
 
@@ -94,14 +102,18 @@ BODIES = st.one_of(
     cuts=st.lists(st.integers(0, 400), max_size=3).map(sorted),
     kind=st.sampled_from(["chat", "completion"]),
 )
-def test_it_is_read_alike_however_it_comes(body: bytes, cuts: list[int], kind: Any) -> None:
+def test_unary_response_decodes_the_same_in_any_packets(
+    body: bytes, cuts: list[int], kind: Any
+) -> None:
     parts = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
     request = msgspec.structs.replace(ASKED, kind=kind)
-    assert read(GenerationDecoder(request), parts) == read(GenerationDecoder(request), [body])
+    assert decode_parts(GenerationDecoder(request), parts) == decode_parts(
+        GenerationDecoder(request), [body]
+    )
 
 
 @pytest.mark.parametrize("around", [b"", b" "])
-def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
+def test_unary_response_is_passed_through_with_its_public_name(around: bytes) -> None:
     passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
     body = around + msgspec.json.encode(ANSWER) + b"\n"
 
@@ -116,7 +128,7 @@ def test_it_is_passed_on_with_its_public_name(around: bytes) -> None:
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
+def test_response_without_usage_is_decoded_at_its_end() -> None:
     passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
     body = msgspec.json.encode(ANSWER | {"usage": None})
 
@@ -128,10 +140,10 @@ def test_one_without_usage_is_read_when_the_whole_of_it_is_there() -> None:
     assert TextDelta("Hello") in events
 
 
-def test_a_stream_in_its_place_is_read_as_it_comes() -> None:
+def test_stream_response_to_a_unary_request_is_decoded_at_once() -> None:
     passage = UnaryPassthroughReader(GenerationDecoder(ASKED), NameReplacer({"model": "public"}))
-    first: tuple[bytes | None, Sequence[Event]] = passage.feed([said("a")])
+    first: tuple[bytes | None, Sequence[Event]] = passage.feed([format_text_event("a")])
 
     assert TextDelta("a") in first[1]
-    passage.feed([event(chunk(finish="stop")) + b"data: [DONE]\n\n"])
+    passage.feed([format_event(build_chunk(finish="stop")) + b"data: [DONE]\n\n"])
     assert passage.close()[0] is None

@@ -26,58 +26,65 @@ from protocols.prompt import build_prompt, build_prompt_support, find_prompt_los
 NO_TEMPLATE = UnsupportedParameter("messages", "approximated", "no chat template", "messages")
 
 
-class Shout:
+class UppercaseRenderer:
     """A template that shouts."""
 
     def render_prompt(self, request: GenerationRequest) -> str:
         return "|".join(message.text.upper() for message in request.messages)
 
 
-def said(role: Any, *texts: str, **fields: Any) -> Message:
+def build_message(role: Any, *texts: str, **fields: Any) -> Message:
     return Message(role, tuple(TextPart(text) for text in texts), **fields)
 
 
-def chat(*messages: Message, **fields: Any) -> GenerationRequest:
+def make_chat(*messages: Message, **fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="chat", messages=messages, **fields)
 
 
-def text(*prompts: Any, mode: Any = "raw") -> GenerationRequest:
+def make_completion(*prompts: Any, mode: Any = "raw") -> GenerationRequest:
     how = PromptOptions(mode=mode)
     return GenerationRequest(model="m", kind="completion", prompts=prompts, templating=how)
 
 
-TALK = (said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello"))
+TALK = (
+    build_message("system", "Be brief."),
+    build_message("user", "Hi"),
+    build_message("assistant", "Hello"),
+)
 
 
 @pytest.mark.parametrize(
     ("request_", "prompt"),
     [
-        (text("a b"), "a b"),
-        (text("a", "b"), "a"),
-        (text(), ""),
-        (text("a", mode="server"), "a"),
-        (chat(said("user", "Hi ", "there")), "Hi there"),
-        (chat(said("assistant", "Hi")), "Assistant: Hi\nAssistant:"),
-        (chat(*TALK), "System: Be brief.\nUser: Hi\nAssistant: Hello\nAssistant:"),
-        (chat(said("developer", "x"), said("function", "y")), "System: x\nTool: y\nAssistant:"),
+        (make_completion("a b"), "a b"),
+        (make_completion("a", "b"), "a"),
+        (make_completion(), ""),
+        (make_completion("a", mode="server"), "a"),
+        (make_chat(build_message("user", "Hi ", "there")), "Hi there"),
+        (make_chat(build_message("assistant", "Hi")), "Assistant: Hi\nAssistant:"),
+        (make_chat(*TALK), "System: Be brief.\nUser: Hi\nAssistant: Hello\nAssistant:"),
         (
-            chat(*TALK, templating=PromptOptions(continue_final=True)),
+            make_chat(build_message("developer", "x"), build_message("function", "y")),
+            "System: x\nTool: y\nAssistant:",
+        ),
+        (
+            make_chat(*TALK, templating=PromptOptions(continue_final=True)),
             "System: Be brief.\nUser: Hi\nAssistant: Hello",
         ),
         (
-            chat(*TALK, templating=PromptOptions(add_generation_prompt=False)),
+            make_chat(*TALK, templating=PromptOptions(add_generation_prompt=False)),
             "System: Be brief.\nUser: Hi\nAssistant: Hello",
         ),
         (
-            chat(
-                said("user", "Sun?"),
-                said("assistant", tool_calls=(ToolCall("1", "sky", '{"at":"x"}'),)),
-                said("tool", "yes"),
+            make_chat(
+                build_message("user", "Sun?"),
+                build_message("assistant", tool_calls=(ToolCall("1", "sky", '{"at":"x"}'),)),
+                build_message("tool", "yes"),
             ),
             'User: Sun?\nAssistant: sky({"at":"x"})\nTool: yes\nAssistant:',
         ),
         (
-            chat(
+            make_chat(
                 Message("user", (ImagePart("https://x"), TextPart("What?"))),
                 Message("assistant", (RefusalPart("No."),)),
             ),
@@ -85,29 +92,29 @@ TALK = (said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hell
         ),
     ],
 )
-def test_without_a_template(request_: GenerationRequest, prompt: str) -> None:
+def test_prompt_without_a_chat_template(request_: GenerationRequest, prompt: str) -> None:
     assert build_prompt(request_, None) == prompt
 
 
 @pytest.mark.parametrize(
     ("request_", "prompt"),
     [
-        (chat(*TALK), "BE BRIEF.|HI|HELLO"),
-        (text("a", mode="server"), "A"),
-        (text("a"), "a"),
+        (make_chat(*TALK), "BE BRIEF.|HI|HELLO"),
+        (make_completion("a", mode="server"), "A"),
+        (make_completion("a"), "a"),
     ],
 )
-def test_with_a_template(request_: GenerationRequest, prompt: str) -> None:
-    assert build_prompt(request_, Shout()) == prompt
+def test_prompt_with_a_chat_template(request_: GenerationRequest, prompt: str) -> None:
+    assert build_prompt(request_, UppercaseRenderer()) == prompt
 
 
 @pytest.mark.parametrize("mode", ["raw", "server"])
-def test_token_ids_are_no_text(mode: str) -> None:
+def test_token_ids_raise_unsupported_feature(mode: str) -> None:
     with pytest.raises(UnsupportedFeature):
-        build_prompt(text((1, 2), mode=mode), Shout())
+        build_prompt(make_completion((1, 2), mode=mode), UppercaseRenderer())
 
 
-EVERYTHING = chat(
+EVERYTHING = make_chat(
     Message(
         "user",
         (ImagePart("x"), AudioPart("x"), VideoPart("x"), FilePart("x"), TextPart("y")),
@@ -119,18 +126,18 @@ EVERYTHING = chat(
 @pytest.mark.parametrize(
     ("request_", "renderer", "losses"),
     [
-        (text("a"), None, ()),
-        (text("a", mode="server"), None, (replace(NO_TEMPLATE, field="prompt"),)),
-        (text("a", mode="server"), Shout(), ()),
-        (chat(*TALK), None, (NO_TEMPLATE,)),
-        (chat(*TALK), Shout(), ()),
+        (make_completion("a"), None, ()),
+        (make_completion("a", mode="server"), None, (replace(NO_TEMPLATE, field="prompt"),)),
+        (make_completion("a", mode="server"), UppercaseRenderer(), ()),
+        (make_chat(*TALK), None, (NO_TEMPLATE,)),
+        (make_chat(*TALK), UppercaseRenderer(), ()),
     ],
 )
-def test_what_is_lost(request_: GenerationRequest, renderer: Any, losses: Any) -> None:
+def test_prompt_losses_per_request(request_: GenerationRequest, renderer: Any, losses: Any) -> None:
     assert find_prompt_losses(request_, renderer, {}) == losses
 
 
-def test_what_no_text_can_hold() -> None:
+def test_media_and_tools_are_reported_as_prompt_losses() -> None:
     names = {"messages": "input", "tools": "functions"}
 
     assert find_prompt_losses(EVERYTHING, None, names) == (
@@ -138,15 +145,15 @@ def test_what_no_text_can_hold() -> None:
         UnsupportedParameter("input", "dropped", "audio, files, images, videos", "messages"),
         UnsupportedParameter("functions", "dropped", path="tools"),
     )
-    assert find_prompt_losses(EVERYTHING, Shout(), names) == (
+    assert find_prompt_losses(EVERYTHING, UppercaseRenderer(), names) == (
         UnsupportedParameter("input", "dropped", "audio, files, images, videos", "messages"),
         UnsupportedParameter("functions", "approximated", "calls come back as text", "tools"),
     )
 
 
-def test_a_template_s_arguments_need_a_template() -> None:
+def test_template_arguments_are_supported_only_with_a_renderer() -> None:
     assert "templating.arguments" not in build_prompt_support(None)
-    assert set(build_prompt_support(Shout())) == {
+    assert set(build_prompt_support(UppercaseRenderer())) == {
         *build_prompt_support(None),
         "templating.arguments",
     }

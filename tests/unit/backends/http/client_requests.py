@@ -8,7 +8,7 @@ from backends.http.interfaces import UpstreamResponse
 
 
 @asynccontextmanager
-async def client(
+async def open_client(
     *, idle: float = 4.0, keep: int = 64, ca: str | None = None
 ) -> AsyncIterator[AsyncioHttpClient]:
     upstream = AsyncioHttpClient(idle_timeout=idle, max_idle=keep, ca=ca)
@@ -19,7 +19,7 @@ async def client(
         await upstream.aclose()
 
 
-async def rest(reading: UpstreamResponse) -> bytes:
+async def read_body(reading: UpstreamResponse) -> bytes:
     """The body, read to its end; the connection is given back, or cut where it breaks."""
     body = b""
     try:

@@ -8,10 +8,10 @@ import pytest
 
 from backends.http import client
 from backends.http.client import WorkerOrigin
-from tests.fakes import ScriptedWorker, whole
+from tests.fakes import ScriptedWorker, make_reply
 
 
-class Met(asyncio.Protocol):
+class RecordingProtocol(asyncio.Protocol):
     """Knows what it is connected by."""
 
     line: Any = None
@@ -20,7 +20,7 @@ class Met(asyncio.Protocol):
         self.line = transport.get_extra_info("socket")
 
 
-class Lost(asyncio.Protocol):
+class AbortingProtocol(asyncio.Protocol):
     """Ends as it begins, and knows that it has."""
 
     lost = False
@@ -32,16 +32,16 @@ class Lost(asyncio.Protocol):
         self.lost = True
 
 
-def meet() -> Any:
-    return Met()
+def make_recording_protocol() -> Any:
+    return RecordingProtocol()
 
 
-def at(port: int) -> Any:
+def make_address(port: int) -> Any:
     return socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)
 
 
 @pytest.fixture
-def closed() -> int:
+def closed_port() -> int:
     """A port where nobody listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -50,16 +50,14 @@ def closed() -> int:
 
 
 @pytest.mark.parametrize("ports", ["one", "one one", "none one", "one none"])
-async def test_it_holds_nothing_back_and_finds_out_that_its_line_broke(
-    ports: str, closed: int
-) -> None:
-    async with ScriptedWorker([whole(b"fine")]) as worker:
-        there = {"one": int(worker.url.rpartition(":")[2]), "none": closed}
-        addresses = [at(there[port]) for port in ports.split()]
+async def test_connection_has_tcp_nodelay_and_keepalive(ports: str, closed_port: int) -> None:
+    async with ScriptedWorker([make_reply(b"fine")]) as worker:
+        there = {"one": int(worker.url.rpartition(":")[2]), "none": closed_port}
+        addresses = [make_address(there[port]) for port in ports.split()]
         target = WorkerOrigin(
             "worker.example", there["one"], tls=False, host_header="", base_path=""
         )
-        met: Any = await client._connect_any(addresses, target, None, meet)
+        met: Any = await client._connect_any(addresses, target, None, make_recording_protocol)
         line = met.line
 
         assert line.getpeername() == ("127.0.0.1", there["one"])
@@ -68,20 +66,22 @@ async def test_it_holds_nothing_back_and_finds_out_that_its_line_broke(
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
 
 
-async def test_one_that_ends_at_once_is_one_that_has_ended() -> None:
+async def test_connection_aborted_on_connect_is_reported_lost() -> None:
     def meet() -> Any:
-        return Lost()
+        return AbortingProtocol()
 
-    async with ScriptedWorker([whole(b"fine")]) as worker:
+    async with ScriptedWorker([make_reply(b"fine")]) as worker:
         port = int(worker.url.rpartition(":")[2])
         target = WorkerOrigin("worker.example", port, tls=False, host_header="", base_path="")
-        met: Any = await client._connect_any([at(port)], target, None, meet)
+        met: Any = await client._connect_any([make_address(port)], target, None, meet)
         await asyncio.sleep(0)
         assert met.lost
 
 
 @pytest.mark.parametrize("ports", [1, 2])
-async def test_where_none_answers_there_is_none(ports: int, closed: int) -> None:
-    target = WorkerOrigin("worker.example", closed, tls=False, host_header="", base_path="")
+async def test_failed_connect_raises_connection_refused_error(ports: int, closed_port: int) -> None:
+    target = WorkerOrigin("worker.example", closed_port, tls=False, host_header="", base_path="")
     with pytest.raises(ConnectionRefusedError):
-        await client._connect_any([at(closed)] * ports, target, None, meet)
+        await client._connect_any(
+            [make_address(closed_port)] * ports, target, None, make_recording_protocol
+        )

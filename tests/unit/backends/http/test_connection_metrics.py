@@ -12,24 +12,24 @@ from backends.http.interfaces import ConnectionCounts
 from backends.pool.pool import PoolBackend
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
-from tests.fakes import whole
-from tests.fault.lines import Lines, pool_settings
-from tests.serving import serving
+from tests.fakes import make_reply
+from tests.fault.lines import LineProtocol, pool_settings
+from tests.serving import run_server
 
 ASKED = UpstreamRequest("/", b"", ())
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve_json(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while await reader.readuntil(b"\r\n\r\n"):
-        writer.write(whole(b"{}"))
+        writer.write(make_reply(b"{}"))
 
 
-async def test_connections_are_told_as_they_are_now() -> None:
+async def test_connection_counts_show_the_current_state() -> None:
     upstream = AsyncioHttpClient()
     await upstream.start()
     try:
         assert upstream.connections == ConnectionCounts()
-        async with serving(answer) as url:
+        async with run_server(serve_json) as url:
             reading = await upstream.send(url, ASKED, 5)
             assert upstream.connections == ConnectionCounts(open=1, created=1)
             while await reading.read():
@@ -49,10 +49,10 @@ async def test_connections_are_told_as_they_are_now() -> None:
 
 
 @pytest.mark.parametrize("upstream", [None, object()])
-def test_a_client_that_tells_of_none_has_none(upstream: Any) -> None:
+def test_client_without_connection_counts_reports_zero(upstream: Any) -> None:
     pool = PoolBackend(
         pool_settings("http://w:1"),
-        adapter=Lines(),
+        adapter=LineProtocol(),
         clock=lambda: 0.0,
         draw=Random(7).random,
         http_client=upstream,

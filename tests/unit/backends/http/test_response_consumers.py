@@ -10,21 +10,21 @@ from backends.http.interfaces import UpstreamResponse
 from protocols.core.errors import StreamBroken
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, chunked
-from tests.unit.backends.http.client_requests import client
+from tests.unit.backends.http.client_requests import open_client
 
 ASK = UpstreamRequest("/", b"{}")
 
 
 @asynccontextmanager
-async def answered(reply: Reply) -> AsyncIterator[UpstreamResponse]:
+async def open_response(reply: Reply) -> AsyncIterator[UpstreamResponse]:
     """The answer of a worker, of which the head has come."""
-    async with ScriptedWorker(reply) as worker, client() as upstream:
+    async with ScriptedWorker(reply) as worker, open_client() as upstream:
         reading = await upstream.send(worker.url, ASK, 2.0)
         yield reading
         reading.release()
 
 
-class Listener:
+class RecordingConsumer:
     """Takes what comes; no more after each of ``full``."""
 
     def __init__(self, *full: bytes) -> None:
@@ -37,8 +37,8 @@ class Listener:
         return data not in self._full
 
 
-async def test_it_gets_each_piece_and_then_hears_that_it_was_all() -> None:
-    listener = Listener()
+async def test_consumer_gets_every_chunk_and_the_end() -> None:
+    listener = RecordingConsumer()
     pieces: Reply = [
         CHUNKED,
         0.05,
@@ -50,15 +50,15 @@ async def test_it_gets_each_piece_and_then_hears_that_it_was_all() -> None:
         0.05,
         END,
     ]
-    async with answered(pieces) as reading:
+    async with open_response(pieces) as reading:
         assert await reading.forward_to(listener)
 
     assert listener.heard == [b"one", b"two", b"three"]
 
 
-async def test_what_came_before_it_listened_is_its_too() -> None:
-    listener = Listener()
-    async with answered([chunked(b"one", b"two")]) as reading:
+async def test_consumer_gets_data_received_before_registration() -> None:
+    listener = RecordingConsumer()
+    async with open_response([chunked(b"one", b"two")]) as reading:
         await asyncio.sleep(0.05)
         assert reading.complete
         assert await reading.forward_to(listener)
@@ -67,7 +67,7 @@ async def test_what_came_before_it_listened_is_its_too() -> None:
     assert b"".join(listener.heard) == b"onetwo"
 
 
-async def test_no_task_is_woken_for_a_piece() -> None:
+async def test_consumer_is_called_without_a_task_switch() -> None:
     """It is called by what reads from the socket."""
     within: list[asyncio.Task[object] | None] = []
 
@@ -76,16 +76,18 @@ async def test_no_task_is_woken_for_a_piece() -> None:
         within.append(asyncio.current_task())
         return True
 
-    async with answered([CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two"), 0.05, END]) as reading:
+    async with open_response(
+        [CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two"), 0.05, END]
+    ) as reading:
         await reading.forward_to(take)
 
     assert within == [None, None]
 
 
-async def test_what_comes_after_it_took_no_more_is_kept() -> None:
-    listener = Listener(b"two")
+async def test_data_after_the_consumer_stops_is_buffered() -> None:
+    listener = RecordingConsumer(b"two")
     pieces: Reply = [CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two"), 0.05, chunk(b"three") + END]
-    async with answered(pieces) as reading:
+    async with open_response(pieces) as reading:
         assert not await reading.forward_to(listener)
         await asyncio.sleep(0.1)
         assert listener.heard == [b"one", b"two"]
@@ -94,22 +96,22 @@ async def test_what_comes_after_it_took_no_more_is_kept() -> None:
     assert listener.heard == [b"one", b"two", b"three"]
 
 
-async def test_it_may_take_no_more_of_what_had_come_before() -> None:
-    async with answered([chunked(b"one")]) as reading:
+async def test_consumer_can_stop_at_buffered_data() -> None:
+    async with open_response([chunked(b"one")]) as reading:
         await asyncio.sleep(0.05)
-        assert not await reading.forward_to(Listener(b"one"))
-        assert await reading.forward_to(Listener())
+        assert not await reading.forward_to(RecordingConsumer(b"one"))
+        assert await reading.forward_to(RecordingConsumer())
 
 
-async def test_the_last_piece_may_be_the_one_after_which_it_takes_no_more() -> None:
-    async with answered([CHUNKED, 0.05, chunk(b"one") + END]) as reading:
-        assert not await reading.forward_to(Listener(b"one"))
-        assert await reading.forward_to(Listener())
+async def test_consumer_can_stop_at_the_last_chunk() -> None:
+    async with open_response([CHUNKED, 0.05, chunk(b"one") + END]) as reading:
+        assert not await reading.forward_to(RecordingConsumer(b"one"))
+        assert await reading.forward_to(RecordingConsumer())
 
 
-async def test_a_chunk_that_begins_is_nothing_yet() -> None:
-    listener = Listener()
-    async with answered([CHUNKED, 0.05, b"3\r", 0.05, b"\none\r\n", 0.05, END]) as reading:
+async def test_incomplete_chunk_header_is_not_forwarded() -> None:
+    listener = RecordingConsumer()
+    async with open_response([CHUNKED, 0.05, b"3\r", 0.05, b"\none\r\n", 0.05, END]) as reading:
         assert await reading.forward_to(listener)
 
     assert listener.heard == [b"one"]
@@ -120,28 +122,28 @@ async def test_a_chunk_that_begins_is_nothing_yet() -> None:
     [[CHUNKED, 0.05, chunk(b"one"), 0.05, CLOSE], [CHUNKED, 0.05, chunk(b"one") + b"zz\r\n", HANG]],
     ids=["closed", "not HTTP"],
 )
-async def test_an_answer_that_breaks_is_broken_after_what_was_said(reply: Reply) -> None:
-    listener = Listener()
-    async with answered(reply) as reading:
+async def test_broken_response_raises_after_the_forwarded_data(reply: Reply) -> None:
+    listener = RecordingConsumer()
+    async with open_response(reply) as reading:
         with pytest.raises(StreamBroken):
             await reading.forward_to(listener)
 
     assert listener.heard == [b"one"]
 
 
-async def test_what_it_raises_is_raised_where_it_was_asked_to_listen() -> None:
+async def test_consumer_exception_is_raised_by_forward_to() -> None:
     def take(pieces: list[bytes]) -> bool:
         raise LookupError(*pieces)
 
-    async with answered([CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two") + END]) as reading:
+    async with open_response([CHUNKED, 0.05, chunk(b"one"), 0.05, chunk(b"two") + END]) as reading:
         with pytest.raises(LookupError, match="one"):
             await reading.forward_to(take)
         assert await reading.read() == [b"two"]
 
 
-async def test_one_who_was_cancelled_hears_no_more() -> None:
-    listener = Listener()
-    async with answered([CHUNKED, 0.05, chunk(b"one"), 0.1, chunk(b"two") + END]) as reading:
+async def test_cancelled_consumer_gets_no_more_data() -> None:
+    listener = RecordingConsumer()
+    async with open_response([CHUNKED, 0.05, chunk(b"one"), 0.1, chunk(b"two") + END]) as reading:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await reading.forward_to(listener)
@@ -150,8 +152,8 @@ async def test_one_who_was_cancelled_hears_no_more() -> None:
     assert listener.heard == [b"one"]
 
 
-async def test_an_abort_ends_it() -> None:
-    async with answered([CHUNKED, HANG]) as reading:
+async def test_abort_raises_stream_broken_in_forward_to() -> None:
+    async with open_response([CHUNKED, HANG]) as reading:
         asyncio.get_running_loop().call_later(0.05, reading.abort)
         with pytest.raises(StreamBroken):
-            await reading.forward_to(Listener())
+            await reading.forward_to(RecordingConsumer())

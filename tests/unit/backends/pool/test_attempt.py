@@ -26,7 +26,7 @@ EVENTS = st.lists(st.sampled_from([TextDelta("a"), TextDelta("b"), StreamEnd()])
 PIECES = st.tuples(st.none() | st.just(b"raw"), EVENTS)
 
 
-class Body:
+class FakeResponse:
     """An answer whose body is there at once, or after its head."""
 
     status = 200
@@ -59,7 +59,7 @@ class Body:
         """Nobody reads any more."""
 
 
-class Upstream:
+class FakeHttpClient:
     """Answers by one body."""
 
     def __init__(self, reading: UpstreamResponse) -> None:
@@ -82,7 +82,7 @@ class Upstream:
         """It is."""
 
 
-class Told:
+class FakePassthroughDecoder:
     """A Passage that means what it was told to."""
 
     def __init__(self, fed: StreamItem, closed: StreamItem | GatewayError) -> None:
@@ -100,7 +100,7 @@ class Told:
         return self._closed
 
 
-class Outcome(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """What came of it, and what is known of its worker then."""
 
     told: Sequence[StreamItem] | GatewayError
@@ -111,14 +111,23 @@ class Outcome(NamedTuple):
     failures: Mapping[str, int]
 
 
-async def outcome(
+async def run_attempt(
     body: bytes, fed: StreamItem, closed: StreamItem | GatewayError, *, at_once: bool
-) -> Outcome:
+) -> AttemptOutcome:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    means = AttemptServices(Upstream(Body(body, at_once=at_once)), Timeouts(), clock, lookout)
+    means = AttemptServices(
+        FakeHttpClient(FakeResponse(body, at_once=at_once)), Timeouts(), clock, lookout
+    )
     member = WorkerState(0, WorkerConfig("http://w:1"), WorkerHealth(), clock)
-    work = AttemptRequest(REQUEST, WIRE, (), lambda: Told(fed, closed), _never, Deadline(clock, 60))
+    work = AttemptRequest(
+        REQUEST,
+        WIRE,
+        (),
+        lambda: FakePassthroughDecoder(fed, closed),
+        _fail_if_called,
+        Deadline(clock, 60),
+    )
     attempt = Attempt(WorkerSlot(member, clock()), work, means)
     told: Sequence[StreamItem] | GatewayError
     try:
@@ -131,10 +140,10 @@ async def outcome(
     lookout.close()
     assert (member.waiting_attempts, lookout._deadlines) == (set(), {})
     known = member.report(), means.metrics.failures
-    return Outcome(told, attempt.finished, attempt.accepted, attempt.failure, *known)
+    return AttemptOutcome(told, attempt.finished, attempt.accepted, attempt.failure, *known)
 
 
-def _never(*_: object) -> NoReturn:
+def _fail_if_called(*_: object) -> NoReturn:
     raise AssertionError("it is no error")
 
 
@@ -143,24 +152,24 @@ def _never(*_: object) -> NoReturn:
     fed=PIECES,
     closed=PIECES | st.just(WorkerFailed("it means nothing")),
 )
-def test_an_answer_in_one_piece_means_the_same_whenever_its_body_comes(
+def test_unary_response_is_independent_of_body_arrival_time(
     body: bytes, fed: StreamItem, closed: StreamItem | GatewayError
 ) -> None:
     one, other = (
-        asyncio.run(outcome(body, fed, closed, at_once=at_once)) for at_once in (True, False)
+        asyncio.run(run_attempt(body, fed, closed, at_once=at_once)) for at_once in (True, False)
     )
     assert one == other
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_too_large_an_answer_is_no_answer(
+async def test_oversized_unary_response_is_rejected(
     monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     monkeypatch.setattr("backends.pool.attempt._MAX_UNARY_BYTES", 3)
     said: tuple[Sequence[Event], ...] = ((TextDelta("a"),), (StreamEnd(),))
     pieces: list[StreamItem] = [(None, events) for events in said]
 
-    found = await outcome(b"four", *pieces, at_once=at_once)
+    found = await run_attempt(b"four", *pieces, at_once=at_once)
 
     assert isinstance(found.told, WorkerFailed)
     assert "larger than" in str(found.told)

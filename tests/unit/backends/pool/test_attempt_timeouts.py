@@ -15,11 +15,11 @@ from tests.fakes import FakeClock
 BROKEN = StreamBroken("it broke")
 
 
-def clock() -> float:
+def get_loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Counted(AttemptTimeouts):
+class CountingAttemptTimeouts(AttemptTimeouts):
     """A watch that counts how often it cuts its answer off."""
 
     times = 0
@@ -28,7 +28,7 @@ class Counted(AttemptTimeouts):
         self.times += 1
 
 
-class Cut:
+class TimeoutsTestBench:
     """A watch, and how often it cut its answer off."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Cut:
         total: float = 60,
     ) -> None:
         due = NO_TIMEOUT if first is None else lookout.clock() + first
-        self.watch = Counted(lookout, Deadline(lookout.clock, total), due, idle)
+        self.watch = CountingAttemptTimeouts(lookout, Deadline(lookout.clock, total), due, idle)
 
     @property
     def times(self) -> int:
@@ -52,11 +52,11 @@ class Cut:
         return cause.phase if isinstance(cause, DeadlineExceeded) else ""
 
 
-async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    late = Cut(lookout, first=0.15)
-    later = Cut(lookout, total=0.1)
-    never = Cut(lookout)
+async def test_each_attempt_is_aborted_once_at_its_own_timeout() -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    late = TimeoutsTestBench(lookout, first=0.15)
+    later = TimeoutsTestBench(lookout, total=0.1)
+    never = TimeoutsTestBench(lookout)
     for one in (late, later, never):
         one.watch.wait_next()
     await asyncio.sleep(0.4)
@@ -66,10 +66,10 @@ async def test_each_is_cut_off_by_its_own_limit_and_only_once() -> None:
     lookout.close()
 
 
-async def test_what_is_heard_puts_it_off() -> None:
+async def test_received_data_postpones_the_idle_timeout() -> None:
     now = FakeClock()
     lookout = DeadlineTimer(now, asyncio.get_running_loop)
-    one = Cut(lookout, first=50.0, idle=20.0, total=1000.0)
+    one = TimeoutsTestBench(lookout, first=50.0, idle=20.0, total=1000.0)
     one.watch.wait_next()
     one.watch.has_started = True
     one.watch.wait_next()
@@ -90,9 +90,11 @@ async def test_what_is_heard_puts_it_off() -> None:
 @pytest.mark.parametrize(
     "ends", [AttemptTimeouts.stop_wait, lambda watch: watch._deadline_timer.remove(watch)]
 )
-async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[AttemptTimeouts], None]) -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    one, other = Cut(lookout, first=0.05), Cut(lookout, first=0.1)
+async def test_attempt_that_does_not_wait_is_not_aborted(
+    ends: Callable[[AttemptTimeouts], None],
+) -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one, other = TimeoutsTestBench(lookout, first=0.05), TimeoutsTestBench(lookout, first=0.1)
     one.watch.wait_next()
     other.watch.wait_next()
     ends(one.watch)
@@ -103,9 +105,9 @@ async def test_nobody_is_cut_off_who_does_not_wait(ends: Callable[[AttemptTimeou
     lookout.close()
 
 
-async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    one = Cut(lookout, first=0.05)
+async def test_attempt_past_its_timeout_is_aborted_at_the_next_wait() -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(lookout, first=0.05)
     one.watch.wait_next()
     one.watch.stop_wait()
     await asyncio.sleep(0.1)
@@ -116,12 +118,12 @@ async def test_who_rested_over_its_limit_is_cut_off_when_it_waits_again() -> Non
     lookout.close()
 
 
-async def test_those_that_are_over_are_let_go() -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    stays = Cut(lookout, first=0.2)
+async def test_finished_attempts_leave_no_deadlines() -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    stays = TimeoutsTestBench(lookout, first=0.2)
     stays.watch.wait_next()
     for _ in range(1000):
-        one = Cut(lookout, first=20.0)
+        one = TimeoutsTestBench(lookout, first=20.0)
         one.watch.wait_next()
         one.watch.has_started = True
         one.watch.wait_next()
@@ -134,9 +136,9 @@ async def test_those_that_are_over_are_let_go() -> None:
     lookout.close()
 
 
-async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    one = Cut(lookout)
+async def test_only_a_broken_stream_is_attributed_to_the_timeout() -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(lookout)
     assert one.watch.get_cause(BROKEN) is BROKEN
     one.watch.cancel_wait()
     failed = WorkerFailed("it failed")
@@ -146,27 +148,27 @@ async def test_a_limit_is_behind_a_break_and_behind_nothing_else() -> None:
     assert one.times == 1
 
 
-async def test_no_connection_is_opened_for_who_was_given_up_before() -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    one = Cut(lookout)
-    one.watch.start_wait(clock())
+async def test_cancelled_attempt_opens_no_connection() -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(lookout)
+    one.watch.start_wait(get_loop_time())
     one.watch.cancel_wait()
     with pytest.raises(DeadlineExceeded) as caught:
-        await one.watch.wait_response(_never())
+        await one.watch.wait_response(_fail_if_awaited())
 
     assert caught.value.phase == "first_token"
     lookout.remove(one.watch)
     lookout.close()
 
 
-async def _never() -> UpstreamResponse:
+async def _fail_if_awaited() -> UpstreamResponse:
     raise AssertionError("it is not begun")
 
 
-async def test_who_starts_knows_the_time() -> None:
+async def test_start_after_the_total_timeout_raises_deadline_exceeded() -> None:
     now = FakeClock()
     lookout = DeadlineTimer(now, asyncio.get_running_loop)
-    one = Cut(lookout, first=5.0, total=50.0)
+    one = TimeoutsTestBench(lookout, first=5.0, total=50.0)
     with pytest.raises(DeadlineExceeded):
         one.watch.start_wait(now() + 50.0)
     one.watch.start_wait(now())
@@ -176,9 +178,9 @@ async def test_who_starts_knows_the_time() -> None:
     lookout.close()
 
 
-async def test_nobody_waits_whose_time_is_up() -> None:
-    lookout = DeadlineTimer(clock, asyncio.get_running_loop)
-    one = Cut(lookout, total=0.0)
+async def test_wait_after_the_total_timeout_raises_deadline_exceeded() -> None:
+    lookout = DeadlineTimer(get_loop_time, asyncio.get_running_loop)
+    one = TimeoutsTestBench(lookout, total=0.0)
     with pytest.raises(DeadlineExceeded) as caught:
         one.watch.wait_next()
     assert caught.value.phase == "total"

@@ -15,16 +15,16 @@ from backends.pool.circuit_breaker import (
 from backends.pool.settings import CircuitBreakerSettings
 
 
-def fail(health: WorkerHealth, now: float, times: int = 5) -> None:
+def record_failures(health: WorkerHealth, now: float, times: int = 5) -> None:
     for _ in range(times):
         health.record_failure(now)
 
 
-def states(health: WorkerHealth, *moments: float) -> list[HealthState]:
+def get_states(health: WorkerHealth, *moments: float) -> list[HealthState]:
     return [health.get_state(now) for now in moments]
 
 
-def test_of_a_new_worker_nothing_is_known_and_it_may_be_asked() -> None:
+def test_new_worker_is_available_without_limits() -> None:
     health = WorkerHealth()
 
     assert (health.get_state(0.0), health.is_available(0.0), health.get_weight_factor(0.0)) == (
@@ -42,7 +42,7 @@ def test_of_a_new_worker_nothing_is_known_and_it_may_be_asked() -> None:
 # ── probes ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_three_failed_probes_take_it_out_and_two_good_ones_bring_it_back() -> None:
+def test_three_failed_health_checks_eject_and_two_successes_readmit() -> None:
     health, seen = WorkerHealth(), list[bool]()
     for now, ok in enumerate([False, False, True, False, False, False, False, True, False, True]):
         health.record_health_check(now, ok)
@@ -50,10 +50,10 @@ def test_three_failed_probes_take_it_out_and_two_good_ones_bring_it_back() -> No
     health.record_health_check(10, ok=True)
 
     assert seen == [True] * 5 + [False] * 5
-    assert states(health, 10, 10_000) == ["up", "up"]
+    assert get_states(health, 10, 10_000) == ["up", "up"]
 
 
-def test_a_worker_that_probes_bring_back_starts_slowly() -> None:
+def test_readmitted_worker_gets_a_slow_start() -> None:
     health = WorkerHealth()
     for now in range(3):
         health.record_health_check(now, ok=False)
@@ -64,14 +64,14 @@ def test_a_worker_that_probes_bring_back_starts_slowly() -> None:
     assert shares == pytest.approx([0.1, 0.1, 0.1, 0.5, 1, 1])
 
 
-def test_good_probes_of_a_worker_that_is_up_change_nothing() -> None:
+def test_successful_health_checks_do_not_change_a_healthy_worker() -> None:
     health = WorkerHealth()
     for now in range(5):
         health.record_health_check(now, ok=True)
         assert health.get_weight_factor(now) == 1.0
 
 
-def test_only_probes_undo_what_probes_said() -> None:
+def test_only_health_checks_readmit_a_worker_ejected_by_health_checks() -> None:
     health = WorkerHealth()
     for now in range(3):
         health.record_health_check(now, ok=False)
@@ -82,22 +82,22 @@ def test_only_probes_undo_what_probes_said() -> None:
     assert health.get_state(30) == "out"
 
 
-def test_a_worker_that_went_down_and_came_back_has_a_clean_slate() -> None:
+def test_readmission_by_health_checks_resets_the_failure_count() -> None:
     health = WorkerHealth()
-    fail(health, 0.0)
-    fail(health, 0.0, times=4)
+    record_failures(health, 0.0)
+    record_failures(health, 0.0, times=4)
     for now in (1, 2, 3):
         health.record_health_check(now, ok=False)
     for now in (4, 5):
         health.record_health_check(now, ok=True)
     health.record_failure(5)
 
-    assert states(health, 5, 20) == ["up", "up"]
+    assert get_states(health, 5, 20) == ["up", "up"]
 
 
-def test_failures_from_before_it_went_down_are_not_added_up() -> None:
+def test_failures_before_an_ejection_are_not_counted_afterwards() -> None:
     health = WorkerHealth()
-    fail(health, 0.0, times=4)
+    record_failures(health, 0.0, times=4)
     for now in (1, 2, 3):
         health.record_health_check(now, ok=False)
     for now in (4, 5):
@@ -110,22 +110,22 @@ def test_failures_from_before_it_went_down_are_not_added_up() -> None:
 # ── requests that fail ──────────────────────────────────────────────────────────────────────────
 
 
-def test_five_failures_in_a_row_take_it_out_for_a_while() -> None:
+def test_five_consecutive_failures_eject_the_worker_temporarily() -> None:
     health = WorkerHealth()
-    fail(health, 0.0, times=4)
+    record_failures(health, 0.0, times=4)
     health.record_success(0.0)
-    fail(health, 0.0, times=4)
+    record_failures(health, 0.0, times=4)
     assert health.get_state(0.0) == "up"
 
     health.record_failure(1.0)
 
-    assert states(health, 1.0, 15.9, 16.0, 1e6) == ["out", "out", "trial", "trial"]
+    assert get_states(health, 1.0, 15.9, 16.0, 1e6) == ["out", "out", "trial", "trial"]
     assert (health.get_unavailable_until(2.0), health.get_unavailable_until(16.0)) == (16.0, None)
 
 
-def test_one_good_answer_ends_the_trial_and_the_share_grows() -> None:
+def test_success_in_half_open_state_readmits_with_slow_start() -> None:
     health = WorkerHealth()
-    fail(health, 0.0)
+    record_failures(health, 0.0)
     assert health.get_weight_factor(15.0) == 1.0
 
     health.record_success(15.0)
@@ -134,9 +134,9 @@ def test_one_good_answer_ends_the_trial_and_the_share_grows() -> None:
     assert [health.get_weight_factor(now) for now in (15, 30, 45)] == pytest.approx([0.1, 0.5, 1.0])
 
 
-def test_a_failure_ends_the_trial_the_other_way_and_for_twice_as_long() -> None:
+def test_failure_in_half_open_state_doubles_the_ejection_time() -> None:
     health, now, waits = WorkerHealth(), 0.0, list[float]()
-    fail(health, now)
+    record_failures(health, now)
     for _ in range(7):
         until = health.get_unavailable_until(now)
         assert until is not None
@@ -148,26 +148,26 @@ def test_a_failure_ends_the_trial_the_other_way_and_for_twice_as_long() -> None:
 
 
 @pytest.mark.parametrize(("pause", "wait"), [(299.0, 30.0), (300.0, 15.0)])
-def test_a_worker_that_was_good_for_long_is_forgiven(pause: float, wait: float) -> None:
+def test_ejection_time_resets_after_a_long_healthy_period(pause: float, wait: float) -> None:
     health = WorkerHealth()
-    fail(health, 0.0)
+    record_failures(health, 0.0)
     health.record_success(15.0)
     now = 15.0 + pause
 
-    fail(health, now)
+    record_failures(health, now)
 
     assert health.get_unavailable_until(now) == now + wait
 
 
-def test_an_ejection_longer_than_the_longest_is_as_configured() -> None:
+def test_configured_ejection_time_may_exceed_the_maximum() -> None:
     health = WorkerHealth(breaker=CircuitBreakerSettings(open_for=600.0))
-    fail(health, 0.0)
+    record_failures(health, 0.0)
     health.record_failure(600.0)
 
     assert health.get_unavailable_until(600.0) == 1200.0
 
 
-def test_half_of_at_least_twenty_take_it_out() -> None:
+def test_failure_rate_of_half_of_at_least_twenty_requests_ejects() -> None:
     def after(good: int, bad: int, spread: float = 0.1) -> HealthState:
         health, now = WorkerHealth(), 0.0
         for n in range(good + bad):
@@ -186,7 +186,7 @@ def test_half_of_at_least_twenty_take_it_out() -> None:
     assert after(10, 10, spread=0.6) == "up"
 
 
-def test_after_an_ejection_the_count_begins_anew() -> None:
+def test_failure_rate_is_reset_after_an_ejection() -> None:
     health = WorkerHealth(breaker=CircuitBreakerSettings(consecutive_failures=1000))
     for _ in range(20):
         health.record_failure(0.0)
@@ -197,9 +197,9 @@ def test_after_an_ejection_the_count_begins_anew() -> None:
     assert health.get_state(15.0) == "up"
 
 
-def test_requests_that_were_under_way_make_an_ejection_no_longer() -> None:
+def test_in_flight_requests_do_not_extend_an_ejection() -> None:
     health = WorkerHealth()
-    fail(health, 0.0, times=50)
+    record_failures(health, 0.0, times=50)
 
     assert health.get_unavailable_until(0.0) == 15.0
     for _ in range(50):
@@ -207,10 +207,10 @@ def test_requests_that_were_under_way_make_an_ejection_no_longer() -> None:
     assert health.get_state(9.0) == "out"
 
 
-def test_good_answers_all_the_while_end_an_ejection() -> None:
+def test_successes_during_an_ejection_readmit_the_worker() -> None:
     """They come where every worker is out, and all are asked."""
     health = WorkerHealth()
-    fail(health, 0.0)
+    record_failures(health, 0.0)
     health.record_failure(15.0)
     assert health.get_unavailable_until(15.0) == 45.0
 
@@ -222,7 +222,7 @@ def test_good_answers_all_the_while_end_an_ejection() -> None:
     assert (health.get_state(25.0), health.get_weight_factor(25.0)) == ("up", 0.1)
 
 
-def happens(health: WorkerHealth, what: str, now: float) -> None:
+def record_event(health: WorkerHealth, what: str, now: float) -> None:
     match what:
         case "ok":
             health.record_success(now)
@@ -243,11 +243,11 @@ def happens(health: WorkerHealth, what: str, now: float) -> None:
     st.integers(0, 100),
     st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["ok", "bad", "none", "429"]))),
 )
-def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> None:
+def test_every_ejection_ends(seed: int, steps: list[tuple[float, str]]) -> None:
     health, now = WorkerHealth(), float(seed)
     for pause, what in steps:
         now += pause
-        happens(health, what, now)
+        record_event(health, what, now)
         until = health.get_unavailable_until(now)
         assert (until is not None) == (health.get_state(now) == "out")
         assert until is None or now < until <= now + 300.0
@@ -267,13 +267,13 @@ def test_nobody_is_out_for_ever(seed: int, steps: list[tuple[float, str]]) -> No
         )
     ),
 )
-def test_a_worker_that_is_well_stays_so_until_something_happens(
+def test_healthy_worker_stays_healthy_without_events(
     seed: int, steps: list[tuple[float, str]]
 ) -> None:
     health, now = WorkerHealth(), float(seed)
     for pause, what in steps:
         now += pause
-        happens(health, what, now)
+        record_event(health, what, now)
         for later in (now, now + 1.0, now + 400.0) if health.healthy else ():
             assert health.get_state(later) == "up"
             assert not health.is_rate_limited(later)
@@ -288,20 +288,20 @@ def test_a_worker_that_is_well_stays_so_until_something_happens(
 # ── connections that it does not take ───────────────────────────────────────────────────────────
 
 
-def test_absences_grow_to_half_a_minute() -> None:
+def test_connect_failure_backoff_grows_to_30_seconds() -> None:
     health, now, waits = WorkerHealth(), 0.0, list[float]()
     for _ in range(9):
         health.record_connect_failure(now)
         until = health.get_unavailable_until(now)
         assert until is not None
-        assert states(health, now, until) == ["out", "trial"]
+        assert get_states(health, now, until) == ["out", "trial"]
         waits.append(until - now)
         now = until
 
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_many_requests_missed_together_are_one_absence() -> None:
+def test_simultaneous_connect_failures_count_as_one() -> None:
     health = WorkerHealth()
     for _ in range(50):
         health.record_connect_failure(10.0)
@@ -318,7 +318,9 @@ def test_many_requests_missed_together_are_one_absence() -> None:
         WorkerHealth.record_rate_limit,
     ],
 )
-def test_an_absence_ends_with_any_answer(met: Callable[[WorkerHealth, float], None]) -> None:
+def test_any_response_ends_the_connect_failure_backoff(
+    met: Callable[[WorkerHealth, float], None],
+) -> None:
     health = WorkerHealth()
     health.record_connect_failure(0.0)
 
@@ -329,7 +331,7 @@ def test_an_absence_ends_with_any_answer(met: Callable[[WorkerHealth, float], No
     assert health.get_unavailable_until(1.0) == 1.5
 
 
-def test_an_absence_ends_with_a_good_probe_and_not_with_a_bad_one() -> None:
+def test_only_a_successful_health_check_ends_the_connect_failure_backoff() -> None:
     health = WorkerHealth()
     health.record_connect_failure(0.0)
 
@@ -339,7 +341,7 @@ def test_an_absence_ends_with_a_good_probe_and_not_with_a_bad_one() -> None:
     assert health.get_state(0.2) == "up"
 
 
-def test_after_a_longer_absence_its_share_grows() -> None:
+def test_worker_gets_a_slow_start_after_a_long_connect_failure() -> None:
     health = WorkerHealth()
     health.record_connect_failure(0.0)
     health.record_connect_failure(0.5)
@@ -349,7 +351,7 @@ def test_after_a_longer_absence_its_share_grows() -> None:
     assert health.get_weight_factor(1.5) == 0.1
 
 
-def test_connections_that_fail_now_and_then_count_among_all_requests() -> None:
+def test_connect_failures_count_in_the_failure_rate() -> None:
     health, now = WorkerHealth(breaker=CircuitBreakerSettings(min_requests=6)), 0.0
     for _ in range(3):
         health.record_success(now)
@@ -360,7 +362,7 @@ def test_connections_that_fail_now_and_then_count_among_all_requests() -> None:
     assert health.get_unavailable_until(now) == 16.0
 
 
-def test_connections_refused_in_a_row_are_an_absence_and_no_ejection() -> None:
+def test_consecutive_connect_failures_do_not_open_the_circuit_breaker() -> None:
     health = WorkerHealth()
     for now in (0.0, 0.5, 1.5, 3.5, 7.5, 15.5):
         health.record_connect_failure(now)
@@ -369,9 +371,9 @@ def test_connections_refused_in_a_row_are_an_absence_and_no_ejection() -> None:
     assert health.get_state(31.5) == "up"
 
 
-def test_a_trial_that_finds_nobody_makes_no_ejection_longer() -> None:
+def test_connect_failure_in_half_open_state_does_not_extend_the_ejection() -> None:
     health = WorkerHealth(breaker=CircuitBreakerSettings(min_requests=1))
-    fail(health, 0.0)
+    record_failures(health, 0.0)
 
     health.record_connect_failure(15.0)
 
@@ -381,7 +383,7 @@ def test_a_trial_that_finds_nobody_makes_no_ejection_longer() -> None:
 # ── too many requests ───────────────────────────────────────────────────────────────────────────
 
 
-def test_a_refusal_shrinks_the_limit_and_takes_nobody_out() -> None:
+def test_rate_limit_response_lowers_the_limit_without_ejection() -> None:
     health = WorkerHealth()
     health.get_limit(None, 20)
 
@@ -392,7 +394,7 @@ def test_a_refusal_shrinks_the_limit_and_takes_nobody_out() -> None:
     assert health.get_limit(None, 20) == 1
 
 
-def test_refusals_that_come_together_are_one() -> None:
+def test_simultaneous_rate_limit_responses_count_as_one() -> None:
     health = WorkerHealth()
     health.get_limit(None, 20)
 
@@ -404,7 +406,9 @@ def test_refusals_that_come_together_are_one() -> None:
 
 
 @pytest.mark.parametrize(("configured", "limit"), [(None, 7), (5, 5), (9, 7)])
-def test_a_limit_stays_below_the_configured_one(configured: int | None, limit: int) -> None:
+def test_adaptive_limit_never_exceeds_the_configured_limit(
+    configured: int | None, limit: int
+) -> None:
     health = WorkerHealth()
     health.get_limit(configured, 10)
 
@@ -413,7 +417,7 @@ def test_a_limit_stays_below_the_configured_one(configured: int | None, limit: i
     assert health.get_limit(configured, 10) == limit
 
 
-def test_answers_give_the_limit_back_by_and_by() -> None:
+def test_successes_raise_the_adaptive_limit_gradually() -> None:
     health = WorkerHealth()
     health.get_limit(None, 10)
     health.record_rate_limit(0.0)
@@ -427,7 +431,7 @@ def test_answers_give_the_limit_back_by_and_by() -> None:
     assert limits == [8, 9, 9]
 
 
-def test_the_limit_does_not_grow_before_the_worker_said_so() -> None:
+def test_adaptive_limit_does_not_grow_before_retry_after() -> None:
     health = WorkerHealth()
     health.get_limit(None, 2)
     health.record_rate_limit(0.0, 20.0)
@@ -439,7 +443,7 @@ def test_the_limit_does_not_grow_before_the_worker_said_so() -> None:
     assert health.get_limit(None, 1) == 2
 
 
-def test_a_worker_that_asks_for_a_day_gets_a_minute() -> None:
+def test_retry_after_is_capped_at_one_minute() -> None:
     health = WorkerHealth()
     health.get_limit(None, 2)
     health.record_rate_limit(0.0, 86400.0)
@@ -449,8 +453,8 @@ def test_a_worker_that_asks_for_a_day_gets_a_minute() -> None:
     assert health.get_limit(None, 1) is None
 
 
-def test_a_worker_that_refused_its_only_request_rests() -> None:
-    busy, well = Member("busy"), Member("well")
+def test_worker_that_rejected_its_only_request_pauses_until_retry_after() -> None:
+    busy, well = FakeWorker("busy"), FakeWorker("well")
     busy.health.get_limit(None, 1)
     busy.health.record_rate_limit(0.0, 9.0)
 
@@ -460,15 +464,15 @@ def test_a_worker_that_refused_its_only_request_rests() -> None:
     assert busy.health.get_state(5.0) == "up"
 
 
-def test_a_worker_that_refused_one_of_many_does_not_rest() -> None:
-    busy, well = Member("busy"), Member("well")
+def test_worker_that_rejected_one_of_many_requests_stays_available() -> None:
+    busy, well = FakeWorker("busy"), FakeWorker("well")
     busy.health.get_limit(None, 2)
     busy.health.record_rate_limit(0.0, 9.0)
 
     assert select_available([busy, well], 5.0, 0.5) == [busy, well]
 
 
-def test_a_limit_is_gone_a_minute_after_the_last_refusal() -> None:
+def test_adaptive_limit_is_removed_one_minute_after_the_last_rejection() -> None:
     health = WorkerHealth()
     health.get_limit(8, 8)
     health.record_rate_limit(0.0)
@@ -484,21 +488,21 @@ def test_a_limit_is_gone_a_minute_after_the_last_refusal() -> None:
 # ── who of all may be asked ─────────────────────────────────────────────────────────────────────
 
 
-class Member(Struct, eq=False):
+class FakeWorker(Struct, eq=False):
     name: str
     health: WorkerHealth = field(default_factory=WorkerHealth)
     in_flight: int = 0
 
 
-def pool(*kinds: str, busy: int = 0) -> list[Member]:
+def make_workers(*kinds: str, busy: int = 0) -> list[FakeWorker]:
     """At the moment 100: up, out, trial, away (took no connection)."""
-    members = [Member(f"{kind}{n}", in_flight=busy) for n, kind in enumerate(kinds)]
+    members = [FakeWorker(f"{kind}{n}", in_flight=busy) for n, kind in enumerate(kinds)]
     for one in members:
         match one.name[:-1]:
             case "out":
-                fail(one.health, 100.0)
+                record_failures(one.health, 100.0)
             case "trial":
-                fail(one.health, 0.0)
+                record_failures(one.health, 0.0)
             case "away":
                 one.health.record_connect_failure(100.0)
             case _:
@@ -506,43 +510,47 @@ def pool(*kinds: str, busy: int = 0) -> list[Member]:
     return members
 
 
-def names(members: list[Member], panic: float = 0.5) -> list[str]:
+def get_available_names(members: list[FakeWorker], panic: float = 0.5) -> list[str]:
     return [one.name for one in select_available(members, 100.0, panic)]
 
 
-def test_whoever_is_in_may_be_asked() -> None:
-    assert names(pool("up", "out", "up", "away", "up")) == ["up0", "up2", "up4"]
-    assert names(pool("up", "out")) == ["up0"]
-    assert names([]) == []
+def test_only_healthy_workers_are_available() -> None:
+    assert get_available_names(make_workers("up", "out", "up", "away", "up")) == [
+        "up0",
+        "up2",
+        "up4",
+    ]
+    assert get_available_names(make_workers("up", "out")) == ["up0"]
+    assert get_available_names([]) == []
 
 
-def test_a_trial_is_one_request_at_a_time() -> None:
-    assert names(pool("up", "trial")) == ["up0", "trial1"]
-    assert names(pool("up", "trial", busy=1)) == ["up0"]
+def test_half_open_worker_gets_one_request_at_a_time() -> None:
+    assert get_available_names(make_workers("up", "trial")) == ["up0", "trial1"]
+    assert get_available_names(make_workers("up", "trial", busy=1)) == ["up0"]
 
 
-def test_where_all_are_on_trial_nobody_waits_for_another() -> None:
-    members = pool("trial", "trial", "out")
+def test_busy_half_open_workers_are_available_if_all_are_busy() -> None:
+    members = make_workers("trial", "trial", "out")
     members[0].in_flight = 1
 
-    assert names(members) == ["trial1"]
+    assert get_available_names(members) == ["trial1"]
     members[1].in_flight = 1
-    assert names(members) == ["trial0", "trial1"]
+    assert get_available_names(members) == ["trial0", "trial1"]
 
 
-def test_when_most_are_out_it_is_rather_the_health_that_is_wrong() -> None:
-    members = pool("up", "out", "out")
+def test_panic_mode_makes_ejected_workers_available() -> None:
+    members = make_workers("up", "out", "out")
 
-    assert names(members) == ["up0", "out1", "out2"]
-    assert names(members, panic=0.3) == ["up0"]
-    assert names(members, panic=0.0) == ["up0"]
-
-
-def test_without_anybody_in_all_are_asked_whatever_the_threshold() -> None:
-    assert names(pool("out", "out"), panic=0.0) == ["out0", "out1"]
+    assert get_available_names(members) == ["up0", "out1", "out2"]
+    assert get_available_names(members, panic=0.3) == ["up0"]
+    assert get_available_names(members, panic=0.0) == ["up0"]
 
 
-def test_a_worker_that_took_no_connection_is_asked_when_there_is_nobody_else() -> None:
-    assert names(pool("up", "away", "out")) == ["up0", "out2"]
-    assert names(pool("away", "out")) == ["out1"]
-    assert names(pool("away", "away")) == ["away0", "away1"]
+def test_all_workers_are_available_if_none_is_healthy() -> None:
+    assert get_available_names(make_workers("out", "out"), panic=0.0) == ["out0", "out1"]
+
+
+def test_unreachable_worker_is_available_only_if_no_other_is() -> None:
+    assert get_available_names(make_workers("up", "away", "out")) == ["up0", "out2"]
+    assert get_available_names(make_workers("away", "out")) == ["out1"]
+    assert get_available_names(make_workers("away", "away")) == ["away0", "away1"]

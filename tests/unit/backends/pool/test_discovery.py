@@ -13,13 +13,13 @@ from backends.pool.discovery import DiscoveryError, WorkerDiscovery
 A, B, C = (WorkerConfig(f"http://10.0.0.{last}:80") for last in (1, 2, 3))
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 - many a thing may come true
             await asyncio.sleep(0)
 
 
-class Scripted:
+class ScriptedSource:
     """A Source that names what it was told to; an exception is raised."""
 
     def __init__(self, *looks: Sequence[WorkerConfig] | Exception, every: float = 10.0) -> None:
@@ -35,7 +35,7 @@ class Scripted:
         return now
 
 
-class Hanging:
+class HangingSource:
     """A Source that never tells."""
 
     interval = 10.0
@@ -51,7 +51,7 @@ class Hanging:
         return ()
 
 
-class Pauses:
+class ControlledSleep:
     """Pauses that last until the test ends them; ``asked`` are their seconds."""
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class Pauses:
         self.asked.append(seconds)
         await self._going.acquire()
 
-    async def end(self, source: Scripted) -> None:
+    async def end(self, source: ScriptedSource) -> None:
         """End one; ``source`` has looked again, and pauses again, when this returns."""
         pauses = len(self.asked)
         self._going.release()
-        await until(lambda: len(self.asked) > pauses)
+        await wait_until(lambda: len(self.asked) > pauses)
 
 
-class Pool:
+class RecordingPool:
     """What was told to it, sets of URLs' last digits."""
 
     def __init__(self) -> None:
@@ -78,18 +78,18 @@ class Pool:
 
     def replace(self, workers: Sequence[WorkerConfig]) -> None:
         self.workers = workers
-        self.sets.append(shown(workers))
+        self.sets.append(format_workers(workers))
 
 
-def shown(workers: Sequence[WorkerConfig]) -> str:
+def format_workers(workers: Sequence[WorkerConfig]) -> str:
     return "".join(sorted(worker.url.rstrip("/")[-4] for worker in workers))
 
 
 @asynccontextmanager
-async def discovering(
-    *sources: Scripted | Hanging, static: Sequence[WorkerConfig] = ()
-) -> AsyncIterator[tuple[WorkerDiscovery, Pool, Pauses]]:
-    pool, pauses = Pool(), Pauses()
+async def run_discovery(
+    *sources: ScriptedSource | HangingSource, static: Sequence[WorkerConfig] = ()
+) -> AsyncIterator[tuple[WorkerDiscovery, RecordingPool, ControlledSleep]]:
+    pool, pauses = RecordingPool(), ControlledSleep()
     discovery = WorkerDiscovery("gpu", static, sources, pool.replace, sleep=pauses)
     await discovery.start(within=0.05)
     try:
@@ -98,29 +98,29 @@ async def discovering(
         await discovery.aclose()
 
 
-def test_names_of_the_test_are_the_urls_last_digits() -> None:
-    assert shown([C, A]) == "13"
+def test_format_workers_returns_the_last_digits_of_the_urls() -> None:
+    assert format_workers([C, A]) == "13"
 
 
-async def test_what_a_source_names_joins_what_is_configured() -> None:
-    async with discovering(Scripted([B, C]), static=[A]) as (discovery, pool, _):
+async def test_discovered_workers_are_added_to_the_configured_ones() -> None:
+    async with run_discovery(ScriptedSource([B, C]), static=[A]) as (discovery, pool, _):
         assert pool.sets == ["123"]
         assert discovery.workers == (A, B, C)
 
 
-async def test_the_set_is_told_of_when_it_changes_and_only_then() -> None:
-    source = Scripted([A], [A], [A, B], [B, A], [B])
-    async with discovering(source) as (_, pool, pauses):
+async def test_pool_is_updated_only_if_the_worker_set_changes() -> None:
+    source = ScriptedSource([A], [A], [A, B], [B, A], [B])
+    async with run_discovery(source) as (_, pool, pauses):
         for _ in range(4):
             await pauses.end(source)
 
     assert pool.sets == ["1", "12", "2"]
 
 
-async def test_a_worker_with_another_weight_is_a_change() -> None:
+async def test_changed_weight_updates_the_pool() -> None:
     heavy = WorkerConfig(A.url, weight=3)
-    source = Scripted([A], [heavy])
-    async with discovering(source) as (discovery, pool, pauses):
+    source = ScriptedSource([A], [heavy])
+    async with run_discovery(source) as (discovery, pool, pauses):
         await pauses.end(source)
 
         assert pool.sets == ["1", "1"]
@@ -128,9 +128,11 @@ async def test_a_worker_with_another_weight_is_a_change() -> None:
 
 
 @pytest.mark.parametrize("fault", [DiscoveryError("SERVFAIL"), (), RuntimeError("a fault of ours")])
-async def test_a_failure_keeps_the_last_good_set(fault: Exception | Sequence[WorkerConfig]) -> None:
-    source = Scripted([A, B], fault, fault, [B])
-    async with discovering(source) as (discovery, pool, pauses):
+async def test_failed_discovery_keeps_the_last_worker_set(
+    fault: Exception | Sequence[WorkerConfig],
+) -> None:
+    source = ScriptedSource([A, B], fault, fault, [B])
+    async with run_discovery(source) as (discovery, pool, pauses):
         await pauses.end(source)
         await pauses.end(source)
 
@@ -145,33 +147,33 @@ async def test_a_failure_keeps_the_last_good_set(fault: Exception | Sequence[Wor
         assert discovery.source_errors == []
 
 
-async def test_one_source_that_fails_does_not_keep_another_from_being_heard() -> None:
-    bad, good = Scripted(RuntimeError("broke")), Scripted([A])
-    async with discovering(bad, Hanging(), good) as (discovery, pool, _):
+async def test_failing_source_does_not_block_other_sources() -> None:
+    bad, good = ScriptedSource(RuntimeError("broke")), ScriptedSource([A])
+    async with run_discovery(bad, HangingSource(), good) as (discovery, pool, _):
         assert pool.sets == ["1"]
         assert discovery.source_errors == ["a source raised RuntimeError"]
 
 
-async def test_pauses_are_the_sources_own_and_after_failures_short_at_first() -> None:
+async def test_failed_source_is_retried_with_exponential_backoff() -> None:
     down = DiscoveryError("down")
-    source = Scripted([A], *[down] * 6, [A], every=10.0)
-    async with discovering(source) as (_, _, pauses):
+    source = ScriptedSource([A], *[down] * 6, [A], every=10.0)
+    async with run_discovery(source) as (_, _, pauses):
         for _ in range(7):
             await pauses.end(source)
 
         assert pauses.asked == [10, 1, 2, 4, 8, 10, 10, 10]
 
 
-async def test_a_failure_never_makes_the_pause_longer() -> None:
-    async with discovering(Scripted(DiscoveryError("down"), every=0.5)) as (_, _, pauses):
+async def test_retry_delay_never_exceeds_the_source_interval() -> None:
+    async with run_discovery(ScriptedSource(DiscoveryError("down"), every=0.5)) as (_, _, pauses):
         assert pauses.asked == [0.5]
 
 
-async def test_changes_of_state_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_discovery_state_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     down, other = DiscoveryError("SERVFAIL"), DiscoveryError("silence")
-    source = Scripted([A], down, down, other, other, [A], [A], down)
+    source = ScriptedSource([A], down, down, other, other, [A], [A], down)
     with caplog.at_level(logging.WARNING, "interlingua"):
-        async with discovering(source, static=[A]) as (_, _, pauses):
+        async with run_discovery(source, static=[A]) as (_, _, pauses):
             for _ in range(7):
                 await pauses.end(source)
 
@@ -179,18 +181,22 @@ async def test_changes_of_state_are_logged_once(caplog: pytest.LogCaptureFixture
     assert told == ["SERVFAIL", "silence", "discovery works again", "SERVFAIL"]
 
 
-async def test_a_fault_of_ours_is_logged_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_discovery_error_is_logged_with_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING, "interlingua"):
-        async with discovering(Scripted(RuntimeError("our fault"))):
+        async with run_discovery(ScriptedSource(RuntimeError("our fault"))):
             pass
 
     assert "our fault" in caplog.text
 
 
-async def test_comings_and_goings_are_logged_without_keys(caplog: pytest.LogCaptureFixture) -> None:
+async def test_added_and_removed_workers_are_logged_without_keys(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     keyed = WorkerConfig(B.url, bearer="sk-canary")
     with caplog.at_level(logging.WARNING, "interlingua"):
-        async with discovering(Scripted([keyed]), static=[A]) as (discovery, _, _):
+        async with run_discovery(ScriptedSource([keyed]), static=[A]) as (discovery, _, _):
             discovery.remove(A.url)
 
     assert [record.getMessage() for record in caplog.records] == [
@@ -199,9 +205,9 @@ async def test_comings_and_goings_are_logged_without_keys(caplog: pytest.LogCapt
     ]
 
 
-async def test_the_start_waits_for_the_first_look_and_not_for_ever() -> None:
-    pool = Pool()
-    discovery = WorkerDiscovery("gpu", [A], [Hanging(), Scripted([B])], pool.replace)
+async def test_start_waits_a_limited_time_for_the_first_discovery() -> None:
+    pool = RecordingPool()
+    discovery = WorkerDiscovery("gpu", [A], [HangingSource(), ScriptedSource([B])], pool.replace)
 
     await discovery.start(within=0.01)
 
@@ -209,9 +215,9 @@ async def test_the_start_waits_for_the_first_look_and_not_for_ever() -> None:
     await discovery.aclose()
 
 
-async def test_closing_stops_at_once_whatever_a_source_does() -> None:
-    source = Hanging()
-    discovery = WorkerDiscovery("gpu", [A], [source, Scripted([B])], Pool().replace)
+async def test_close_cancels_a_hanging_source() -> None:
+    source = HangingSource()
+    discovery = WorkerDiscovery("gpu", [A], [source, ScriptedSource([B])], RecordingPool().replace)
     await discovery.start(within=0.01)
 
     await discovery.aclose()
@@ -220,15 +226,15 @@ async def test_closing_stops_at_once_whatever_a_source_does() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_one_that_never_started_can_be_closed() -> None:
-    await WorkerDiscovery("gpu", [A], [], Pool().replace).aclose()
+async def test_unstarted_discovery_can_be_closed() -> None:
+    await WorkerDiscovery("gpu", [A], [], RecordingPool().replace).aclose()
 
 
 # --- the admin's word ----------------------------------------------------------------------------
 
 
-async def test_the_admin_adds_and_removes() -> None:
-    async with discovering(static=[A]) as (discovery, pool, _):
+async def test_admin_adds_and_removes_workers() -> None:
+    async with run_discovery(static=[A]) as (discovery, pool, _):
         assert discovery.add(B) is True
         assert discovery.remove(A.url + "/") is True
         assert discovery.remove(C.url) is False
@@ -236,9 +242,9 @@ async def test_the_admin_adds_and_removes() -> None:
     assert pool.sets == ["12", "2"]
 
 
-async def test_the_admin_may_put_a_worker_in_the_place_of_another() -> None:
+async def test_admin_replaces_a_worker_with_the_same_url() -> None:
     heavy = WorkerConfig(A.url + "/", weight=5)
-    async with discovering(Scripted([A, B]), static=[A]) as (discovery, pool, _):
+    async with run_discovery(ScriptedSource([A, B]), static=[A]) as (discovery, pool, _):
         assert discovery.add(heavy) is False
         assert discovery.add(heavy) is False
 
@@ -246,17 +252,17 @@ async def test_the_admin_may_put_a_worker_in_the_place_of_another() -> None:
         assert set(discovery.workers) == {heavy, B}
 
 
-async def test_the_last_worker_is_not_removed() -> None:
-    async with discovering(static=[A]) as (discovery, pool, _):
+async def test_last_worker_cannot_be_removed() -> None:
+    async with run_discovery(static=[A]) as (discovery, pool, _):
         with pytest.raises(ValueError, match="last worker"):
             discovery.remove(A.url)
 
     assert pool.sets == []
 
 
-async def test_one_removed_stays_away_while_a_source_names_it() -> None:
-    source = Scripted([A, B], [A, B, C])
-    async with discovering(source) as (discovery, pool, pauses):
+async def test_removed_worker_stays_removed_while_listed_by_a_source() -> None:
+    source = ScriptedSource([A, B], [A, B, C])
+    async with run_discovery(source) as (discovery, pool, pauses):
         discovery.remove(A.url)
         await pauses.end(source)
 
@@ -265,10 +271,10 @@ async def test_one_removed_stays_away_while_a_source_names_it() -> None:
         assert pool.sets[-1] == "123"
 
 
-async def test_one_removed_is_forgotten_when_nobody_names_it() -> None:
+async def test_removal_is_forgotten_when_no_source_lists_the_worker() -> None:
     """An address may be another worker's later."""
-    source = Scripted([A, B], [B], [A, B])
-    async with discovering(source) as (discovery, pool, pauses):
+    source = ScriptedSource([A, B], [B], [A, B])
+    async with run_discovery(source) as (discovery, pool, pauses):
         discovery.remove(A.url)
         await pauses.end(source)
         await pauses.end(source)
@@ -276,9 +282,9 @@ async def test_one_removed_is_forgotten_when_nobody_names_it() -> None:
     assert pool.sets == ["12", "2", "12"]
 
 
-async def test_a_set_of_which_all_were_removed_is_not_taken() -> None:
-    source = Scripted([A, B], [A])
-    async with discovering(source) as (discovery, pool, pauses):
+async def test_discovered_set_of_only_removed_workers_is_ignored() -> None:
+    source = ScriptedSource([A, B], [A])
+    async with run_discovery(source) as (discovery, pool, pauses):
         discovery.remove(A.url)
         await pauses.end(source)
 
@@ -286,26 +292,26 @@ async def test_a_set_of_which_all_were_removed_is_not_taken() -> None:
         assert discovery.workers == (B,)
 
 
-async def test_there_is_a_limit_to_how_many_are_added() -> None:
+async def test_number_of_added_workers_is_limited() -> None:
     many = [WorkerConfig(f"http://w:{port}") for port in range(1, 10_001)]
-    async with discovering(static=many) as (discovery, _, _):
+    async with run_discovery(static=many) as (discovery, _, _):
         with pytest.raises(ValueError, match="already"):
             discovery.add(A)
 
         assert discovery.add(WorkerConfig("http://w:1", weight=2)) is False
 
 
-async def test_a_source_is_not_taken_beyond_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_number_of_discovered_workers_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     many = [WorkerConfig(f"http://w:{port}") for port in range(1, 10_003)]
     with caplog.at_level(logging.WARNING, "interlingua"):
-        async with discovering(Scripted(many)) as (discovery, _, _):
+        async with run_discovery(ScriptedSource(many)) as (discovery, _, _):
             assert len(discovery.workers) == 10_000
 
     [record] = caplog.records
     assert record.getMessage().endswith(" and 9980 more")
 
 
-async def test_what_the_admin_did_is_told() -> None:
+async def test_manual_workers_list_admin_changes() -> None:
     discovery = WorkerDiscovery("gpu", [A, B], [], lambda _: None)
     assert discovery.manual_workers == ()
     discovery.add(C)

@@ -26,7 +26,7 @@ from backends.pool.dns_resolver import (
 from backends.pool.settings import DnsSettings, WorkerTemplate
 
 
-class Zone:
+class FakeResolver:
     """A resolver with scripted answers."""
 
     def __init__(self) -> None:
@@ -41,28 +41,31 @@ class Zone:
         return answer
 
 
-def some(*addresses: str, ttl: int = 30) -> DnsAnswer:
+def make_address_answer(*addresses: str, ttl: int = 30) -> DnsAnswer:
     return DnsAnswer(addresses=addresses, ttl=ttl)
 
 
-def service(*targets: ServiceTarget, ttl: int = 30) -> DnsAnswer:
+def make_service_answer(*targets: ServiceTarget, ttl: int = 30) -> DnsAnswer:
     return DnsAnswer(targets=targets, ttl=ttl)
 
 
-def by_address(zone: Zone, **more: Any) -> DnsSource:
+def make_address_source(zone: FakeResolver, **more: Any) -> DnsSource:
     return DnsSource(DnsSettings("w.local:8000", nameserver="127.0.0.1", **more), resolver=zone)
 
 
-def urls(workers: Sequence[WorkerConfig]) -> list[str]:
+def get_urls(workers: Sequence[WorkerConfig]) -> list[str]:
     return [worker.url for worker in workers]
 
 
 # --- addresses -----------------------------------------------------------------------------------
 
 
-async def test_each_address_is_a_worker_made_after_the_template() -> None:
-    zone = Zone()
-    zone.known = {"A w.local": some("10.0.0.2", "10.0.0.1"), "AAAA w.local": some("fd00::1")}
+async def test_each_dns_address_becomes_a_worker_from_the_template() -> None:
+    zone = FakeResolver()
+    zone.known = {
+        "A w.local": make_address_answer("10.0.0.2", "10.0.0.1"),
+        "AAAA w.local": make_address_answer("fd00::1"),
+    }
     template = WorkerTemplate(path="/base", weight=2, max_concurrency=4, bearer="sk-1")
     source = DnsSource(
         DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone
@@ -79,25 +82,23 @@ async def test_each_address_is_a_worker_made_after_the_template() -> None:
 
 
 @pytest.mark.parametrize(("ttls", "pause"), [((30, 60), 10), ((60, 4), 4), ((0, 60), 1)])
-async def test_the_next_look_is_when_the_answer_no_longer_holds(
-    ttls: tuple[int, int], pause: float
-) -> None:
-    zone = Zone()
+async def test_refresh_interval_follows_the_dns_ttl(ttls: tuple[int, int], pause: float) -> None:
+    zone = FakeResolver()
     zone.known = {
-        "A w.local": some("10.0.0.2", ttl=ttls[0]),
-        "AAAA w.local": some("fd00::1", ttl=ttls[1]),
+        "A w.local": make_address_answer("10.0.0.2", ttl=ttls[0]),
+        "AAAA w.local": make_address_answer("fd00::1", ttl=ttls[1]),
     }
-    source = by_address(zone)
+    source = make_address_source(zone)
 
     await source.list_workers()
 
     assert source.interval == pause
 
 
-async def test_after_a_failure_the_last_answers_time_does_not_count() -> None:
-    zone = Zone()
-    zone.known = {"A w.local": some("10.0.0.2", ttl=2)}
-    source = by_address(zone)
+async def test_failed_query_resets_the_refresh_interval() -> None:
+    zone = FakeResolver()
+    zone.known = {"A w.local": make_address_answer("10.0.0.2", ttl=2)}
+    source = make_address_source(zone)
     await source.list_workers()
     zone.known = {"A w.local": DiscoveryError("down")}
 
@@ -107,25 +108,31 @@ async def test_after_a_failure_the_last_answers_time_does_not_count() -> None:
     assert source.interval == 10
 
 
-async def test_a_family_that_always_fails_is_done_without() -> None:
-    zone = Zone()
-    zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": DiscoveryError("SERVFAIL")}
+async def test_address_family_that_always_fails_is_ignored() -> None:
+    zone = FakeResolver()
+    zone.known = {
+        "A w.local": make_address_answer("10.0.0.2"),
+        "AAAA w.local": DiscoveryError("SERVFAIL"),
+    }
 
-    assert urls(await by_address(zone).list_workers()) == ["http://10.0.0.2:8000"]
+    assert get_urls(await make_address_source(zone).list_workers()) == ["http://10.0.0.2:8000"]
 
 
-async def test_both_families_failing_is_a_failure() -> None:
-    zone = Zone()
+async def test_discovery_fails_if_both_address_families_fail() -> None:
+    zone = FakeResolver()
     zone.known = dict.fromkeys(("A w.local", "AAAA w.local"), DiscoveryError("SERVFAIL"))
 
     with pytest.raises(DiscoveryError, match="SERVFAIL"):
-        await by_address(zone).list_workers()
+        await make_address_source(zone).list_workers()
 
 
-async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> None:
-    zone = Zone()
-    zone.known = {"A w.local": some("10.0.0.2"), "AAAA w.local": some("fd00::1")}
-    source = by_address(zone)
+async def test_discovery_fails_if_a_working_address_family_fails() -> None:
+    zone = FakeResolver()
+    zone.known = {
+        "A w.local": make_address_answer("10.0.0.2"),
+        "AAAA w.local": make_address_answer("fd00::1"),
+    }
+    source = make_address_source(zone)
     await source.list_workers()
     zone.known["AAAA w.local"] = DiscoveryError("SERVFAIL")
 
@@ -133,7 +140,7 @@ async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> N
         await source.list_workers()
 
     zone.known["AAAA w.local"] = DnsAnswer()
-    assert urls(await source.list_workers()) == ["http://10.0.0.2:8000"]
+    assert get_urls(await source.list_workers()) == ["http://10.0.0.2:8000"]
 
 
 @pytest.mark.parametrize(
@@ -141,31 +148,31 @@ async def test_a_family_that_fails_now_and_did_not_before_fails_the_whole() -> N
     [
         DnsAnswer(),
         DnsAnswer(name_exists=False),
-        some("169.254.169.254"),
-        some("0.0.0.0", "224.0.0.1"),
+        make_address_answer("169.254.169.254"),
+        make_address_answer("0.0.0.0", "224.0.0.1"),
     ],
 )
-async def test_61_a_name_without_an_address_that_a_worker_can_have_is_a_failure(
+async def test_61_name_with_only_forbidden_addresses_fails(
     answer: DnsAnswer,
 ) -> None:
-    zone = Zone()
+    zone = FakeResolver()
     zone.known = {
         "A w.local": answer,
-        "AAAA w.local": some("fe80::1", "ff02::1", "::", "::ffff:169.254.169.254"),
+        "AAAA w.local": make_address_answer("fe80::1", "ff02::1", "::", "::ffff:169.254.169.254"),
     }
 
     with pytest.raises(DiscoveryError, match=r"w\.local: DNS has no address"):
-        await by_address(zone).list_workers()
+        await make_address_source(zone).list_workers()
 
 
-async def test_61_an_address_that_is_no_workers_is_left_out() -> None:
-    zone = Zone()
-    zone.known = {"A w.local": some("169.254.169.254", "10.0.0.1", "10.0.0.1")}
+async def test_61_forbidden_address_is_omitted() -> None:
+    zone = FakeResolver()
+    zone.known = {"A w.local": make_address_answer("169.254.169.254", "10.0.0.1", "10.0.0.1")}
 
-    assert urls(await by_address(zone).list_workers()) == ["http://10.0.0.1:8000"]
+    assert get_urls(await make_address_source(zone).list_workers()) == ["http://10.0.0.1:8000"]
 
 
-async def test_an_answer_that_does_not_come_is_a_failure() -> None:
+async def test_dns_query_timeout_fails() -> None:
     class Silent:
         async def query(self, name: str, record_type: RecordType) -> DnsAnswer:
             await asyncio.Event().wait()
@@ -180,7 +187,7 @@ async def test_an_answer_that_does_not_come_is_a_failure() -> None:
 # --- the system's way ----------------------------------------------------------------------------
 
 
-async def test_without_a_nameserver_the_system_is_asked() -> None:
+async def test_system_resolver_is_used_without_a_nameserver() -> None:
     asked: list[tuple[Any, ...]] = []
 
     def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
@@ -189,19 +196,22 @@ async def test_without_a_nameserver_the_system_is_asked() -> None:
 
     source = DnsSource(DnsSettings("w:8000", refresh_interval=7), getaddrinfo=getaddrinfo)
 
-    assert urls(await source.list_workers()) == ["http://10.0.0.7:8000", "http://[fd00::1]:8000"]
+    assert get_urls(await source.list_workers()) == [
+        "http://10.0.0.7:8000",
+        "http://[fd00::1]:8000",
+    ]
     assert asked == [("w", 8000, {"type": socket.SOCK_STREAM})]
     assert source.interval == 7
 
 
-async def test_this_machines_own_name_is_found_by_the_real_system() -> None:
-    assert "http://127.0.0.1:8000" in urls(
+async def test_localhost_is_resolved_by_the_system_resolver() -> None:
+    assert "http://127.0.0.1:8000" in get_urls(
         await DnsSource(DnsSettings("localhost:8000")).list_workers()
     )
 
 
 @pytest.mark.parametrize("fault", [socket.gaierror(-2, "not known"), UnicodeError("label")])
-async def test_what_the_system_can_t_find_is_a_failure(fault: Exception) -> None:
+async def test_system_resolver_error_fails(fault: Exception) -> None:
     def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
         raise fault
 
@@ -209,7 +219,7 @@ async def test_what_the_system_can_t_find_is_a_failure(fault: Exception) -> None
         await DnsSource(DnsSettings("w:8000"), getaddrinfo=getaddrinfo).list_workers()
 
 
-async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
+async def test_hanging_system_resolver_is_called_once() -> None:
     go, asked = threading.Event(), []
 
     def getaddrinfo(*args: Any, **more: Any) -> list[Any]:
@@ -223,11 +233,11 @@ async def test_a_system_that_hangs_is_asked_once_and_waited_for_again() -> None:
             await source.list_workers()
     go.set()
 
-    assert urls(await _at_last(source)) == ["http://10.0.0.7:8000"]
+    assert get_urls(await _list_workers_with_retries(source)) == ["http://10.0.0.7:8000"]
     assert len(asked) == 1
 
 
-async def _at_last(source: DnsSource) -> Sequence[WorkerConfig]:
+async def _list_workers_with_retries(source: DnsSource) -> Sequence[WorkerConfig]:
     async with asyncio.timeout(5):
         while True:
             try:
@@ -236,7 +246,7 @@ async def _at_last(source: DnsSource) -> Sequence[WorkerConfig]:
                 continue
 
 
-def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
+def test_hanging_background_call_does_not_block_the_event_loop_shutdown() -> None:
     go, told = threading.Event(), list[str]()
 
     def call() -> str:
@@ -258,7 +268,7 @@ def test_a_call_that_hangs_does_not_keep_the_loop_from_its_end() -> None:
     assert told == ["done"]
 
 
-def test_without_a_nameserver_dnspython_is_not_loaded() -> None:
+def test_dnspython_is_imported_only_with_a_nameserver() -> None:
     code = (
         "import sys\n"
         "from backends.pool.dns_discovery import DnsSettings, DnsSource\n"
@@ -276,15 +286,15 @@ def test_without_a_nameserver_dnspython_is_not_loaded() -> None:
 SERVICE = "_http._tcp.w.local"
 
 
-def by_service(zone: Zone, scheme: Any = "http") -> DnsSource:
+def make_service_source(zone: FakeResolver, scheme: Any = "http") -> DnsSource:
     return DnsSource(
         DnsSettings(SERVICE, record="srv"), WorkerTemplate(scheme=scheme), resolver=zone
     )
 
 
-async def test_a_services_places_have_the_addresses_told_along() -> None:
-    zone = Zone()
-    answer = service(
+async def test_srv_targets_use_the_additional_addresses() -> None:
+    zone = FakeResolver()
+    answer = make_service_answer(
         ServiceTarget(0, 10, 8000, "a.w.local"), ServiceTarget(0, 30, 8001, "b.w.local")
     )
     additional = (
@@ -293,9 +303,9 @@ async def test_a_services_places_have_the_addresses_told_along() -> None:
     )
     zone.known = {
         f"SRV {SERVICE}": msgspec.structs.replace(answer, additional=additional),
-        "A b.w.local": some("10.0.0.2", "10.0.0.3", ttl=7),
+        "A b.w.local": make_address_answer("10.0.0.2", "10.0.0.3", ttl=7),
     }
-    source = by_service(zone)
+    source = make_service_source(zone)
 
     found = await source.list_workers()
 
@@ -308,9 +318,9 @@ async def test_a_services_places_have_the_addresses_told_along() -> None:
     assert "A a.w.local" not in zone.queries
 
 
-async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> None:
-    zone = Zone()
-    answer = service(
+async def test_only_resolvable_srv_targets_of_the_first_priority_are_used() -> None:
+    zone = FakeResolver()
+    answer = make_service_answer(
         ServiceTarget(2, 1, 80, "c.w.local"),
         ServiceTarget(1, 0, 80, "a.w.local"),
         ServiceTarget(0, 1, 0, "b.w.local"),
@@ -318,26 +328,26 @@ async def test_only_the_first_priority_counts_and_only_what_is_somewhere() -> No
         ServiceTarget(1, 0, 80, "gone.w.local"),
         ServiceTarget(1, 0, 80, "a\\046b"),
     )
-    zone.known = {f"SRV {SERVICE}": answer, "A a.w.local": some("10.0.0.1")}
+    zone.known = {f"SRV {SERVICE}": answer, "A a.w.local": make_address_answer("10.0.0.1")}
 
-    found = await by_service(zone).list_workers()
+    found = await make_service_source(zone).list_workers()
 
     assert [(worker.url, worker.weight) for worker in found] == [("http://10.0.0.1:80", 1)]
     assert not any("\\" in query for query in zone.queries)
 
 
-async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
-    zone = Zone()
+async def test_failed_srv_target_lookup_fails_the_discovery() -> None:
+    zone = FakeResolver()
     zone.known = {
-        f"SRV {SERVICE}": service(
+        f"SRV {SERVICE}": make_service_answer(
             ServiceTarget(0, 1, 80, "a.w.local"), ServiceTarget(0, 1, 80, "b.w.local")
         ),
-        "A a.w.local": some("10.0.0.1"),
+        "A a.w.local": make_address_answer("10.0.0.1"),
         "A b.w.local": DiscoveryError("SERVFAIL"),
     }
 
     with pytest.raises(DiscoveryError, match="SERVFAIL"):
-        await by_service(zone).list_workers()
+        await make_service_source(zone).list_workers()
 
 
 @pytest.mark.parametrize(
@@ -345,28 +355,30 @@ async def test_a_place_that_is_not_told_of_just_now_fails_the_whole() -> None:
     [
         (DnsAnswer(name_exists=False), "no such name"),
         (DnsAnswer(), "no address"),
-        (service(ServiceTarget(0, 0, 0, "")), "no"),
+        (make_service_answer(ServiceTarget(0, 0, 0, "")), "no"),
     ],
 )
-async def test_a_service_that_is_nowhere_is_a_failure(answer: DnsAnswer, said: str) -> None:
-    zone = Zone()
+async def test_srv_record_without_a_target_fails(answer: DnsAnswer, said: str) -> None:
+    zone = FakeResolver()
     zone.known = {f"SRV {SERVICE}": answer}
 
     with pytest.raises(DiscoveryError, match=said):
-        await by_service(zone).list_workers()
+        await make_service_source(zone).list_workers()
 
 
-async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -> None:
-    zone = Zone()
+async def test_61_https_srv_targets_outside_the_domain_are_ignored() -> None:
+    zone = FakeResolver()
     targets = ("a.w.local", "w.local", "evil.org", "xw.local", "w.local.evil.org", "a\\046.w.local")
     zone.known = {
-        f"SRV {SERVICE}": service(*(ServiceTarget(0, 1, 443, one) for one in targets), ttl=3)
+        f"SRV {SERVICE}": make_service_answer(
+            *(ServiceTarget(0, 1, 443, one) for one in targets), ttl=3
+        )
     }
-    source = by_service(zone, "https")
+    source = make_service_source(zone, "https")
 
     found = await source.list_workers()
 
-    assert urls(found) == ["https://a.w.local:443", "https://w.local:443"]
+    assert get_urls(found) == ["https://a.w.local:443", "https://w.local:443"]
     assert zone.queries == [f"SRV {SERVICE}"]
     assert source.interval == 3
 
@@ -390,7 +402,7 @@ async def test_61_over_https_only_names_of_the_services_own_domain_are_taken() -
         "w#:80",
     ],
 )
-def test_a_name_without_its_port_is_refused(name: str) -> None:
+def test_dns_name_without_a_valid_port_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=r"such as workers\.local:8000"):
         DnsSource(DnsSettings(name))
 
@@ -398,23 +410,23 @@ def test_a_name_without_its_port_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "a..b", ".a", "a b", "a/b", "ü", "a" * 64, ".".join(["a" * 63] * 4), "a\n"]
 )
-def test_what_is_no_name_is_not_queried(name: str) -> None:
+def test_invalid_dns_name_is_recognized(name: str) -> None:
     assert not is_dns_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "_http._tcp.w:80", "a b", "a@b", "a/b"])
-def test_what_is_not_the_name_of_a_service_is_refused(name: str) -> None:
+def test_invalid_srv_name_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="name of a service"):
         DnsSource(DnsSettings(name, record="srv"))
 
 
-def test_https_by_address_is_refused_with_what_would_be_right() -> None:
+def test_https_with_address_records_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"https needs a name to verify.*SRV"):
         DnsSource(DnsSettings("w:443"), WorkerTemplate(scheme="https"))
 
 
 @pytest.mark.parametrize("path", ["base", "/a?b", "/a#b", "@evil", "/a\\b"])
-def test_61_a_path_that_is_none_is_refused(path: str) -> None:
+def test_61_invalid_worker_path_is_rejected(path: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         DnsSource(DnsSettings("w:80"), WorkerTemplate(path=path))
 
@@ -428,7 +440,7 @@ def test_61_a_path_that_is_none_is_refused(path: str) -> None:
         ("[::1]:5353", ("::1", 5353)),
     ],
 )
-def test_a_nameservers_address(text: str, address: tuple[str, int]) -> None:
+def test_nameserver_address_is_parsed(text: str, address: tuple[str, int]) -> None:
     assert parse_server_address(text) == address
 
 
@@ -436,6 +448,6 @@ def test_a_nameservers_address(text: str, address: tuple[str, int]) -> None:
     "text",
     ["", "dns.local", "10.0.0.2:0", "10.0.0.2:x", "10.0.0.2:65536", "a@10.0.0.2", "1.2.3.4/"],
 )
-def test_what_is_no_nameservers_address(text: str) -> None:
+def test_invalid_nameserver_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a nameserver"):
         DnsSource(DnsSettings("w:80", nameserver=text))

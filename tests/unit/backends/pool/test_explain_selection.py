@@ -21,7 +21,7 @@ from tests.fault.lines import pool_settings
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 
 
-class Seen(Struct):
+class RecordingObserver(Struct):
     """A watch that keeps what it is told."""
 
     dry_run: bool = False
@@ -39,36 +39,36 @@ class Seen(Struct):
         self.failed.append((url, type(error).__name__))
 
 
-def shown(
+def make_reporter(
     roster: WorkerPool, settings: PoolSettings | None = None
-) -> tuple[Seen, SelectionReporter]:
-    seen = Seen()
+) -> tuple[RecordingObserver, SelectionReporter]:
+    seen = RecordingObserver()
     request = GenerationRequest(kind="chat", model="m")
     wire = UpstreamRequest("/v1", b"{}")
     deadline = Deadline(lambda: 0.0, 30.0)
-    work = AttemptRequest(request, wire, (), _never, _never, deadline)
+    work = AttemptRequest(request, wire, (), _fail_if_called, _fail_if_called, deadline)
     return seen, SelectionReporter(seen, settings or pool_settings(), roster, work)
 
 
-def _never(*_: object) -> NoReturn:
+def _fail_if_called(*_: object) -> NoReturn:
     raise AssertionError("nothing is answered here")
 
 
-def make(policy: PolicyName = "round_robin", most: int | None = None) -> WorkerPool:
+def make_pool(policy: PolicyName = "round_robin", most: int | None = None) -> WorkerPool:
     workers = [WorkerConfig(url, max_concurrency=1, bearer=f"key-of-{url[7]}") for url in URLS]
     draws = iter([0.9, 0.1] * 100)
     return WorkerPool(workers, make_policy(policy, draws.__next__), PoolLimits(most), lambda: 0.0)
 
 
-def can(choice: WorkerSelection) -> Sequence[str]:
+def get_availability(choice: WorkerSelection) -> Sequence[str]:
     return [one.availability for one in choice.candidates]
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_load", "two_choices", "prefix"])
-async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> None:
-    roster = make(policy)
+async def test_explained_worker_is_the_selected_worker(policy: PolicyName) -> None:
+    roster = make_pool(policy)
     for _ in URLS:
-        seen, show = shown(roster)
+        seen, show = make_reporter(roster)
         if policy != "two_choices":  # its luck is drawn anew
             show.observe_selection(SelectionCriteria(set()))
         show.observe_selection(SelectionCriteria(set()))
@@ -79,18 +79,18 @@ async def test_the_likely_one_is_the_one_that_is_taken(policy: PolicyName) -> No
         assert wire.headers[0][0] == "Authorization"
 
 
-async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
-    roster = make()
+async def test_explanation_shows_busy_tried_and_ejected_workers() -> None:
+    roster = make_pool()
     first = await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
     second = roster.workers[1]
     roster.workers[2].record_failure(WorkerUnreachable("it is gone"))
-    seen, show = shown(roster, pool_settings(policy="round_robin"))
+    seen, show = make_reporter(roster, pool_settings(policy="round_robin"))
 
     show.observe_selection(SelectionCriteria({second.key}))
 
     [(choice, wire)] = seen.choices
     assert first.worker is roster.workers[0]
-    assert can(choice) == ["full", "tried", "no"]
+    assert get_availability(choice) == ["full", "tried", "no"]
     assert [one.score for one in choice.candidates] == [None, None, None]
     assert [one.state for one in choice.candidates] == ["up", "up", "out"]
     assert (choice.expected_url, choice.queue_length, choice.policy) == ("", 0, "round_robin")
@@ -98,20 +98,20 @@ async def test_who_is_busy_was_tried_or_is_out_is_told() -> None:
     assert choice.timeouts == {"connect": 2.0, "first_token": 60.0, "idle": 30.0, "total": 30.0}
 
 
-async def test_nobody_has_a_place_in_a_pool_that_is_full() -> None:
-    roster = make(most=1)
+async def test_explanation_shows_all_workers_full_in_a_full_pool() -> None:
+    roster = make_pool(most=1)
     await roster.acquire(SelectionCriteria(set()), Deadline(lambda: 0.0, 1.0))
-    seen, show = shown(roster)
+    seen, show = make_reporter(roster)
 
     show.observe_selection(SelectionCriteria(set()))
 
-    assert can(seen.choices[0][0]) == ["full", "full", "full"]
+    assert get_availability(seen.choices[0][0]) == ["full", "full", "full"]
 
 
-def test_who_is_asked_and_fails_is_told_with_the_workers_own_request() -> None:
-    roster = make()
+def test_explanation_shows_the_failed_worker_and_its_request() -> None:
+    roster = make_pool()
     member = roster.workers[1]
-    seen, show = shown(roster)
+    seen, show = make_reporter(roster)
 
     show.observe_attempt(member)
     show.observe_failure(member, WorkerUnreachable("it is gone"))

@@ -43,7 +43,7 @@ BUSY = RateLimitExceeded("x")
         ([WorkerFailed("x")], 9, {}, 0),
     ],
 )
-def test_only_what_was_tried_again_is_a_retry(
+def test_only_allowed_retries_are_counted(
     errors: list[GatewayError], least: int, retries: dict[str, int], exhausted: int
 ) -> None:
     tally = PoolMetrics()
@@ -53,14 +53,14 @@ def test_only_what_was_tried_again_is_a_retry(
     assert (dict(tally.retries), tally.exhausted) == (retries, exhausted)
 
 
-def pool(clock: FakeClock, tally: PoolMetrics, count: int = 1, **queue: Any) -> WorkerPool:
+def make_pool(clock: FakeClock, tally: PoolMetrics, count: int = 1, **queue: Any) -> WorkerPool:
     workers = [WorkerConfig(f"http://w{n}:1", max_concurrency=1) for n in range(count)]
     return WorkerPool(workers, RoundRobin(), PoolLimits(None, QueueSettings(**queue)), clock, tally)
 
 
-async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
+async def test_queue_time_is_recorded_only_for_queued_requests() -> None:
     clock, tally = FakeClock(), PoolMetrics()
-    roster = pool(clock, tally, max=1)
+    roster = make_pool(clock, tally, max=1)
     deadline = Deadline(clock, 60)
     place = await roster.acquire(SelectionCriteria(set()), deadline)
     assert sum(tally.queue_times.counts) == 0
@@ -78,21 +78,21 @@ async def test_who_waits_is_timed_and_who_does_not_is_not() -> None:
     roster.close_queue()
 
 
-async def test_who_gets_no_place_is_counted_by_the_reason() -> None:
+async def test_shed_requests_are_counted_by_reason() -> None:
     clock, tally = FakeClock(), PoolMetrics()
-    roster = pool(clock, tally, wait=0.01)
+    roster = make_pool(clock, tally, wait=0.01)
     await roster.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(DeadlineExceeded):
         await roster.acquire(SelectionCriteria(set()), Deadline(clock, 60))
     with pytest.raises(Overloaded):
-        await pool(clock, tally, 0).acquire(SelectionCriteria(set()), Deadline(clock, 60))
+        await make_pool(clock, tally, 0).acquire(SelectionCriteria(set()), Deadline(clock, 60))
     assert tally.shed == {"queue_wait": 1, "no_worker": 1}
 
 
 @pytest.mark.parametrize("times", [1, 255, 256, 257, 600])
-def test_places_are_counted_together_and_before_anybody_asks(times: int) -> None:
+def test_slot_times_are_counted_in_batches_and_before_a_scrape(times: int) -> None:
     clock, tally = FakeClock(), PoolMetrics()
-    roster = pool(clock, tally)
+    roster = make_pool(clock, tally)
     takes = 0.0
     for number in range(times):
         place = roster.try_acquire(SelectionCriteria(set()), clock())
@@ -108,9 +108,9 @@ def test_places_are_counted_together_and_before_anybody_asks(times: int) -> None
     assert roster._average_slot_time == pytest.approx(takes)
 
 
-def test_a_pool_panics_when_too_few_are_well() -> None:
+def test_pool_panics_below_the_healthy_threshold() -> None:
     clock = FakeClock()
-    roster = pool(clock, PoolMetrics(), 4)
+    roster = make_pool(clock, PoolMetrics(), 4)
     assert not roster.in_panic
     for number, member in enumerate(roster.workers):
         for _ in range(20):
@@ -118,7 +118,7 @@ def test_a_pool_panics_when_too_few_are_well() -> None:
         assert roster.in_panic == (number >= 2), number
 
 
-class Reads:
+class FakeResponse:
     """An answer that takes so long for each read."""
 
     status = 200
@@ -150,13 +150,15 @@ class Reads:
     ("takes", "longest"),
     [([5.0], 0.0), ([5.0, 0.1], 0.1), ([5.0, 0.1, 2.0, 0.2], 2.0), ([5.0, 0.1, 2.0], 2.0)],
 )
-async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) -> None:
+async def test_longest_gap_excludes_the_wait_for_the_first_token(
+    takes: list[float], longest: float
+) -> None:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     watch = AttemptTimeouts(
         lookout, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0
     )
-    reads = Reads(clock, takes)
+    reads = FakeResponse(clock, takes)
     for _ in takes:
         watch.wait_next()
         await reads.read()
@@ -166,13 +168,13 @@ async def test_the_first_wait_is_no_pause(takes: list[float], longest: float) ->
     assert watch.longest_gap == pytest.approx(longest)
 
 
-async def test_a_pause_counts_for_one_who_listens_too() -> None:
+async def test_longest_gap_is_measured_for_a_consumer() -> None:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
     watch = AttemptTimeouts(
         lookout, Deadline(clock, 60), first_due=clock() + 30.0, idle_timeout=30.0
     )
-    reads = Reads(clock, [5.0, 0.1, 2.0, 0.2])
+    reads = FakeResponse(clock, [5.0, 0.1, 2.0, 0.2])
 
     def take(pieces: list[bytes]) -> bool:
         watch.record_read()
@@ -201,7 +203,7 @@ async def test_a_pause_counts_for_one_who_listens_too() -> None:
         ({}, []),
     ],
 )
-def test_what_a_client_says_of_its_trace_is_passed_on(
+def test_trace_context_of_the_client_is_forwarded(
     given: dict[str, str], passed_on: list[tuple[str, str]]
 ) -> None:
     context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0, **given)  # type: ignore[arg-type]
@@ -209,7 +211,7 @@ def test_what_a_client_says_of_its_trace_is_passed_on(
     assert [*own] == [("x-request-id", "r"), *passed_on]
 
 
-def test_a_worker_sees_no_header_that_it_need_not() -> None:
+def test_unneeded_client_headers_are_not_forwarded() -> None:
     context = RequestContext("r", Deadline(lambda: 0.0, 1), lambda: 0.0)
     given = (("Content-Type", "text/plain"), ("X-Secret", "s"), ("req-id", "mine"))
     wire, own = filter_headers(UpstreamRequest("/", b"{}", given, "PUT"), context)

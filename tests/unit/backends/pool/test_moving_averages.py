@@ -11,7 +11,7 @@ from backends.pool.circuit_breaker import PeakEwma, SlidingWindowCounter
 STEPS = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 10)), min_size=1, max_size=40)
 
 
-def test_nothing_is_known_before_the_first_value() -> None:
+def test_average_is_none_before_the_first_value() -> None:
     smoothed = PeakEwma()
 
     assert smoothed.get_value(5.0) is None
@@ -19,7 +19,7 @@ def test_nothing_is_known_before_the_first_value() -> None:
     assert smoothed.get_value(5.0) == 0.4
 
 
-def test_a_rise_counts_at_once_and_a_fall_by_and_by() -> None:
+def test_peak_ewma_rises_immediately_and_falls_gradually() -> None:
     smoothed = PeakEwma(memory=10.0)
     smoothed.add(0.0, 1.0)
 
@@ -29,7 +29,7 @@ def test_a_rise_counts_at_once_and_a_fall_by_and_by() -> None:
     assert smoothed.get_value(11.0) == pytest.approx(1.0 + 2.0 / math.e)
 
 
-def test_what_nobody_renews_fades() -> None:
+def test_peak_ewma_decays_without_new_values() -> None:
     smoothed = PeakEwma(memory=10.0)
     smoothed.add(100.0, 2.0)
 
@@ -38,7 +38,7 @@ def test_what_nobody_renews_fades() -> None:
 
 
 @given(STEPS)
-def test_the_mean_lies_among_its_values(steps: list[tuple[float, float]]) -> None:
+def test_peak_ewma_lies_between_its_values(steps: list[tuple[float, float]]) -> None:
     smoothed, now, seen = PeakEwma(), 0.0, list[float]()
     for pause, seconds in steps:
         now += pause
@@ -50,7 +50,7 @@ def test_the_mean_lies_among_its_values(steps: list[tuple[float, float]]) -> Non
         assert value >= seconds - 1e-9
 
 
-def test_what_happened_a_window_ago_is_forgotten() -> None:
+def test_sliding_window_forgets_events_older_than_the_window() -> None:
     recent = SlidingWindowCounter(10.0)
     for now in (0.0, 0.5, 4.0, 9.0):
         recent.add(now)
@@ -58,7 +58,7 @@ def test_what_happened_a_window_ago_is_forgotten() -> None:
     assert [recent.count(now) for now in (9.9, 10.0, 13.9, 14.0, 19.0)] == [4, 2, 2, 1, 0]
 
 
-def test_nothing_has_happened_after_clear() -> None:
+def test_cleared_sliding_window_counts_zero() -> None:
     recent = SlidingWindowCounter(10.0)
     recent.add(1.0)
 
@@ -68,7 +68,7 @@ def test_nothing_has_happened_after_clear() -> None:
 
 
 @given(st.lists(st.floats(0, 30), max_size=60), st.floats(0, 30))
-def test_a_window_is_right_to_a_tenth(moments: list[float], window: float) -> None:
+def test_sliding_window_is_accurate_to_a_tenth(moments: list[float], window: float) -> None:
     window += 0.1
     recent, happened = SlidingWindowCounter(window), list[float]()
     for now in sorted(moments):

@@ -20,29 +20,29 @@ from protocols.core.request import (
 LONG = "One of the many rules of this house. " * 40
 
 
-def turn(role: Role, text: str) -> Message:
+def make_message(role: Role, text: str) -> Message:
     return Message(role, (TextPart(text),))
 
 
-def chat(*messages: Message, **fields: Any) -> GenerationRequest:
+def make_chat(*messages: Message, **fields: Any) -> GenerationRequest:
     fields.setdefault("model", "m")
     return GenerationRequest(kind="chat", messages=messages, **fields)
 
 
-def completion(*prompts: str | tuple[int, ...]) -> GenerationRequest:
+def make_completion(*prompts: str | tuple[int, ...]) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", prompts=prompts)
 
 
-def embedding(*inputs: str, instruction: str | None = None) -> EmbeddingRequest:
+def make_embedding(*inputs: str, instruction: str | None = None) -> EmbeddingRequest:
     return EmbeddingRequest(model="m", inputs=inputs, instruction=instruction)
 
 
-HI = chat(turn("user", "hi"))
+HI = make_chat(make_message("user", "hi"))
 
 
-def test_it_is_the_same_on_every_machine() -> None:
+def test_prompt_prefix_hash_is_stable_across_machines() -> None:
     """Known answers: replicas and later runs must agree on them."""
-    requests = [HI, completion("hi"), completion((1, 2))]
+    requests = [HI, make_completion("hi"), make_completion((1, 2))]
 
     assert [hash_prefix(one) for one in requests] == [
         14104501462469212263,
@@ -54,59 +54,65 @@ def test_it_is_the_same_on_every_machine() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        chat(turn("user", "hi"), turn("assistant", "hello"), turn("user", "and now?")),
-        chat(turn("user", "hi"), stream=True, n=3, client_id="c", priority=1),
+        make_chat(
+            make_message("user", "hi"),
+            make_message("assistant", "hello"),
+            make_message("user", "and now?"),
+        ),
+        make_chat(make_message("user", "hi"), stream=True, n=3, client_id="c", priority=1),
     ],
 )
-def test_later_turns_change_nothing(other: GenerationRequest) -> None:
+def test_later_turns_do_not_change_the_prefix_hash(other: GenerationRequest) -> None:
     assert hash_prefix(other) == hash_prefix(HI)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        chat(turn("user", "ho")),
-        chat(turn("system", "hi")),
-        chat(turn("system", "x"), turn("user", "hi")),
-        chat(turn("user", "hi"), model="n"),
-        chat(turn("user", "hi"), adapter="a"),
-        chat(turn("user", "hi"), tools=(Tool("f"),)),
-        chat(Message("user", (TextPart("hi"), ImagePart("https://x/y.png")))),
-        chat(Message("user", (TextPart("h"), TextPart("i")))),
-        completion("hi"),
-        embedding("hi"),
-        embedding("hi", instruction="q: "),
+        make_chat(make_message("user", "ho")),
+        make_chat(make_message("system", "hi")),
+        make_chat(make_message("system", "x"), make_message("user", "hi")),
+        make_chat(make_message("user", "hi"), model="n"),
+        make_chat(make_message("user", "hi"), adapter="a"),
+        make_chat(make_message("user", "hi"), tools=(Tool("f"),)),
+        make_chat(Message("user", (TextPart("hi"), ImagePart("https://x/y.png")))),
+        make_chat(Message("user", (TextPart("h"), TextPart("i")))),
+        make_completion("hi"),
+        make_embedding("hi"),
+        make_embedding("hi", instruction="q: "),
         GenerationRequest(model="m", kind="chat"),
     ],
 )
-def test_what_a_worker_reads_first_counts(other: GenerationRequest | EmbeddingRequest) -> None:
+def test_prompt_beginning_and_model_change_the_prefix_hash(
+    other: GenerationRequest | EmbeddingRequest,
+) -> None:
     assert hash_prefix(other) != hash_prefix(HI)
 
 
-def test_a_long_beginning_may_have_any_end() -> None:
+def test_prefix_hash_ignores_text_after_the_prefix_length() -> None:
     """It is the documents and rules in front that a cache shares, and not the question."""
-    one = chat(turn("system", LONG), turn("user", "a?"))
-    other = chat(turn("system", LONG + "b"), turn("user", "c?"))
+    one = make_chat(make_message("system", LONG), make_message("user", "a?"))
+    other = make_chat(make_message("system", LONG + "b"), make_message("user", "c?"))
 
     assert hash_prefix(one) == hash_prefix(other) != hash_prefix(HI)
-    assert hash_prefix(completion(LONG + "a")) == hash_prefix(completion(LONG + "b"))
+    assert hash_prefix(make_completion(LONG + "a")) == hash_prefix(make_completion(LONG + "b"))
     tokens = tuple(range(256))
-    assert hash_prefix(completion((*tokens, 1))) == hash_prefix(completion((*tokens, 2)))
-    assert hash_prefix(completion((1, *tokens))) != hash_prefix(completion((2, *tokens)))
+    assert hash_prefix(make_completion((*tokens, 1))) == hash_prefix(make_completion((*tokens, 2)))
+    assert hash_prefix(make_completion((1, *tokens))) != hash_prefix(make_completion((2, *tokens)))
 
 
-def test_of_several_prompts_the_first_counts() -> None:
-    assert hash_prefix(completion("a", "b")) == hash_prefix(completion("a", "c"))
-    assert hash_prefix(completion("a", "b")) != hash_prefix(completion("b", "a"))
-    assert hash_prefix(embedding("a", "b")) == hash_prefix(embedding("a", "c"))
+def test_prefix_hash_uses_the_first_prompt() -> None:
+    assert hash_prefix(make_completion("a", "b")) == hash_prefix(make_completion("a", "c"))
+    assert hash_prefix(make_completion("a", "b")) != hash_prefix(make_completion("b", "a"))
+    assert hash_prefix(make_embedding("a", "b")) == hash_prefix(make_embedding("a", "c"))
 
 
 @given(st.text(st.characters(), max_size=40))
-def test_any_text_has_a_number(text: str) -> None:
-    number = hash_prefix(chat(turn("user", text)))
+def test_any_text_has_a_64_bit_prefix_hash(text: str) -> None:
+    number = hash_prefix(make_chat(make_message("user", text)))
 
     assert 0 <= number < 2**64
 
 
-def test_half_a_character_is_no_error() -> None:
-    assert hash_prefix(completion("\ud800")) == hash_prefix(completion("?"))
+def test_lone_surrogate_has_a_prefix_hash() -> None:
+    assert hash_prefix(make_completion("\ud800")) == hash_prefix(make_completion("?"))

@@ -23,7 +23,7 @@ OVERLOADED = Overloaded("x", retry_after=3.0)
 BAD_GATEWAY = WorkerFailed("x", status=502)
 
 
-def retry(budget: RetryBudget | None = None, **settings: object) -> RetryState:
+def make_retry(budget: RetryBudget | None = None, **settings: object) -> RetryState:
     return RetryState(RetrySettings(**settings), budget or RetryBudget(min_retries=100))  # type: ignore[arg-type]
 
 
@@ -52,7 +52,7 @@ def retry(budget: RetryBudget | None = None, **settings: object) -> RetryState:
         (UnsupportedFeature("x"), True, None),
     ],
 )
-def test_the_reason_to_ask_another(
+def test_error_is_classified_by_retry_reason(
     error: GatewayError, *, accepted: bool, reason: RetryReason | None
 ) -> None:
     assert classify_error(error, accepted=accepted) == reason
@@ -75,55 +75,57 @@ def test_the_reason_to_ask_another(
         (1, [BAD_GATEWAY, BUSY, BAD_GATEWAY], [True, True, False]),
     ],
 )
-def test_how_often_another_is_asked(
+def test_number_of_retries_is_limited_by_error_kind(
     most: int, errors: list[GatewayError], answers: list[bool]
 ) -> None:
-    one = retry(max=most)
+    one = make_retry(max=most)
 
     assert [one.allows_retry(error, 0.0, accepted=False) for error in errors] == answers
 
 
-def test_what_is_not_named_is_final() -> None:
-    one = retry(on=frozenset({"500"}))
+def test_error_not_in_the_retry_list_is_not_retried() -> None:
+    one = make_retry(on=frozenset({"500"}))
 
     assert not one.allows_retry(DOWN, 0.0, accepted=False)
     assert not one.allows_retry(BUSY, 0.0, accepted=False)
     assert one.allows_retry(WorkerFailed("x", status=500), 0.0, accepted=False)
 
 
-def test_all_requests_share_a_budget() -> None:
+def test_retry_budget_is_shared_by_all_requests() -> None:
     budget = RetryBudget(share=0.2, min_retries=3)
     for _ in range(10):
         budget.record_request(0.0)
 
-    spent = [retry(budget).allows_retry(error, 0.0, accepted=False) for error in [BUSY, CUT] * 5]
+    spent = [
+        make_retry(budget).allows_retry(error, 0.0, accepted=False) for error in [BUSY, CUT] * 5
+    ]
 
     assert sum(spent) == 5
-    assert retry(budget).allows_retry(DOWN, 0.0, accepted=False), (
+    assert make_retry(budget).allows_retry(DOWN, 0.0, accepted=False), (
         "what was never sent costs nothing"
     )
 
 
-def failed(one: RetryState, *errors: GatewayError) -> RetryState:
+def record_errors(one: RetryState, *errors: GatewayError) -> RetryState:
     for key, error in enumerate(errors):
         one.record_failure(key, error)
     return one
 
 
-def test_who_was_tried_is_remembered() -> None:
-    assert failed(retry(), DOWN, BUSY).tried == {0, 1}
+def test_tried_workers_are_recorded() -> None:
+    assert record_errors(make_retry(), DOWN, BUSY).tried == {0, 1}
 
 
-def test_when_all_have_too_much_to_do_the_shortest_wait_is_told() -> None:
+def test_final_rate_limit_error_has_the_shortest_retry_after() -> None:
     last = RateLimitExceeded("x", retry_after=9.0)
-    one = failed(retry(), RateLimitExceeded("x"), BUSY, last)
+    one = record_errors(make_retry(), RateLimitExceeded("x"), BUSY, last)
 
     assert one.get_final_error(last, has_untried=False) is last
     assert last.retry_after == 7.0
 
 
-def test_that_one_of_several_has_too_much_to_do_is_not_the_clients_fault() -> None:
-    one = failed(retry(), BUSY)
+def test_rate_limit_of_one_worker_becomes_overloaded() -> None:
+    one = record_errors(make_retry(), BUSY)
 
     told = one.get_final_error(BUSY, has_untried=True)
 
@@ -131,19 +133,19 @@ def test_that_one_of_several_has_too_much_to_do_is_not_the_clients_fault() -> No
     assert told.retry_after == 7.0
 
 
-def test_where_nobody_else_is_to_be_asked_a_worker_speaks_for_all() -> None:
-    one = failed(retry(on=frozenset({"connect"})), BUSY)
+def test_rate_limit_error_is_final_if_429_is_not_retried() -> None:
+    one = record_errors(make_retry(on=frozenset({"connect"})), BUSY)
 
     assert one.get_final_error(BUSY, has_untried=True) is BUSY
 
 
-def test_a_worker_that_said_when_to_come_again_is_heard_over_one_that_is_not_there() -> None:
-    told = failed(retry(), BUSY, DOWN).get_final_error(DOWN, has_untried=False)
+def test_final_error_keeps_retry_after_over_an_unreachable_worker() -> None:
+    told = record_errors(make_retry(), BUSY, DOWN).get_final_error(DOWN, has_untried=False)
 
     assert type(told) is Overloaded
     assert told.retry_after == 7.0
 
 
 @pytest.mark.parametrize("error", [CUT, LATE, BAD_GATEWAY])
-def test_anything_else_is_told_as_it_is(error: GatewayError) -> None:
-    assert failed(retry(), error).get_final_error(error, has_untried=False) is error
+def test_other_final_errors_are_returned_unchanged(error: GatewayError) -> None:
+    assert record_errors(make_retry(), error).get_final_error(error, has_untried=False) is error

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from backends.pool.retry import RetryBudget
 
 
-def spent(budget: RetryBudget, now: float) -> int:
+def spend_retries(budget: RetryBudget, now: float) -> int:
     """How many tries the budget has for one moment, all of which are used up."""
     tries = 0
     while budget.allows_retry(now):
@@ -15,39 +15,39 @@ def spent(budget: RetryBudget, now: float) -> int:
     return tries
 
 
-def test_a_few_tries_need_no_requests() -> None:
-    assert spent(RetryBudget(min_retries=3), 0.0) == 3
-    assert spent(RetryBudget(min_retries=0), 0.0) == 0
+def test_minimum_retries_are_allowed_without_requests() -> None:
+    assert spend_retries(RetryBudget(min_retries=3), 0.0) == 3
+    assert spend_retries(RetryBudget(min_retries=0), 0.0) == 0
 
 
-def test_beside_them_it_is_a_share_of_the_requests() -> None:
+def test_retries_grow_with_the_number_of_requests() -> None:
     budget = RetryBudget(share=0.2, min_retries=3)
     for _ in range(50):
         budget.record_request(1.0)
 
-    assert spent(budget, 1.0) == 13
+    assert spend_retries(budget, 1.0) == 13
 
 
-def test_a_share_below_one_request_is_none() -> None:
+def test_share_below_one_request_allows_no_retry() -> None:
     budget = RetryBudget(share=0.2, min_retries=0)
     for _ in range(4):
         budget.record_request(0.0)
 
     assert not budget.allows_retry(0.0)
     budget.record_request(0.0)
-    assert spent(budget, 0.0) == 1
+    assert spend_retries(budget, 0.0) == 1
 
 
-def test_what_is_used_up_comes_back_after_the_window() -> None:
+def test_spent_retries_return_after_the_window() -> None:
     budget = RetryBudget(window=10.0)
-    spent(budget, 0.0)
+    spend_retries(budget, 0.0)
 
     assert not budget.allows_retry(8.9)
-    assert spent(budget, 10.0) == 3
+    assert spend_retries(budget, 10.0) == 3
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=80))
-def test_nothing_is_tried_again_past_the_share(steps: list[tuple[float, bool]]) -> None:
+def test_retries_never_exceed_the_budget(steps: list[tuple[float, bool]]) -> None:
     budget, now, asked, retried = RetryBudget(), 0.0, list[float](), list[float]()
     for pause, fails in steps:
         now += pause

@@ -23,7 +23,7 @@ from protocols.core.errors import (
 from tests.fakes import FakeClock
 
 
-def member(
+def make_worker(
     clock: FakeClock | None = None,
     checks: HealthCheckSettings = HealthCheckSettings(),  # noqa: B008 - frozen
     **breaker: int,
@@ -46,8 +46,8 @@ FAILURES: list[tuple[GatewayError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "kind"), FAILURES)
-def test_what_takes_a_worker_out(error: GatewayError, kind: str) -> None:
-    one = member(consecutive_failures=1)
+def test_worker_faults_eject_the_worker(error: GatewayError, kind: str) -> None:
+    one = make_worker(consecutive_failures=1)
 
     one.record_failure(error)
 
@@ -66,8 +66,8 @@ KIND_WORDS: list[tuple[GatewayError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "kind"), KIND_WORDS)
-def test_what_does_not(error: GatewayError, kind: str) -> None:
-    one = member(consecutive_failures=1)
+def test_other_errors_do_not_eject_the_worker(error: GatewayError, kind: str) -> None:
+    one = make_worker(consecutive_failures=1)
 
     for _ in range(50):
         one.record_failure(error)
@@ -75,8 +75,8 @@ def test_what_does_not(error: GatewayError, kind: str) -> None:
     assert (one.report().state, one.report().error) == ("up", kind)
 
 
-def test_an_answer_that_blames_the_client_is_an_answer() -> None:
-    one = member(consecutive_failures=2)
+def test_client_error_resets_the_failure_count() -> None:
+    one = make_worker(consecutive_failures=2)
 
     for _ in range(9):
         one.record_failure(StreamBroken("x"))
@@ -86,8 +86,8 @@ def test_an_answer_that_blames_the_client_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize("error", [RateLimitExceeded("x"), Overloaded("x")])
-def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) -> None:
-    one = member(consecutive_failures=1)
+def test_overload_response_lowers_the_limit_without_ejection(error: GatewayError) -> None:
+    one = make_worker(consecutive_failures=1)
     one.in_flight = 10
 
     one.record_failure(error, overloaded=True)
@@ -95,9 +95,9 @@ def test_too_much_to_do_makes_a_worker_smaller_and_not_ill(error: GatewayError) 
     assert (one.report().state, one.limit) == ("up", 7)
 
 
-def test_a_worker_that_answers_at_all_is_there_again() -> None:
+def test_successful_connection_readmits_the_worker() -> None:
     clock = FakeClock()
-    one = member(clock)
+    one = make_worker(clock)
     one.record_failure(WorkerUnreachable("x"))
     clock.now += 1.0
     assert one.report().state == "trial"
@@ -107,8 +107,8 @@ def test_a_worker_that_answers_at_all_is_there_again() -> None:
     assert one.report().state == "up"
 
 
-def test_probes_take_it_out_and_bring_it_back() -> None:
-    one = member(checks=HealthCheckSettings(fall=2, rise=2))
+def test_health_checks_eject_and_readmit_the_worker() -> None:
+    one = make_worker(checks=HealthCheckSettings(fall=2, rise=2))
     one.model_limits_from.add("m")
     states = []
     for ok in (True, False, False, True, True):
@@ -119,8 +119,8 @@ def test_probes_take_it_out_and_bring_it_back() -> None:
     assert not one.model_limits_from, "it may be another release now"
 
 
-def test_a_worker_that_was_ejected_is_asked_about_its_models_again() -> None:
-    one = member(consecutive_failures=1)
+def test_ejected_worker_loses_its_cached_model_limits() -> None:
+    one = make_worker(consecutive_failures=1)
     one.model_limits_from.add("m")
 
     one.record_failure(StreamBroken("x"))
@@ -128,10 +128,10 @@ def test_a_worker_that_was_ejected_is_asked_about_its_models_again() -> None:
     assert not one.model_limits_from
 
 
-def test_only_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_health_state_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "interlingua")
     clock = FakeClock()
-    one = member(clock)
+    one = make_worker(clock)
     lost = WorkerUnreachable("x")
     lost.__cause__ = OSError("refused")
     for _ in range(50):

@@ -27,17 +27,17 @@ from protocols.core.errors import (
 from tests.fakes import FakeClock
 
 
-def workers(count: int, places: int | None = None) -> list[WorkerConfig]:
+def make_configs(count: int, places: int | None = None) -> list[WorkerConfig]:
     return [WorkerConfig(f"http://w{i}:1", max_concurrency=places) for i in range(count)]
 
 
-def roster(
+def make_pool(
     clock: FakeClock, count: int = 2, places: int | None = None, **limits: Any
 ) -> WorkerPool:
-    return WorkerPool(workers(count, places), RoundRobin(), PoolLimits(**limits), clock)
+    return WorkerPool(make_configs(count, places), RoundRobin(), PoolLimits(**limits), clock)
 
 
-class Asker:
+class SlotClient:
     """Takes places of one roster."""
 
     def __init__(self, pool: WorkerPool, clock: FakeClock) -> None:
@@ -52,7 +52,7 @@ class Asker:
         return asyncio.get_running_loop().create_task(self.take(tried, priority))
 
 
-async def all_wait() -> None:
+async def run_pending_tasks() -> None:
     """Lets every task come to where it waits."""
     for _ in range(3):
         await asyncio.sleep(0)
@@ -63,19 +63,19 @@ UNREACHABLE = WorkerUnreachable("refused")
 # --- health ---------------------------------------------------------------------------------------
 
 
-async def test_a_pool_without_workers_says_so_at_once() -> None:
+async def test_pool_without_workers_is_overloaded() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=0)
+    pool = make_pool(clock, count=0)
 
     assert not pool.ready
     with pytest.raises(Overloaded, match="no worker"):
-        await Asker(pool, clock).take()
+        await SlotClient(pool, clock).take()
 
 
-async def test_an_absent_worker_is_left_alone_and_then_tried_by_one() -> None:
+async def test_unreachable_worker_is_probed_by_one_request_after_its_backoff() -> None:
     clock = FakeClock()
-    pool = roster(clock)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock)
+    ask = SlotClient(pool, clock)
     first = await ask.take()
     first.worker.record_failure(UNREACHABLE)
     pool.release(first)
@@ -90,10 +90,10 @@ async def test_an_absent_worker_is_left_alone_and_then_tried_by_one() -> None:
     assert first.worker in [(await ask.take()).worker for _ in range(2)]
 
 
-async def test_when_all_are_absent_all_may_be_asked() -> None:
+async def test_all_workers_are_selected_if_all_are_unreachable() -> None:
     clock = FakeClock()
-    pool = roster(clock)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock)
+    ask = SlotClient(pool, clock)
     for _ in range(2):
         place = await ask.take()
         place.worker.record_failure(UNREACHABLE)
@@ -105,15 +105,15 @@ async def test_when_all_are_absent_all_may_be_asked() -> None:
     assert pool.ready
 
 
-async def test_those_who_wait_are_served_when_time_brings_a_worker_back() -> None:
+async def test_queued_request_gets_a_worker_after_its_backoff() -> None:
     clock = FakeClock()
-    pool = roster(clock, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, places=1)
+    ask = SlotClient(pool, clock)
     busy, lost = await ask.take(), await ask.take()
     lost.worker.record_failure(UNREACHABLE)
     pool.release(lost)
     waiting = ask.later()
-    await all_wait()
+    await run_pending_tasks()
 
     clock.now += 0.5
 
@@ -121,10 +121,10 @@ async def test_those_who_wait_are_served_when_time_brings_a_worker_back() -> Non
     assert busy.worker.in_flight == 1
 
 
-async def test_a_worker_that_has_too_much_gets_less() -> None:
+async def test_rate_limit_response_lowers_the_concurrency_of_a_worker() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, queue=QueueSettings(max=0))
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, queue=QueueSettings(max=0))
+    ask = SlotClient(pool, clock)
     places = [await ask.take() for _ in range(10)]
 
     places[0].worker.record_failure(RateLimitExceeded("busy", retry_after=1.0))
@@ -139,39 +139,39 @@ async def test_a_worker_that_has_too_much_gets_less() -> None:
 # --- who waits ------------------------------------------------------------------------------------
 
 
-async def test_a_place_is_never_at_a_worker_that_was_tried() -> None:
+async def test_tried_worker_is_not_selected_again() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=3)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=3)
+    ask = SlotClient(pool, clock)
 
     assert {(await ask.take({0, 2})).worker.key for _ in range(4)} == {1}
     assert [one.key for one in pool.select_available(SelectionCriteria({0, 2}))] == [1]
     assert not pool.select_available(SelectionCriteria({0, 1, 2}))
 
 
-async def test_a_place_that_comes_free_goes_to_whoever_may_have_it() -> None:
+async def test_free_slot_is_assigned_to_the_first_eligible_queued_request() -> None:
     """The first in the queue has tried this worker already: the second gets the place."""
     clock = FakeClock()
-    pool = roster(clock, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, places=1)
+    ask = SlotClient(pool, clock)
     a, b = await ask.take(), await ask.take()
     first = ask.later({a.worker.key})
     second = ask.later()
-    await all_wait()
+    await run_pending_tasks()
     assert pool.queue_length == 2
 
     pool.release(a)
-    await all_wait()
+    await run_pending_tasks()
     assert (first.done(), second.done()) == (False, True)
     pool.release(b)
 
     assert ((await first).worker, (await second).worker) == (b.worker, a.worker)
 
 
-async def test_who_comes_first_is_served_first_within_a_priority() -> None:
+async def test_queue_is_fifo_within_a_priority() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1)
+    ask = SlotClient(pool, clock)
     place = await ask.take()
     order: list[int] = []
 
@@ -183,57 +183,57 @@ async def test_who_comes_first_is_served_first_within_a_priority() -> None:
     async with asyncio.TaskGroup() as tasks:
         for number, priority in enumerate([128, 200, 128, 0, 200, 127]):
             tasks.create_task(one(number, priority))
-            await all_wait()
+            await run_pending_tasks()
         pool.release(place)
 
     assert order == [3, 5, 0, 2, 1, 4]
 
 
-async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
+async def test_new_request_does_not_overtake_queued_requests() -> None:
     """The place came free by itself: nobody was told, and who waits is still first."""
     clock = FakeClock()
-    pool = roster(clock, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, places=1)
+    ask = SlotClient(pool, clock)
     await ask.take()
     lost = await ask.take()
     lost.worker.record_failure(UNREACHABLE)
     pool.release(lost)
     waiting = ask.later()
-    await all_wait()
+    await run_pending_tasks()
     clock.now += 0.5
 
     newcomer = ask.later()
-    await all_wait()
+    await run_pending_tasks()
 
     assert (waiting.done(), newcomer.done()) == (True, False)
     newcomer.cancel()
 
 
-async def leave_then_free(
+async def cancel_then_release(
     pool: WorkerPool, place: WorkerSlot, gone: asyncio.Task[WorkerSlot]
 ) -> None:
     gone.cancel()
     pool.release(place)
 
 
-async def free_then_leave(
+async def release_then_cancel(
     pool: WorkerPool, place: WorkerSlot, gone: asyncio.Task[WorkerSlot]
 ) -> None:
     pool.release(place)
     gone.cancel()
 
 
-@pytest.mark.parametrize("how", [leave_then_free, free_then_leave])
-async def test_a_place_of_one_who_just_left_goes_on(
+@pytest.mark.parametrize("how", [cancel_then_release, release_then_cancel])
+async def test_slot_of_a_cancelled_request_is_assigned_to_the_next_in_queue(
     how: Callable[[WorkerPool, WorkerSlot, asyncio.Task[WorkerSlot]], Awaitable[None]],
 ) -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1)
+    ask = SlotClient(pool, clock)
     place = await ask.take()
     gone = ask.later()
     next_one = ask.later()
-    await all_wait()
+    await run_pending_tasks()
 
     await how(pool, place, gone)
 
@@ -242,13 +242,13 @@ async def test_a_place_of_one_who_just_left_goes_on(
     assert (place.worker.in_flight, pool.queue_length) == (1, 0)
 
 
-async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
+async def test_queue_length_and_wait_are_limited() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=1, wait=0.02))
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=1, wait=0.02))
+    ask = SlotClient(pool, clock)
     await ask.take()
     waiting = ask.later()
-    await all_wait()
+    await run_pending_tasks()
 
     with pytest.raises(Overloaded):
         await ask.take()
@@ -260,18 +260,18 @@ async def test_the_queue_has_an_end_in_number_and_in_time() -> None:
     assert pool.queue_length == 0
 
 
-async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_queue() -> None:
+async def test_higher_priority_request_replaces_the_last_in_a_full_queue() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=2))
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=2))
+    ask = SlotClient(pool, clock)
     place = await ask.take()
     normal, low = ask.later(), ask.later(priority=200)
-    await all_wait()
+    await run_pending_tasks()
 
     with pytest.raises(Overloaded):
         await ask.take(priority=200)
     high = ask.later(priority=0)
-    await all_wait()
+    await run_pending_tasks()
 
     with pytest.raises(Overloaded):
         await low
@@ -280,34 +280,34 @@ async def test_a_request_that_matters_more_takes_the_last_ones_place_in_a_full_q
     assert (await normal).worker is place.worker
 
 
-async def test_one_who_leaves_as_another_takes_its_place_is_no_error() -> None:
+async def test_replaced_request_can_be_cancelled_at_the_same_time() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=1))
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=1))
+    ask = SlotClient(pool, clock)
     place = await ask.take()
     low = ask.later(priority=200)
-    await all_wait()
+    await run_pending_tasks()
 
     high = ask.later(priority=0)
     low.cancel()
-    await all_wait()
+    await run_pending_tasks()
     pool.release(place)
 
     assert (await high).worker is place.worker
     assert low.cancelled()
 
 
-async def test_a_refusal_says_honestly_when_to_come_again() -> None:
+async def test_overloaded_error_estimates_retry_after() -> None:
     """Each takes 10 s, 2 at a time; with 3 waiting the next begins after some 20 s."""
     clock = FakeClock()
-    pool = roster(clock, count=1, places=2, queue=QueueSettings(max=3))
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=2, queue=QueueSettings(max=3))
+    ask = SlotClient(pool, clock)
     places = [await ask.take() for _ in range(2)]
     clock.now += 10.0
     pool.release(places[0])
     await ask.take()
     waiting = [ask.later() for _ in range(3)]
-    await all_wait()
+    await run_pending_tasks()
 
     with pytest.raises(Overloaded) as caught:
         await ask.take()
@@ -317,13 +317,13 @@ async def test_a_refusal_says_honestly_when_to_come_again() -> None:
         task.cancel()
 
 
-async def test_a_pool_that_closes_tells_those_who_wait() -> None:
+async def test_closing_the_pool_rejects_queued_requests() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1)
+    ask = SlotClient(pool, clock)
     await ask.take()
     waiting, gone = ask.later(), ask.later()
-    await all_wait()
+    await run_pending_tasks()
 
     gone.cancel()
     pool.close_queue()
@@ -336,13 +336,13 @@ async def test_a_pool_that_closes_tells_those_who_wait() -> None:
 # --- limits and the set ---------------------------------------------------------------------------
 
 
-async def test_the_whole_pool_has_a_limit_of_its_own() -> None:
+async def test_pool_concurrency_limit_is_applied() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=3, places=2, max_concurrency=4)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=3, places=2, max_concurrency=4)
+    ask = SlotClient(pool, clock)
     places = [await ask.take() for _ in range(4)]
     waiting = ask.later()
-    await all_wait()
+    await run_pending_tasks()
     assert not waiting.done()
 
     pool.release(places[0])
@@ -350,7 +350,7 @@ async def test_the_whole_pool_has_a_limit_of_its_own() -> None:
     assert (await waiting).worker.in_flight <= 2
 
 
-async def test_a_told_limit_holds_beside_the_configured_one() -> None:
+async def test_lower_of_reported_and_configured_limit_applies() -> None:
     clock = FakeClock()
     pool = WorkerPool(
         [WorkerConfig("http://a:1", max_concurrency=2), WorkerConfig("http://b:1")],
@@ -364,10 +364,10 @@ async def test_a_told_limit_holds_beside_the_configured_one() -> None:
     assert [member.limit for member in pool.workers] == [2, 3]
 
 
-async def test_a_worker_of_the_same_url_stays_the_same() -> None:
+async def test_replaced_worker_with_the_same_url_keeps_its_state() -> None:
     clock = FakeClock()
-    pool = roster(clock)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock)
+    ask = SlotClient(pool, clock)
     place = await ask.take()
     known = list(pool.workers)
 
@@ -381,10 +381,10 @@ async def test_a_worker_of_the_same_url_stays_the_same() -> None:
     assert pool.workers[0].key not in {one.key for one in known}
 
 
-async def test_a_worker_that_is_gone_finishes_and_takes_no_more() -> None:
+async def test_removed_worker_finishes_requests_and_gets_no_new_ones() -> None:
     clock = FakeClock()
-    pool = roster(clock)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock)
+    ask = SlotClient(pool, clock)
     a, b = await ask.take(), await ask.take()
 
     pool.replace_workers([b.worker.config])
@@ -392,37 +392,37 @@ async def test_a_worker_that_is_gone_finishes_and_takes_no_more() -> None:
     assert {(await ask.take()).worker for _ in range(4)} == {b.worker}
     pool.release(a)
     assert a.worker.in_flight == 0
-    pool.replace_workers(workers(2))
+    pool.replace_workers(make_configs(2))
     assert a.worker not in pool.workers
 
 
-async def test_a_worker_that_comes_back_still_has_its_requests() -> None:
+async def test_readded_worker_keeps_its_in_flight_requests() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1)
+    ask = SlotClient(pool, clock)
     place = await ask.take()
 
     pool.replace_workers([WorkerConfig("http://other:1")])
-    pool.replace_workers(workers(1, places=1))
+    pool.replace_workers(make_configs(1, places=1))
 
     assert list(pool.workers) == [place.worker]
     assert not place.worker.has_room()
 
 
-async def test_a_new_worker_serves_those_who_wait() -> None:
+async def test_added_worker_serves_queued_requests() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1)
-    ask = Asker(pool, clock)
+    pool = make_pool(clock, count=1, places=1)
+    ask = SlotClient(pool, clock)
     await ask.take()
     waiting = ask.later()
-    await all_wait()
+    await run_pending_tasks()
 
-    pool.replace_workers(workers(2, places=1))
+    pool.replace_workers(make_configs(2, places=1))
 
     assert (await waiting).worker is pool.workers[1]
 
 
-def test_two_of_one_url_are_one() -> None:
+def test_workers_with_equal_urls_are_merged() -> None:
     pool = WorkerPool(
         [WorkerConfig("http://a:1", weight=1), WorkerConfig("http://a:1", weight=5)],
         RoundRobin(),
@@ -433,12 +433,12 @@ def test_two_of_one_url_are_one() -> None:
     assert [one.config.weight for one in pool.workers] == [5]
 
 
-async def test_what_is_reported_of_a_worker() -> None:
+async def test_worker_report_contains_state_and_limits() -> None:
     clock = FakeClock()
-    pool = roster(
+    pool = make_pool(
         clock, places=4, breaker=CircuitBreakerSettings(consecutive_failures=2, open_for=15.0)
     )
-    ask = Asker(pool, clock)
+    ask = SlotClient(pool, clock)
     place = await ask.take()
     place.worker.latency_average.add(clock.now, 0.25)
     for _ in range(2):
@@ -457,7 +457,7 @@ async def test_what_is_reported_of_a_worker() -> None:
 # --- guests ---------------------------------------------------------------------------------------
 
 
-class Guest:
+class ShadowClient:
     """Takes a place that it leaves when it is told to."""
 
     def __init__(self, pool: WorkerPool, clock: FakeClock, tried: set[int] | None = None) -> None:
@@ -480,19 +480,19 @@ class Guest:
 
 
 @pytest.mark.parametrize("room", [0, 3])
-async def test_a_guest_leaves_its_place_to_one_who_would_wait(room: int) -> None:
+async def test_shadow_request_is_preempted_by_a_client_request(room: int) -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=2, queue=QueueSettings(max=room))
-    guests = [Guest(pool, clock), Guest(pool, clock)]
+    pool = make_pool(clock, count=1, places=2, queue=QueueSettings(max=room))
+    guests = [ShadowClient(pool, clock), ShadowClient(pool, clock)]
     for guest in guests:
         await guest.come()
 
-    first, second = [await Asker(pool, clock).take() for _ in range(2)]
+    first, second = [await SlotClient(pool, clock).take() for _ in range(2)]
 
     assert [guest.left for guest in guests] == [1, 1]
     assert first.worker.in_flight == second.worker.in_flight == 2
-    late = Asker(pool, clock).later()
-    await all_wait()
+    late = SlotClient(pool, clock).later()
+    await run_pending_tasks()
     assert late.done() is (room == 0)
     pool.release(first)
     assert isinstance((await asyncio.gather(late, return_exceptions=True))[0], WorkerSlot) is (
@@ -500,45 +500,45 @@ async def test_a_guest_leaves_its_place_to_one_who_would_wait(room: int) -> None
     )
 
 
-async def test_a_guest_makes_no_room_for_a_guest_and_waits_behind_all() -> None:
+async def test_shadow_request_has_the_lowest_priority_and_preempts_nothing() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=5))
-    held = await Asker(pool, clock).take()
-    guest = asyncio.get_running_loop().create_task(Guest(pool, clock).come())
-    await all_wait()
-    client = Asker(pool, clock).later(priority=255)
-    await all_wait()
+    pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=5))
+    held = await SlotClient(pool, clock).take()
+    guest = asyncio.get_running_loop().create_task(ShadowClient(pool, clock).come())
+    await run_pending_tasks()
+    client = SlotClient(pool, clock).later(priority=255)
+    await run_pending_tasks()
 
     pool.release(held)
     place = await client
     assert not guest.done()
     pool.release(place)
-    there = Guest(pool, clock)
+    there = ShadowClient(pool, clock)
     other = asyncio.get_running_loop().create_task(there.come())
     await guest
-    await all_wait()
+    await run_pending_tasks()
     assert not other.done()
     other.cancel()
 
 
-async def test_a_guest_stays_where_its_place_would_not_help() -> None:
+async def test_shadow_request_is_not_preempted_if_its_slot_is_unusable() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=5, wait=0.01))
-    guest = Guest(pool, clock)
+    pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=5, wait=0.01))
+    guest = ShadowClient(pool, clock)
     place = await guest.come()
 
     with pytest.raises(DeadlineExceeded):
-        await Asker(pool, clock).take({place.worker.key})
+        await SlotClient(pool, clock).take({place.worker.key})
     assert guest.left == 0
 
 
-async def test_a_guest_that_went_by_itself_is_forgotten() -> None:
+async def test_finished_shadow_request_is_not_preempted() -> None:
     clock = FakeClock()
-    pool = roster(clock, count=1, places=1, queue=QueueSettings(max=0))
-    guest = Guest(pool, clock)
+    pool = make_pool(clock, count=1, places=1, queue=QueueSettings(max=0))
+    guest = ShadowClient(pool, clock)
     pool.release(await guest.come())
-    await Asker(pool, clock).take()
+    await SlotClient(pool, clock).take()
 
     with pytest.raises(Overloaded, match="busy"):
-        await Asker(pool, clock).take()
+        await SlotClient(pool, clock).take()
     assert guest.left == 0

@@ -13,14 +13,14 @@ STEPS = 12
 
 
 @torch.inference_mode()
-def scored(model: Any, prompt: list[int], texts: list[list[int]]) -> torch.Tensor:
+def compute_logprobs(model: Any, prompt: list[int], texts: list[list[int]]) -> torch.Tensor:
     """What may follow each text: (texts, vocabulary)."""
     ids = torch.tensor([prompt + text for text in texts])
     logits: torch.Tensor = model(ids).logits[:, -1]
     return logits.log_softmax(-1)
 
 
-def searched(
+def run_search(
     model: Any, prompt: list[int], width: int, ends: set[int], penalty: float
 ) -> list[tuple[float, list[int]]]:
     """All that Search finds in at most STEPS tokens."""
@@ -32,7 +32,7 @@ def searched(
         return text, token in ends or len(text) == STEPS
 
     for length in range(1, STEPS + 1):
-        placed = search.advance(scored(model, prompt, texts), length, grow)
+        placed = search.advance(compute_logprobs(model, prompt, texts), length, grow)
         if search.is_done:
             break
         texts = [beam.hypothesis for beam in placed]
@@ -43,7 +43,7 @@ def searched(
 @pytest.mark.parametrize("penalty", [1.0, 0.0, -1.0, 2.5])
 @pytest.mark.parametrize("ends", [(), (EOS,), (EOS, 97, 110)])
 @pytest.mark.parametrize("width", [2, 5])
-def test_the_search_is_that_of_transformers(
+def test_beam_search_matches_transformers(
     reference: Any, tokenizer: Any, width: int, ends: tuple[int, ...], penalty: float
 ) -> None:
     for text in ("Hello", "a", "what comes next?"):
@@ -62,7 +62,7 @@ def test_the_search_is_that_of_transformers(
                 return_dict_in_generate=True,
                 output_scores=True,
             )
-        mine = searched(reference, prompt, width, set(ends), penalty)
+        mine = run_search(reference, prompt, width, set(ends), penalty)
         for (score, found), line, wanted in zip(
             mine, theirs.sequences.tolist(), theirs.sequences_scores.tolist(), strict=True
         ):
@@ -71,7 +71,7 @@ def test_the_search_is_that_of_transformers(
             assert score == pytest.approx(wanted, rel=1e-4)
 
 
-def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
+def test_first_continuation_of_a_beam_keeps_its_slot() -> None:
     search: BeamSearch[tuple[int, int]] = BeamSearch(3, 1, 1.0)
     first = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(3, 4)
     placed = search.advance(first, 1, lambda slot, token: ((slot, token), False))
@@ -87,7 +87,7 @@ def test_the_first_that_goes_on_from_a_slot_stays_in_it() -> None:
     assert {beam.hypothesis for beam in placed} == {(slots[0], 3), (slots[1], 0), (slots[2], 0)}
 
 
-def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
+def test_beams_repeat_after_a_forced_token_and_diverge_later() -> None:
     """As after a forced beginning: the search is as wide as ever once there is a choice again."""
     search: BeamSearch[tuple[int, ...]] = BeamSearch(3, 1, 1.0)
     texts: list[tuple[int, ...]] = [(), (), ()]
@@ -104,14 +104,14 @@ def test_where_few_may_follow_slots_repeat_and_search_on() -> None:
     assert sorted(texts) == [(2, 0), (2, 1), (2, 2)]
 
 
-def test_what_ends_beyond_the_first_is_not_kept() -> None:
+def test_finished_beam_outside_the_width_is_dropped() -> None:
     search: BeamSearch[int] = BeamSearch(1, 1, 1.0)
     line = torch.tensor([[0.6, 0.4]]).log()
     (beam,) = search.advance(line, 1, lambda _, token: (token, token == 1))
     assert (beam.hypothesis, search.finished, search.is_done) == (0, [], False)
 
 
-def test_diversity_counts_what_earlier_groups_took() -> None:
+def test_diversity_penalizes_tokens_of_earlier_groups() -> None:
     def found(taken: list[int]) -> list[int]:
         search: BeamSearch[int] = BeamSearch(2, 1, 1.0, diversity=0.5)
         line = torch.tensor([[-1.0, -1.4, -1.7, -2.1]] * 2)

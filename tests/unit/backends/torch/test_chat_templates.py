@@ -15,7 +15,7 @@ Drive = Callable[..., Any]
 HI = (ChatTurn("user", "hi"),)
 
 
-def test_a_file_and_a_folder(tmp_path: Path) -> None:
+def test_template_is_read_from_a_file_or_folder(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("own", "utf-8")
     assert load_template(str(tmp_path / "own.jinja")) == "own"
     described = tmp_path / "tokenizer_config.json"
@@ -29,16 +29,16 @@ def test_a_file_and_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("described", [None, b"{}", b"no", b'{"chat_template":[1]}'])
-def test_where_there_is_none(tmp_path: Path, described: bytes | None) -> None:
+def test_folder_without_a_chat_template_is_rejected(
+    tmp_path: Path, described: bytes | None
+) -> None:
     if described is not None:
         (tmp_path / "tokenizer_config.json").write_bytes(described)
     with pytest.raises(ModelError, match="no chat template in"):
         load_template(str(tmp_path))
 
 
-def test_the_configurations_takes_the_place_of_the_models(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_configured_template_overrides_that_of_the_model(tiny_folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
     own.write_text("[{{ messages[0].content }}]", "utf-8")
     model = load_model(ModelLocation(str(tiny_folder), "generate"), "cpu", "auto", None, str(own))
@@ -46,35 +46,37 @@ def test_the_configurations_takes_the_place_of_the_models(
     assert model.tokenizer.decode(ids) == "[hi]"
 
 
-def text(got: Any, **fields: Any) -> str:
+def render_prompt(got: Any, **fields: Any) -> str:
     (ids,) = got.engine._input_processor.tokenize_prompts(PromptInput(**fields), StopParams())
     found: str = got.engine._tokenizer.decode(ids)
     return found
 
 
-def test_a_requests_takes_the_place_of_both(noisy: Drive) -> None:
-    assert text(noisy(), turns=HI) == "<user>hi<assistant>"
+def test_template_of_the_request_overrides_both(noisy: Drive) -> None:
+    assert render_prompt(noisy(), turns=HI) == "<user>hi<assistant>"
     own = "{{ tools[0].function.name }}: {{ messages[0].content }}, {{ mood }}"
     arguments = b'{"mood": "gay", "tools": [], "chat_template": "x"}'
     functions = (FunctionDefinition("f"),)
-    got = text(noisy(), turns=HI, functions=functions, template=own, template_arguments=arguments)
+    got = render_prompt(
+        noisy(), turns=HI, functions=functions, template=own, template_arguments=arguments
+    )
     assert got == "f: hi, gay"
 
 
-def test_one_of_several_is_for_functions(noisy: Drive) -> None:
+def test_tool_use_template_is_used_for_functions(noisy: Drive) -> None:
     got = noisy()
     got.engine._tokenizer.chat_template = {"default": "plain", "tool_use": "with {{ tools }}"}
-    assert text(got, turns=HI) == "plain"
-    assert text(got, turns=HI, functions=(FunctionDefinition("f"),)).startswith("with [")
+    assert render_prompt(got, turns=HI) == "plain"
+    assert render_prompt(got, turns=HI, functions=(FunctionDefinition("f"),)).startswith("with [")
 
 
-def test_what_an_assistant_began_goes_on(noisy: Drive) -> None:
+def test_continue_final_continues_the_assistant_message(noisy: Drive) -> None:
     turns = (*HI, ChatTurn("assistant", "Well, I"))
-    assert text(noisy(), turns=turns, continue_final=True) == "<user>hi<assistant>Well, I"
-    assert text(noisy(), turns=turns) == "<user>hi<assistant>Well, I<assistant>"
-    assert text(noisy(), turns=HI, generation_prompt=False) == "<user>hi"
+    assert render_prompt(noisy(), turns=turns, continue_final=True) == "<user>hi<assistant>Well, I"
+    assert render_prompt(noisy(), turns=turns) == "<user>hi<assistant>Well, I<assistant>"
+    assert render_prompt(noisy(), turns=HI, generation_prompt=False) == "<user>hi"
 
 
-def test_a_prompt_is_wrapped_or_raw(noisy: Drive) -> None:
-    assert text(noisy(), prompts=("hi",), as_user_message=True) == "<user>hi<assistant>"
-    assert text(noisy(), prompts=("hi",)) == "hi"
+def test_prompt_is_wrapped_as_user_message_on_request(noisy: Drive) -> None:
+    assert render_prompt(noisy(), prompts=("hi",), as_user_message=True) == "<user>hi<assistant>"
+    assert render_prompt(noisy(), prompts=("hi",)) == "hi"

@@ -15,7 +15,9 @@ def decode_bytes(ids: Any) -> str:
     return bytes(ids).decode(errors="replace")
 
 
-def sent(data: bytes, stops: tuple[str, ...], *, include: bool = False) -> tuple[str, int, Any]:
+def run_output_text(
+    data: bytes, stops: tuple[str, ...], *, include: bool = False
+) -> tuple[str, int, Any]:
     """What goes out if each byte is a token; the number of tokens; the stop that was found."""
     script = OutputText(Detokenizer(decode_bytes, []), stops, include=include)
     text, tokens = "", 0
@@ -31,7 +33,7 @@ def sent(data: bytes, stops: tuple[str, ...], *, include: bool = False) -> tuple
     return text, tokens, script.stopped
 
 
-def expected(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+def find_expected_output(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
     """The text up to the stop string that is complete first."""
     for end in range(1, len(text) + 1):
         for stop in sorted(filter(None, stops), key=len, reverse=True):
@@ -45,33 +47,33 @@ STOPS = st.lists(st.text("abcé€ ", min_size=1, max_size=4), max_size=4).map(t
 
 
 @given(TEXTS, STOPS)
-def test_text_is_what_stands_before_the_first_stop(text: str, stops: tuple[str, ...]) -> None:
-    got, tokens, stopped = sent(text.encode(), stops)
-    want, stop = expected(text, stops)
+def test_output_text_ends_before_the_first_stop_string(text: str, stops: tuple[str, ...]) -> None:
+    got, tokens, stopped = run_output_text(text.encode(), stops)
+    want, stop = find_expected_output(text, stops)
     assert (got, stopped) == (want, stop)
     assert tokens <= len(text.encode())
     if stop is None:
         assert tokens == len(text.encode())
     else:
-        assert sent(text.encode(), stops, include=True)[0] == want + stop
+        assert run_output_text(text.encode(), stops, include=True)[0] == want + stop
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_give_what_decoding_them_gives(data: bytes) -> None:
-    got, tokens, _ = sent(data, ())
+def test_streamed_text_equals_the_decoded_bytes(data: bytes) -> None:
+    got, tokens, _ = run_output_text(data, ())
     whole = decode_bytes(data)
     assert got.rstrip("\ufffd") == whole.rstrip("\ufffd")
     assert tokens == len(data)
 
 
 @given(TEXTS)
-def test_every_piece_is_whole_characters(text: str) -> None:
+def test_detokenizer_returns_complete_characters(text: str) -> None:
     detokenizer = Detokenizer(decode_bytes, [])
     pieces = [detokenizer.add(byte) for byte in text.encode()]
     assert [piece for piece in pieces if piece] == list(text)
 
 
-def test_an_end_that_may_be_a_stop_is_held_back() -> None:
+def test_possible_stop_string_is_held_back() -> None:
     script = OutputText(Detokenizer(decode_bytes, []), ("STOP",), include=False)
     for byte in b"abST":
         script.add_token(OutputToken(byte, None), scan=True)
@@ -85,7 +87,7 @@ def test_an_end_that_may_be_a_stop_is_held_back() -> None:
     assert script.close() is None
 
 
-def test_a_prompt_before_it_does_not_come_out() -> None:
+def test_detokenizer_does_not_return_the_prompt() -> None:
     detokenizer = Detokenizer(decode_bytes, list(b"prompt"))
     assert [detokenizer.add(byte) for byte in b"!?"] == ["!", "?"]
 

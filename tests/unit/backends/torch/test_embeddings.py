@@ -47,7 +47,7 @@ from tests.tiny_model import byte_tokenizer
 
 
 @given(st.lists(st.integers(1, MAX_BATCH_TOKENS), max_size=50))
-def test_batches_hold_every_text_once_and_keep_the_budget(lengths: list[int]) -> None:
+def test_batches_contain_every_text_once_within_the_token_limit(lengths: list[int]) -> None:
     batches = split_batches(lengths)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(max(lengths[i] for i in b) * len(b) <= MAX_BATCH_TOKENS for b in batches)
@@ -68,7 +68,9 @@ def encoder(tokenizer: Any) -> EmbeddingModel:
     return EmbeddingModel(model.eval(), tokenizer, PoolingConfig(matryoshka_sizes=()), 64)
 
 
-def ask(encoder: EmbeddingModel, spec: EmbedCommand, now: float = 0.0) -> list[EngineEvent]:
+def run_embed_command(
+    encoder: EmbeddingModel, spec: EmbedCommand, now: float = 0.0
+) -> list[EngineEvent]:
     told: list[EngineEvent] = []
     clock = [0.0]
     embedder = EmbeddingEngine(encoder, 4, told.append, lambda: clock[0])
@@ -80,8 +82,8 @@ def ask(encoder: EmbeddingModel, spec: EmbedCommand, now: float = 0.0) -> list[E
     return told
 
 
-def vectors(encoder: EmbeddingModel, spec: EmbedCommand) -> Any:
-    first, finished = ask(encoder, spec)
+def compute_vectors(encoder: EmbeddingModel, spec: EmbedCommand) -> Any:
+    first, finished = run_embed_command(encoder, spec)
     assert isinstance(first, EmbeddingsEvent)
     assert isinstance(finished, RequestFinishedEvent)
     return np.frombuffer(first.data, "<f4").reshape(-1, first.dimensions)
@@ -90,43 +92,45 @@ def vectors(encoder: EmbeddingModel, spec: EmbedCommand) -> Any:
 TEXTS = ("a", "a longer text", "b", "a text of middle size", "é")
 
 
-def test_vectors_come_in_order_and_do_not_depend_on_neighbours(encoder: EmbeddingModel) -> None:
-    together = vectors(encoder, EmbedCommand(1, TEXTS))
-    alone = np.concatenate([vectors(encoder, EmbedCommand(1, (text,))) for text in TEXTS])
+def test_embeddings_are_ordered_and_independent_of_the_batch(encoder: EmbeddingModel) -> None:
+    together = compute_vectors(encoder, EmbedCommand(1, TEXTS))
+    alone = np.concatenate([compute_vectors(encoder, EmbedCommand(1, (text,))) for text in TEXTS])
     assert np.allclose(together, alone, atol=1e-5)
     assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
 
 
-def test_a_large_request_takes_several_passes(encoder: EmbeddingModel) -> None:
+def test_large_embedding_request_is_split_into_batches(encoder: EmbeddingModel) -> None:
     texts = tuple(chr(97 + n % 26) * n for n in range(1, 65))
     assert len(split_batches([len(text) for text in texts])) > 1
-    together = vectors(encoder, EmbedCommand(1, texts))
+    together = compute_vectors(encoder, EmbedCommand(1, texts))
     for n in (0, 1, 31, 63):
         assert np.allclose(
-            together[n], vectors(encoder, EmbedCommand(1, (texts[n],)))[0], atol=1e-5
+            together[n], compute_vectors(encoder, EmbedCommand(1, (texts[n],)))[0], atol=1e-5
         )
 
 
-def test_dimensions_are_cut_and_normalised_again(encoder: EmbeddingModel) -> None:
-    whole = vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
-    cut = vectors(encoder, EmbedCommand(1, TEXTS, dimensions=8))
+def test_reduced_dimensions_are_renormalized(encoder: EmbeddingModel) -> None:
+    whole = compute_vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
+    cut = compute_vectors(encoder, EmbedCommand(1, TEXTS, dimensions=8))
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
     assert np.allclose(cut, expected, atol=1e-5)
 
 
-def test_instruction_and_token_ids(encoder: EmbeddingModel) -> None:
-    plain = vectors(encoder, EmbedCommand(1, ("query: cat",)))
-    assert np.allclose(plain, vectors(encoder, EmbedCommand(1, ("cat",), instruction="query: ")))
-    assert np.allclose(plain, vectors(encoder, EmbedCommand(1, (tuple(b"query: cat"),))))
+def test_instruction_is_prepended_and_token_ids_are_accepted(encoder: EmbeddingModel) -> None:
+    plain = compute_vectors(encoder, EmbedCommand(1, ("query: cat",)))
+    assert np.allclose(
+        plain, compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query: "))
+    )
+    assert np.allclose(plain, compute_vectors(encoder, EmbedCommand(1, (tuple(b"query: cat"),))))
 
 
-def test_the_tokens_of_a_text(encoder: EmbeddingModel) -> None:
+def test_embedding_model_tokenizes_text(encoder: EmbeddingModel) -> None:
     told: list[EngineEvent] = []
     EmbeddingEngine(encoder, 4, told.append, float).tokenize(TokenizeCommand(1, "aé"))
     assert told == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
 
 
-def test_a_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> None:
+def test_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> None:
     events: list[EngineEvent] = []
     is_ready = threading.Event()
     embedder = EmbeddingEngine(encoder, 4, events.append, lambda: 0.0, is_ready.set)
@@ -146,7 +150,7 @@ def test_a_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> 
     assert embedder.waiting_count == 0
 
 
-def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
+def test_oversized_text_is_rejected_without_tokenization(
     encoder: EmbeddingModel,
 ) -> None:
     class Untouched:
@@ -158,20 +162,20 @@ def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
     blind = encoder._replace(tokenizer=Untouched())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("backends.torch.embeddings.TokenBytes", lambda _: None)
-        (failed,) = ask(blind, EmbedCommand(1, ("x" * 4_000_000,)))
+        (failed,) = run_embed_command(blind, EmbedCommand(1, ("x" * 4_000_000,)))
     assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.limit) == ("too_long", 64)
 
 
-def test_too_long_fails_or_is_cut(encoder: EmbeddingModel) -> None:
-    (failed,) = ask(encoder, EmbedCommand(1, ("x" * 65,)))
+def test_text_over_the_context_is_rejected_or_truncated(encoder: EmbeddingModel) -> None:
+    (failed,) = run_embed_command(encoder, EmbedCommand(1, ("x" * 65,)))
     assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 65, 64)
-    vectors(encoder, EmbedCommand(1, ("x" * 65,), max_tokens=-1))
+    compute_vectors(encoder, EmbedCommand(1, ("x" * 65,), max_tokens=-1))
     ids = tuple(range(100))
     assert np.allclose(
-        vectors(encoder, EmbedCommand(1, (ids,), max_tokens=5)),
-        vectors(encoder, EmbedCommand(1, (ids[:5],))),
+        compute_vectors(encoder, EmbedCommand(1, (ids,), max_tokens=5)),
+        compute_vectors(encoder, EmbedCommand(1, (ids[:5],))),
     )
 
 
@@ -186,14 +190,14 @@ def test_too_long_fails_or_is_cut(encoder: EmbeddingModel) -> None:
         EmbedCommand(1, ((1, 2),), instruction="query: "),
     ],
 )
-def test_what_is_wrong_is_told(encoder: EmbeddingModel, spec: EmbedCommand) -> None:
-    (failed,) = ask(encoder, spec)
+def test_invalid_embedding_request_is_rejected(encoder: EmbeddingModel, spec: EmbedCommand) -> None:
+    (failed,) = run_embed_command(encoder, spec)
     assert isinstance(failed, RequestFailedEvent)
     assert failed.kind == "invalid"
 
 
-def test_deadline_cancel_and_queue(encoder: EmbeddingModel) -> None:
-    (failed,) = ask(encoder, EmbedCommand(1, ("a",), timeout=1.0), now=2.0)
+def test_embedding_deadline_cancellation_and_queue_limit(encoder: EmbeddingModel) -> None:
+    (failed,) = run_embed_command(encoder, EmbedCommand(1, ("a",), timeout=1.0), now=2.0)
     assert isinstance(failed, RequestFailedEvent)
     assert failed.kind == "deadline"
     told: list[EngineEvent] = []
@@ -208,9 +212,7 @@ def test_deadline_cancel_and_queue(encoder: EmbeddingModel) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
-def test_a_pass_that_fails_takes_one_request_with_it(
-    encoder: EmbeddingModel, error: Exception
-) -> None:
+def test_failed_batch_fails_only_its_request(encoder: EmbeddingModel, error: Exception) -> None:
     class Failing:
         def __init__(self) -> None:
             self.config, self.device, self.calls = encoder.model.config, torch.device("cpu"), 0
@@ -236,7 +238,7 @@ def test_a_pass_that_fails_takes_one_request_with_it(
 # --- held against transformers, by hand -----------------------------------------------------------
 
 
-def closing_tokenizer() -> Any:
+def make_closing_tokenizer() -> Any:
     """Puts a token before a text and one behind it."""
     one = byte_tokenizer()
     one.backend_tokenizer.post_processor = TemplateProcessing(
@@ -246,9 +248,9 @@ def closing_tokenizer() -> Any:
     return one
 
 
-def saved(folder: Path, model: Any, **files: Any) -> Path:
+def save_model(folder: Path, model: Any, **files: Any) -> Path:
     model.save_pretrained(folder)
-    closing_tokenizer().save_pretrained(folder)
+    make_closing_tokenizer().save_pretrained(folder)
     for name, content in files.items():
         place = folder / f"{name.replace('__', '/')}.json"
         place.parent.mkdir(exist_ok=True)
@@ -256,7 +258,7 @@ def saved(folder: Path, model: Any, **files: Any) -> Path:
     return folder
 
 
-def small_bert() -> Any:
+def make_bert() -> Any:
     torch.manual_seed(3)
     config = BertConfig(
         vocab_size=259,
@@ -277,19 +279,19 @@ STEPS = [
 ]
 
 
-def opened(folder: Path, **settings: Any) -> EmbeddingModel:
+def load_embedding_model(folder: Path, **settings: Any) -> EmbeddingModel:
     given = EngineSettings(str(folder), device="cpu", **settings)
     return load_encoder(ModelLocation(str(folder), "embed"), given)
 
 
-def by_hand(model: Any, text: str, skip: int = 0) -> Any:
+def compute_hidden_states(model: Any, text: str, skip: int = 0) -> Any:
     """The states of a text's tokens, alone and without padding."""
-    ids = closing_tokenizer().encode(text)
+    ids = make_closing_tokenizer().encode(text)
     with torch.inference_mode():
         return model(input_ids=torch.tensor([ids])).last_hidden_state[0, skip:].numpy()
 
 
-def unit(vector: Any) -> Any:
+def normalize(vector: Any) -> Any:
     return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
 
 
@@ -302,22 +304,32 @@ def unit(vector: Any) -> Any:
         (["cls", "max"], lambda states: np.concatenate([states[0], states.max(0)])),
     ],
 )
-def test_a_model_of_a_folder(tmp_path: Path, pooling: Any, expected: Callable[[Any], Any]) -> None:
-    model = small_bert()
+def test_pooling_is_read_from_the_model_folder(
+    tmp_path: Path, pooling: Any, expected: Callable[[Any], Any]
+) -> None:
+    model = make_bert()
     said = {"pooling_mode": pooling}
-    encoder = opened(saved(tmp_path, model, modules=STEPS, **{"1_Pooling__config": said}))
-    found = vectors(encoder, EmbedCommand(1, TEXTS))
-    assert np.allclose(found, [unit(expected(by_hand(model, text))) for text in TEXTS], atol=1e-5)
-    plain = vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
-    assert np.allclose(plain, [expected(by_hand(model, text)) for text in TEXTS], atol=1e-5)
+    encoder = load_embedding_model(
+        save_model(tmp_path, model, modules=STEPS, **{"1_Pooling__config": said})
+    )
+    found = compute_vectors(encoder, EmbedCommand(1, TEXTS))
+    assert np.allclose(
+        found,
+        [normalize(expected(compute_hidden_states(model, text))) for text in TEXTS],
+        atol=1e-5,
+    )
+    plain = compute_vectors(encoder, EmbedCommand(1, TEXTS, normalize=False))
+    assert np.allclose(
+        plain, [expected(compute_hidden_states(model, text)) for text in TEXTS], atol=1e-5
+    )
     assert encoder.dimensions == plain.shape[1]
 
 
-def test_prompts_stand_before_texts_and_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
-    model = small_bert()
+def test_prompts_are_prepended_and_optionally_excluded_from_pooling(tmp_path: Path) -> None:
+    model = make_bert()
     told = {"prompts": {"query": "find: ", "text": "t: "}, "default_prompt_name": "text"}
     counts = {"pooling_mode": "mean"}
-    folder = saved(
+    folder = save_model(
         tmp_path,
         model,
         modules=STEPS,
@@ -325,50 +337,56 @@ def test_prompts_stand_before_texts_and_may_be_left_out_of_the_mean(tmp_path: Pa
         **{"1_Pooling__config": counts},
     )
     for asked, prompt in ((None, "t: "), ("query", "find: "), ("q: ", "q: ")):
-        whole = by_hand(model, f"{prompt}cat")
-        found = vectors(opened(folder), EmbedCommand(1, ("cat",), instruction=asked))
-        assert np.allclose(found, unit(whole.mean(0)), atol=1e-5)
+        whole = compute_hidden_states(model, f"{prompt}cat")
+        found = compute_vectors(
+            load_embedding_model(folder), EmbedCommand(1, ("cat",), instruction=asked)
+        )
+        assert np.allclose(found, normalize(whole.mean(0)), atol=1e-5)
     ids = (1, 2, 3)
-    plain = vectors(opened(folder), EmbedCommand(1, (ids,)))
+    plain = compute_vectors(load_embedding_model(folder), EmbedCommand(1, (ids,)))
 
-    saved(folder, model, **{"1_Pooling__config": {**counts, "include_prompt": False}})
-    encoder = opened(folder)
+    save_model(folder, model, **{"1_Pooling__config": {**counts, "include_prompt": False}})
+    encoder = load_embedding_model(folder)
     # The token before the text and the seven of the prompt are left out.
-    part = by_hand(model, "find: cat", 7)
-    found = vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
-    assert np.allclose(found, unit(part.mean(0)), atol=1e-5)
-    nothing = by_hand(model, "find: ", 7)
-    found = vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
-    assert np.allclose(found, unit(nothing.mean(0)), atol=1e-5)
-    cut_off = vectors(encoder, EmbedCommand(1, ("cat",), instruction="query", max_tokens=4))
-    states = by_hand(model, "fi")[-1]
-    assert np.allclose(cut_off, unit(states), atol=1e-5)
-    assert np.array_equal(vectors(encoder, EmbedCommand(1, (ids,))), plain)
+    part = compute_hidden_states(model, "find: cat", 7)
+    found = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query"))
+    assert np.allclose(found, normalize(part.mean(0)), atol=1e-5)
+    nothing = compute_hidden_states(model, "find: ", 7)
+    found = compute_vectors(encoder, EmbedCommand(1, ("",), instruction="query"))
+    assert np.allclose(found, normalize(nothing.mean(0)), atol=1e-5)
+    cut_off = compute_vectors(encoder, EmbedCommand(1, ("cat",), instruction="query", max_tokens=4))
+    states = compute_hidden_states(model, "fi")[-1]
+    assert np.allclose(cut_off, normalize(states), atol=1e-5)
+    assert np.array_equal(compute_vectors(encoder, EmbedCommand(1, (ids,))), plain)
 
 
-def test_a_text_that_is_cut_keeps_its_closing_token(tmp_path: Path) -> None:
-    model = small_bert()
-    encoder = opened(saved(tmp_path, model), context=10)
-    expected = unit(by_hand(model, "x" * 8).mean(0))
+def test_truncated_text_keeps_its_closing_token(tmp_path: Path) -> None:
+    model = make_bert()
+    encoder = load_embedding_model(save_model(tmp_path, model), context=10)
+    expected = normalize(compute_hidden_states(model, "x" * 8).mean(0))
     assert np.allclose(
-        vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5
+        compute_vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=-1)), expected, atol=1e-5
     )
     assert np.allclose(
-        vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5
+        compute_vectors(encoder, EmbedCommand(1, ("x" * 50,), max_tokens=99)), expected, atol=1e-5
     )
-    (failed,) = ask(encoder, EmbedCommand(1, ("x" * 9,)))
+    (failed,) = run_embed_command(encoder, EmbedCommand(1, ("x" * 9,)))
     assert isinstance(failed, RequestFailedEvent)
     assert (failed.kind, failed.tokens, failed.limit) == ("too_long", 11, 10)
-    (failed,) = ask(encoder, EmbedCommand(1, ("xxx",), max_tokens=2))
+    (failed,) = run_embed_command(encoder, EmbedCommand(1, ("xxx",), max_tokens=2))
     assert isinstance(failed, RequestFailedEvent)
     assert failed.message == "texts can't be truncated to fewer than 3 tokens"
 
 
-def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
-    model = small_bert()
-    encoder = opened(saved(tmp_path, model, sentence_bert_config={"do_lower_case": True}))
-    found = vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
-    assert np.allclose(found, unit(by_hand(model, "find a cat").mean(0)), atol=1e-5)
+def test_do_lower_case_setting_lowercases_texts(tmp_path: Path) -> None:
+    model = make_bert()
+    encoder = load_embedding_model(
+        save_model(tmp_path, model, sentence_bert_config={"do_lower_case": True})
+    )
+    found = compute_vectors(encoder, EmbedCommand(1, ("A Cat",), instruction="FIND "))
+    assert np.allclose(
+        found, normalize(compute_hidden_states(model, "find a cat").mean(0)), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,58 +401,60 @@ def test_texts_may_be_taken_in_small_letters(tmp_path: Path) -> None:
         ((8, 16), 8, None),
     ],
 )
-def test_which_sizes_there_are(
+def test_allowed_embedding_dimensions(
     tmp_path: Path, matryoshka: Any, size: int, says: str | None
 ) -> None:
-    model = small_bert()
-    encoder = opened(saved(tmp_path, model), matryoshka=matryoshka)
+    model = make_bert()
+    encoder = load_embedding_model(save_model(tmp_path, model), matryoshka=matryoshka)
     asked = EmbedCommand(1, ("cat",), dimensions=size)
     if says is None:
-        expected = unit(by_hand(model, "cat").mean(0)[:size])
-        assert np.allclose(vectors(encoder, asked), expected, atol=1e-5)
+        expected = normalize(compute_hidden_states(model, "cat").mean(0)[:size])
+        assert np.allclose(compute_vectors(encoder, asked), expected, atol=1e-5)
     else:
-        (failed,) = ask(encoder, asked)
+        (failed,) = run_embed_command(encoder, asked)
         assert isinstance(failed, RequestFailedEvent)
         assert (failed.kind, failed.param) == ("invalid", "dimensions")
         assert says in failed.message
 
 
-def test_a_dense_layer_before_the_end(tmp_path: Path) -> None:
-    model, weight = small_bert(), torch.randn(5, 32)
+def test_dense_layer_is_applied(tmp_path: Path) -> None:
+    model, weight = make_bert(), torch.randn(5, 32)
     dense = {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}
     said = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
-    folder = saved(
+    folder = save_model(
         tmp_path,
         model,
         modules=[STEPS[0], STEPS[1], dense, STEPS[2]],
         **{"1_Pooling__config": {"pooling_mode": "mean"}, "3_Dense__config": said},
     )
     save_file({"linear.weight": weight}, folder / "3_Dense" / "model.safetensors")
-    encoder = opened(folder)
-    expected = unit(weight.numpy() @ by_hand(model, "cat").mean(0))
-    assert np.allclose(vectors(encoder, EmbedCommand(1, ("cat",))), expected, atol=1e-5)
+    encoder = load_embedding_model(folder)
+    expected = normalize(weight.numpy() @ compute_hidden_states(model, "cat").mean(0))
+    assert np.allclose(compute_vectors(encoder, EmbedCommand(1, ("cat",))), expected, atol=1e-5)
     assert encoder.dimensions == 5
 
 
-def test_other_families(tmp_path: Path) -> None:
+def test_embeddings_of_llama_t5_and_roberta(tmp_path: Path) -> None:
     """A decoder gives its last token; the first half of T5; RoBERTa has two places less."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
     llama: Any = LlamaForCausalLM(LlamaConfig(**sizes))
-    encoder = opened(saved(tmp_path / "llama", llama.eval()))
-    expected = [unit(by_hand(llama.model, text)[-1]) for text in TEXTS]
-    assert np.allclose(vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
+    encoder = load_embedding_model(save_model(tmp_path / "llama", llama.eval()))
+    expected = [normalize(compute_hidden_states(llama.model, text)[-1]) for text in TEXTS]
+    assert np.allclose(compute_vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
 
     t5: Any = T5Model(
         T5Config(vocab_size=259, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     )
-    encoder = opened(saved(tmp_path / "t5", t5.eval()), context=50)
-    expected = [unit(by_hand(t5.encoder, text).mean(0)) for text in TEXTS]
-    assert np.allclose(vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
+    encoder = load_embedding_model(save_model(tmp_path / "t5", t5.eval()), context=50)
+    expected = [normalize(compute_hidden_states(t5.encoder, text).mean(0)) for text in TEXTS]
+    assert np.allclose(compute_vectors(encoder, EmbedCommand(1, TEXTS)), expected, atol=1e-5)
 
     roberta: Any = RobertaModel(RobertaConfig(**sizes, pad_token_id=1))
-    encoder = opened(saved(tmp_path / "roberta", roberta.eval()))
+    encoder = load_embedding_model(save_model(tmp_path / "roberta", roberta.eval()))
     assert encoder.max_length == 62
-    vectors(encoder, EmbedCommand(1, ("x" * 60,)))
-    assert isinstance(ask(encoder, EmbedCommand(1, ("x" * 61,)))[0], RequestFailedEvent)
+    compute_vectors(encoder, EmbedCommand(1, ("x" * 60,)))
+    assert isinstance(
+        run_embed_command(encoder, EmbedCommand(1, ("x" * 61,)))[0], RequestFailedEvent
+    )

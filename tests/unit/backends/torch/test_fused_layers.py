@@ -38,7 +38,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def build(config: Any, way: str) -> Any:
+def build_model(config: Any, way: str) -> Any:
     torch.manual_seed(1)
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config, attn_implementation=way).eval()
@@ -60,11 +60,11 @@ def build(config: Any, way: str) -> Any:
     ],
     ids=["llama", "all biases", "some biases", "capped", "query norms", "turned in pairs"],
 )
-def test_the_usual_are_made_anew_and_give_the_same(config: Any, attentions: int) -> None:
+def test_fused_layers_give_the_same_output(config: Any, attentions: int) -> None:
     text = torch.randint(0, 100, (1, 50), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        truth = build(config, "eager")(text).logits[0]
-    forward = ModelRunner(build(config, ATTENTION_NAME))
+        truth = build_model(config, "eager")(text).logits[0]
+    forward = ModelRunner(build_model(config, ATTENTION_NAME))
     kinds = [type(part) for part in forward._model.modules()]
     assert (kinds.count(FusedAttention), kinds.count(FusedGatedMlp)) == (attentions, 2)
     tokens, pool = text[0].tolist(), BlockPool(9)
@@ -74,7 +74,7 @@ def test_the_usual_are_made_anew_and_give_the_same(config: Any, attentions: int)
     assert torch.allclose(torch.cat(found), truth, atol=2e-3)
 
 
-class Odd(nn.Module):
+class UnsupportedAttention(nn.Module):
     """Has an attention's layers, and is none."""
 
     head_dim, layer_idx = 8, 0
@@ -91,7 +91,7 @@ class Odd(nn.Module):
         return hidden_states, None
 
 
-class Crossed(nn.Module):
+class SwappedGateMlp(nn.Module):
     """Opens the other half."""
 
     def __init__(self) -> None:
@@ -108,16 +108,22 @@ class Crossed(nn.Module):
 
 @pytest.mark.parametrize(
     "part",
-    [Odd(None), Odd(TypeError()), Odd(KeyError()), Odd(None, key_bias=True), Crossed()],
+    [
+        UnsupportedAttention(None),
+        UnsupportedAttention(TypeError()),
+        UnsupportedAttention(KeyError()),
+        UnsupportedAttention(None, key_bias=True),
+        SwappedGateMlp(),
+    ],
     ids=["attends to nothing", "refuses", "lacks something", "biases differ", "crossed"],
 )
-def test_what_is_otherwise_stays(part: nn.Module) -> None:
+def test_unsupported_layers_are_not_fused(part: nn.Module) -> None:
     model = nn.Sequential(part)
     fuse_layers(model)
     assert model[0] is part
 
 
-class Placed(Odd):
+class ScaledAttention(UnsupportedAttention):
     """May scale its queries by their places, as some do for long texts, or repeat its keys."""
 
     def __init__(self, far: float, times: int) -> None:
@@ -140,15 +146,18 @@ class Placed(Odd):
 
 
 @pytest.mark.parametrize(
-    ("far", "times", "kind"), [(0.0, 1, FusedAttention), (0.001, 1, Placed), (0.0, 2, Placed)]
+    ("far", "times", "kind"),
+    [(0.0, 1, FusedAttention), (0.001, 1, ScaledAttention), (0.0, 2, ScaledAttention)],
 )
-def test_what_attends_otherwise_stays(far: float, times: int, kind: type) -> None:
-    model = nn.Sequential(Placed(far, times))
+def test_attention_with_other_scaling_is_not_fused(far: float, times: int, kind: type) -> None:
+    model = nn.Sequential(ScaledAttention(far, times))
     fuse_layers(model)
     assert type(model[0]) is kind
 
 
-def test_rows_go_through_the_kernel_together(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_of_similar_length_share_a_kernel_call(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool, shapes = BlockPool(64), []
     rows = [SequenceCache(pool, n) for n in (3, 9, 20, 31, 32, 40)]
     for kv in rows:
@@ -163,7 +172,7 @@ def test_rows_go_through_the_kernel_together(tiny: Any, monkeypatch: pytest.Monk
     assert shapes == [4, 2] * 2  # one block or two, in each of both layers
 
 
-def test_what_is_no_number_does_not_outlive_its_row(tiny: Any) -> None:
+def test_nan_in_freed_blocks_does_not_affect_other_sequences(tiny: Any) -> None:
     def answer(pool: BlockPool) -> torch.Tensor:
         kv = SequenceCache(pool, 3)
         tiny.runner([BatchSegment(kv, [1, 2, 3], 0)])

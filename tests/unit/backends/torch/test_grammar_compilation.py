@@ -21,7 +21,7 @@ from backends.torch.tokenization import RequestRejectedError
 Drive = Callable[..., Any]
 
 
-def asked(form: OutputFormat | None, *, job: int = 1) -> GenerateCommand:
+def make_command(form: OutputFormat | None, *, job: int = 1) -> GenerateCommand:
     return GenerateCommand(
         job,
         PromptInput(prompts=("x",)),
@@ -30,7 +30,7 @@ def asked(form: OutputFormat | None, *, job: int = 1) -> GenerateCommand:
     )
 
 
-class Slow:
+class BlockingCompiler:
     """Stands for Grammars: everything waits for ``go``."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -45,16 +45,16 @@ class Slow:
         return self._inner._compile_grammar(source)
 
 
-def slow(got: Any, tokenizer: Any) -> Slow:
-    got.engine._grammar_manager._compiler = found = Slow(tokenizer)
+def install_blocking_compiler(got: Any, tokenizer: Any) -> BlockingCompiler:
+    got.engine._grammar_manager._compiler = found = BlockingCompiler(tokenizer)
     return found
 
 
-def test_others_do_not_wait_for_a_grammar(noisy: Drive, tokenizer: Any) -> None:
+def test_grammar_compilation_does_not_block_other_requests(noisy: Drive, tokenizer: Any) -> None:
     got = noisy()
-    grammars = slow(got, tokenizer)
-    got.engine.submit(asked(OutputFormat("regex", "abc")))
-    got.engine.submit(asked(None, job=2))
+    grammars = install_blocking_compiler(got, tokenizer)
+    got.engine.submit(make_command(OutputFormat("regex", "abc")))
+    got.engine.submit(make_command(None, job=2))
     assert got.engine.waiting_count == 2
     while got.engine.step():
         pass
@@ -66,10 +66,10 @@ def test_others_do_not_wait_for_a_grammar(noisy: Drive, tokenizer: Any) -> None:
     assert got.run().text() == "abc"
 
 
-def test_a_grammar_that_takes_too_long_is_refused(noisy: Drive, tokenizer: Any) -> None:
+def test_grammar_compile_timeout_rejects_the_request(noisy: Drive, tokenizer: Any) -> None:
     got = noisy()
-    grammars = slow(got, tokenizer)
-    got.engine.submit(asked(OutputFormat("regex", "abc")))
+    grammars = install_blocking_compiler(got, tokenizer)
+    got.engine.submit(make_command(OutputFormat("regex", "abc")))
     got.now = token_selection.COMPILE_TIMEOUT - 1
     assert not got.engine.step()
     got.now = token_selection.COMPILE_TIMEOUT
@@ -80,36 +80,36 @@ def test_a_grammar_that_takes_too_long_is_refused(noisy: Drive, tokenizer: Any) 
     grammars.go.set()
 
 
-def test_who_leaves_while_it_is_prepared(noisy: Drive, tokenizer: Any) -> None:
+def test_request_can_be_cancelled_during_grammar_compilation(noisy: Drive, tokenizer: Any) -> None:
     got = noisy()
-    grammars = slow(got, tokenizer)
-    got.engine.submit(asked(OutputFormat("regex", "abc")))
+    grammars = install_blocking_compiler(got, tokenizer)
+    got.engine.submit(make_command(OutputFormat("regex", "abc")))
     got.engine.cancel(1)
     grammars.go.set()
     assert got.run().events == []
     assert got.engine.waiting_count == 0
 
 
-def test_too_many_at_once_are_overload(
+def test_too_many_pending_grammars_are_overloaded(
     noisy: Drive, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_selection, "MAX_PENDING_REQUESTS", 2)
     got = noisy()
-    grammars = slow(got, tokenizer)
+    grammars = install_blocking_compiler(got, tokenizer)
     for job in (1, 2, 3):
-        got.engine.submit(asked(OutputFormat("regex", "abc"), job=job))
+        got.engine.submit(make_command(OutputFormat("regex", "abc"), job=job))
     assert got.failed(3).kind == "overloaded"
     grammars.go.set()
 
 
-def grammars(tokenizer: Any, woken: threading.Event | None = None) -> GrammarCompiler:
+def make_compiler(tokenizer: Any, woken: threading.Event | None = None) -> GrammarCompiler:
     wake = (woken or threading.Event()).set
     return GrammarCompiler(tokenizer, 259, frozenset({257}), wake)
 
 
-def test_a_grammar_is_compiled_once_and_kept_for_a_while(tokenizer: Any) -> None:
+def test_compiled_grammars_are_cached_with_a_limit(tokenizer: Any) -> None:
     woken = threading.Event()
-    cache = grammars(tokenizer, woken)
+    cache = make_compiler(tokenizer, woken)
     first = cache.compile_grammar((GrammarPart("form", "regex", "a"),))
     assert not first.result(30).is_finished
     assert woken.wait(30)
@@ -121,32 +121,34 @@ def test_a_grammar_is_compiled_once_and_kept_for_a_while(tokenizer: Any) -> None
     assert cache.compile_grammar((GrammarPart("form", "regex", "a"),)) is not first
 
 
-def test_a_tokenizer_that_can_not_be_read(tokenizer: Any) -> None:
+def test_unsupported_tokenizer_rejects_grammars(tokenizer: Any) -> None:
     class Other:
         """No fast tokenizer."""
 
-    found = grammars(Other())
+    found = make_compiler(Other())
     found.load_vocabulary()
     with pytest.raises(RequestRejectedError, match="tokenizer does not support"):
         found.compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 
-def test_without_the_library_that_holds(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_llguidance_rejects_grammars(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(RequestRejectedError, match="needs llguidance"):
-        grammars(tokenizer).compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
+        make_compiler(tokenizer).compile_grammar((GrammarPart("form", "regex", "a"),)).result(30)
 
 
-def test_the_vocabulary_is_read_before_the_first_request(noisy: Drive) -> None:
+def test_warm_up_loads_the_grammar_vocabulary(noisy: Drive) -> None:
     got = noisy()
     got.engine.warm_up()
     words = got.engine._grammar_compiler._token_table
     assert words.vocab_size == 259
-    got.run(asked(OutputFormat("regex", "a")))
+    got.run(make_command(OutputFormat("regex", "a")))
     assert got.engine._grammar_compiler._token_table is words
 
 
-def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
+def test_grammar_matcher_error_rejects_the_request(noisy: Drive) -> None:
     class Broken:
         """A matcher that has given up."""
 
@@ -163,7 +165,7 @@ def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
             return False
 
     got = noisy()
-    got.engine.submit(asked(OutputFormat("regex", "abc")))
+    got.engine.submit(make_command(OutputFormat("regex", "abc")))
     (future,) = got.engine._grammar_manager._waiting.values()
     future.result(30)._matcher = Broken()
     failed = got.run().failed()
@@ -171,12 +173,12 @@ def test_a_text_that_is_too_complex_to_follow(noisy: Drive) -> None:
     assert "too complex" in failed.message
 
 
-def test_what_goes_wrong_otherwise_is_told_without_its_words(
+def test_unexpected_grammar_error_hides_its_message(
     noisy: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: GrammarCompiler, source: Any) -> Any:
         raise RuntimeError("secret")
 
     monkeypatch.setattr(GrammarCompiler, "_compile_grammar", broken)
-    failed = noisy().run(asked(OutputFormat("regex", "a"))).failed()
+    failed = noisy().run(make_command(OutputFormat("regex", "a"))).failed()
     assert (failed.kind, failed.message) == ("failed", "the local model failed: RuntimeError")

@@ -40,17 +40,17 @@ CHAT = GenerationRequest(
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("a", (1, 2)))
 
 
-def order(request: GenerationRequest) -> ipc.GenerateCommand:
+def build_command(request: GenerationRequest) -> ipc.GenerateCommand:
     return ipc.build_generate_command(request, 1, 9.0, templates=False)
 
 
-def test_silence_stays_silence() -> None:
-    assert order(CHAT) == ipc.GenerateCommand(
+def test_unset_parameters_stay_unset() -> None:
+    assert build_command(CHAT) == ipc.GenerateCommand(
         1, ipc.PromptInput(turns=(ipc.ChatTurn("system", "be brief"),)), timeout=9.0
     )
 
 
-def test_everything_carried_arrives() -> None:
+def test_all_supported_parameters_are_mapped() -> None:
     sampling = SamplingParams(
         temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.8, seed=2**64 - 1,
         repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3,
@@ -73,7 +73,7 @@ def test_everything_carried_arrives() -> None:
         response_options=ResponseOptions(token_ids=True),
     )
     assert ipc.find_unsupported_params(request, {}, templates=False) == ()
-    got = order(request)
+    got = build_command(request)
     for name in set(ipc.EngineSamplingParams.__struct_fields__) - {"watermark"}:
         assert getattr(got.sampling, name) == getattr(sampling, name)
     for name in ipc.StopParams.__struct_fields__:
@@ -86,15 +86,16 @@ def test_everything_carried_arrives() -> None:
     assert ipc.decode_commands(ipc.encode_frame([got])[4:]) == [got]
 
 
-def test_greedy_truncation_and_templates() -> None:
+def test_do_sample_overflow_and_templates_are_mapped() -> None:
     replace = msgspec.structs.replace
     greedy = replace(CHAT, sampling=SamplingParams(do_sample=False, temperature=0.9))
-    assert order(greedy).sampling.temperature == 0
+    assert build_command(greedy).sampling.temperature == 0
     assert (
-        order(replace(CHAT, stopping=StopConditions(overflow="truncate"))).input.truncate_to == -1
+        build_command(replace(CHAT, stopping=StopConditions(overflow="truncate"))).input.truncate_to
+        == -1
     )
     own = replace(CHAT, templating=PromptOptions(template="t", continue_final=True))
-    assert order(own).input.template is None
+    assert build_command(own).input.template is None
     trusted = ipc.build_generate_command(own, 1, 9.0, templates=True).input
     assert (trusted.template, trusted.continue_final) == ("t", True)
     assert [loss.field for loss in ipc.find_unsupported_params(own, {}, templates=False)] == [
@@ -103,7 +104,7 @@ def test_greedy_truncation_and_templates() -> None:
     assert ipc.find_unsupported_params(own, {}, templates=True) == ()
 
 
-def test_a_watermark_is_as_the_settings_say() -> None:
+def test_watermark_uses_the_backend_settings() -> None:
     own = WatermarkSettings(key=7)
     for wanted, mark in ((True, own), (False, None), (None, None)):
         request = msgspec.structs.replace(TEXT, sampling=SamplingParams(watermark=wanted))
@@ -112,7 +113,7 @@ def test_a_watermark_is_as_the_settings_say() -> None:
         assert got.sampling.watermark == mark
 
 
-def searching(
+def make_search_request(
     n: int | None = None, best_of: int | None = None, **sampling: Any
 ) -> GenerationRequest:
     return msgspec.structs.replace(TEXT, sampling=SamplingParams(**sampling), n=n, best_of=best_of)
@@ -121,28 +122,30 @@ def searching(
 @pytest.mark.parametrize(
     ("request_", "beams"),
     [
-        (searching(beam_width=4), ipc.BeamSearchParams(4)),
-        (searching(beam_width=4, n=2, best_of=4), ipc.BeamSearchParams(4)),
-        (searching(beam_width=2, n=3), ipc.BeamSearchParams(3)),
+        (make_search_request(beam_width=4), ipc.BeamSearchParams(4)),
+        (make_search_request(beam_width=4, n=2, best_of=4), ipc.BeamSearchParams(4)),
+        (make_search_request(beam_width=2, n=3), ipc.BeamSearchParams(3)),
         (
-            searching(beam_width=4, length_penalty=0.0),
+            make_search_request(beam_width=4, length_penalty=0.0),
             ipc.BeamSearchParams(4, length_penalty=0.0),
         ),
-        (searching(beam_width=4, diversity_penalty=0.5), ipc.BeamSearchParams(4, 4, 0.5)),
-        (searching(beam_width=4, diversity_penalty=0.0), ipc.BeamSearchParams(4)),
-        (searching(beam_width=1, temperature=0.0), None),
-        (searching(n=3, length_penalty=2.0, diversity_penalty=1.0), None),
+        (make_search_request(beam_width=4, diversity_penalty=0.5), ipc.BeamSearchParams(4, 4, 0.5)),
+        (make_search_request(beam_width=4, diversity_penalty=0.0), ipc.BeamSearchParams(4)),
+        (make_search_request(beam_width=1, temperature=0.0), None),
+        (make_search_request(n=3, length_penalty=2.0, diversity_penalty=1.0), None),
     ],
 )
-def test_beams(request_: GenerationRequest, beams: ipc.BeamSearchParams | None) -> None:
+def test_beam_search_parameters_are_mapped(
+    request_: GenerationRequest, beams: ipc.BeamSearchParams | None
+) -> None:
     assert ipc.find_unsupported_params(request_, {}, templates=False) == ()
-    assert order(request_).beams == beams
+    assert build_command(request_).beams == beams
     assert ipc.returns_best_only(request_) == (beams is not None)
 
 
-def test_a_search_draws_nothing_and_says_so() -> None:
+def test_beam_search_reports_sampling_parameters_as_unsupported() -> None:
     for width in (1, 4):
-        request = searching(
+        request = make_search_request(
             beam_width=width, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, typical_p=0.9, seed=1
         )
         found = ipc.find_unsupported_params(
@@ -151,20 +154,24 @@ def test_a_search_draws_nothing_and_says_so() -> None:
         assert {loss.field for loss in found} == {
             "heat", "top_p", "top_k", "min_p", "typical_p", "seed",
         }  # fmt: skip
-        assert order(request).sampling.temperature == 0
-    neutral = searching(beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0)
+        assert build_command(request).sampling.temperature == 0
+    neutral = make_search_request(
+        beam_width=4, temperature=0.0, top_p=1.0, min_p=0.0, typical_p=1.0
+    )
     assert ipc.find_unsupported_params(neutral, {}, templates=False) == ()
-    none = msgspec.structs.replace(searching(beam_width=4), stopping=StopConditions(max_tokens=0))
-    assert order(none).beams is None
+    none = msgspec.structs.replace(
+        make_search_request(beam_width=4), stopping=StopConditions(max_tokens=0)
+    )
+    assert build_command(none).beams is None
 
 
-def test_the_best_of_several_come_at_the_end() -> None:
-    assert ipc.returns_best_only(searching(n=2, best_of=3))
-    assert not ipc.returns_best_only(searching(n=3, best_of=3))
-    assert not ipc.returns_best_only(searching())
+def test_best_of_returns_choices_at_the_end() -> None:
+    assert ipc.returns_best_only(make_search_request(n=2, best_of=3))
+    assert not ipc.returns_best_only(make_search_request(n=3, best_of=3))
+    assert not ipc.returns_best_only(make_search_request())
 
 
-def test_what_is_not_done_is_reported() -> None:
+def test_unsupported_parameters_are_reported() -> None:
     request = msgspec.structs.replace(
         CHAT,
         messages=(Message("user", (TextPart("see"), ImagePart("data:"))),),
@@ -181,7 +188,7 @@ def test_what_is_not_done_is_reported() -> None:
     }
 
 
-def test_embedding() -> None:
+def test_embedding_request_is_mapped() -> None:
     request = EmbeddingRequest(
         model="e", inputs=("a",), instruction="i", dimensions=8, normalize=False, truncate=5
     )
@@ -193,7 +200,7 @@ def test_embedding() -> None:
     assert ipc.build_embed_command(cut, 1, 9.0).max_tokens == -1
 
 
-def test_news_become_events() -> None:
+def test_engine_events_are_mapped_to_events() -> None:
     half = ipc.EngineToken(5, b"\xc3", -0.5, (ipc.TokenAlternative(6, b"a", -0.1),))
     news: list[ipc.EngineEvent] = [
         ipc.PrefillDoneEvent(1, 7),
@@ -233,7 +240,7 @@ def test_news_become_events() -> None:
         ("failed", errors.WorkerFailed),
     ],
 )
-def test_failures_are_errors_of_the_tree(
+def test_engine_failures_are_mapped_to_gateway_errors(
     kind: ipc.FailureKind, error: type[errors.GatewayError]
 ) -> None:
     got = ipc.build_engine_error(ipc.RequestFailedEvent(1, kind, "why", "field", 9, 8))
@@ -241,12 +248,12 @@ def test_failures_are_errors_of_the_tree(
     assert got.message == "why"
 
 
-def test_a_frame_too_large_is_refused() -> None:
+def test_oversized_ipc_frame_is_rejected() -> None:
     with pytest.raises(ValueError, match="bytes"):
         ipc.read_body_length(b"\xff\xff\xff\xff")
 
 
-def test_who_asks_is_told_to_the_engine() -> None:
+def test_engine_command_contains_the_tenant() -> None:
     asked = GenerationRequest(model="m", kind="completion", prompts=("a",))
     backend = TorchBackend(path="x")
     order = backend._build_command(asked, 1, 5.0, "web-app")

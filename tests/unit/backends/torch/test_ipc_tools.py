@@ -28,7 +28,7 @@ CHAT = GenerationRequest(model="m", kind="chat", messages=(Message("user", (Text
 TOOLS = (Tool("f", "does f", Raw(b'{"type":"object"}'), strict=True), Tool("g"))
 
 
-def order(**fields: Any) -> ipc.GenerateCommand:
+def build_command(**fields: Any) -> ipc.GenerateCommand:
     request = replace(CHAT, **fields)
     assert ipc.find_unsupported_params(request, {}, templates=False) == ()
     return ipc.build_generate_command(request, 1, 9.0, templates=False)
@@ -50,12 +50,14 @@ def order(**fields: Any) -> ipc.GenerateCommand:
         (GrammarFormat('root ::= "a"'), ipc.OutputFormat("grammar", 'root ::= "a"')),
     ],
 )
-def test_forms(output: OutputFormat | None, form: ipc.OutputFormat | None) -> None:
-    assert order(output=output).output_format == form
+def test_output_formats_are_mapped(
+    output: OutputFormat | None, form: ipc.OutputFormat | None
+) -> None:
+    assert build_command(output=output).output_format == form
 
 
-def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
-    form = order(
+def test_output_format_keeps_the_parameter_name_of_the_client() -> None:
+    form = build_command(
         output=RegexFormat("a"), provided_fields=frozenset({"model", "guided_regex"})
     ).output_format
     assert form is not None
@@ -80,8 +82,10 @@ def test_a_form_is_blamed_under_the_clients_name_for_it() -> None:
         ),
     ],
 )
-def test_what_may_be_called(fields: dict[str, Any], calling: ipc.FunctionChoice) -> None:
-    got = order(tools=TOOLS, **fields)
+def test_tool_choice_is_mapped_to_callable_functions(
+    fields: dict[str, Any], calling: ipc.FunctionChoice
+) -> None:
+    got = build_command(tools=TOOLS, **fields)
     assert got.function_choice == calling
     assert got.input.functions == (
         ipc.FunctionDefinition("f", "does f", b'{"type":"object"}', strict=True),
@@ -89,12 +93,12 @@ def test_what_may_be_called(fields: dict[str, Any], calling: ipc.FunctionChoice)
     )
 
 
-def test_none_is_told_of_none() -> None:
-    got = order(tools=TOOLS, tool_choice="none")
+def test_tool_choice_none_sends_no_functions() -> None:
+    got = build_command(tools=TOOLS, tool_choice="none")
     assert (got.function_choice, got.input.functions) == (None, ())
 
 
-def test_custom_tools_are_lost() -> None:
+def test_custom_tools_are_reported_as_unsupported() -> None:
     request = replace(CHAT, tools=(Tool("c", kind="custom"),), tool_choice=NamedTool("c"))
     assert ipc.find_unsupported_params(request, {}, templates=False) == (
         UnsupportedParameter("tools", "dropped", "custom tools", "tools"),
@@ -104,9 +108,9 @@ def test_custom_tools_are_lost() -> None:
     assert (got.function_choice, got.input.functions) == (None, ())
 
 
-def test_calls_and_results_in_a_conversation() -> None:
+def test_tool_calls_and_results_are_mapped_to_turns() -> None:
     call = ToolCall("c1", "f", '{"a":1}')
-    got = order(
+    got = build_command(
         messages=(
             Message("assistant", (), tool_calls=(call,)),
             Message("tool", (TextPart("done"),), tool_call_id="c1"),

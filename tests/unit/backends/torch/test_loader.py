@@ -31,23 +31,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(folder: Path, kind: Any = AutoModelForCausalLM, task: EngineTask = "generate") -> Any:
+def load_model_weights(
+    folder: Path, kind: Any = AutoModelForCausalLM, task: EngineTask = "generate"
+) -> Any:
     return load_weights(kind, ModelLocation(str(folder), task), CPU, torch.float32)
 
 
-def refused(folder: Path, **how: Any) -> str:
+def get_load_error(folder: Path, **how: Any) -> str:
     with pytest.raises(ModelError) as told:
-        loaded(folder, **how)
+        load_model_weights(folder, **how)
     return str(told.value)
 
 
-def change(folder: Path, **fields: Any) -> None:
+def update_config(folder: Path, **fields: Any) -> None:
     file = folder / "config.json"
     said = msgspec.json.decode(file.read_bytes())
     file.write_bytes(msgspec.json.encode({**said, **fields}))
 
 
-def test_devices_and_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_and_dtypes_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu") == CPU
     assert pick_dtype("auto", CPU) is torch.float32
     assert pick_dtype("auto", torch.device("meta")) == "auto"
@@ -62,7 +64,7 @@ def test_devices_and_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pick_device("auto").type == picked
 
 
-def test_a_sharded_model_is_the_same(folder: Path, tmp_path_factory: Any) -> None:
+def test_sharded_model_equals_the_unsharded_model(folder: Path, tmp_path_factory: Any) -> None:
     shards = tmp_path_factory.mktemp("shards")
     tiny_llama().save_pretrained(shards, max_shard_size="100KB")
     assert len(list(shards.glob("*.safetensors"))) > 2
@@ -71,31 +73,34 @@ def test_a_sharded_model_is_the_same(folder: Path, tmp_path_factory: Any) -> Non
     )
     ids = torch.arange(9)[None]
     with torch.inference_mode():
-        assert torch.equal(loaded(shards)(ids).logits, loaded(folder)(ids).logits)
+        assert torch.equal(
+            load_model_weights(shards)(ids).logits, load_model_weights(folder)(ids).logits
+        )
 
     next(shards.glob("*-00002-of-*")).unlink()
-    assert "has no model-00002-of" in refused(shards)
+    assert "has no model-00002-of" in get_load_error(shards)
     (shards / "model.safetensors.index.json").write_text("{}")
-    assert "index.json can't be read" in refused(shards)
+    assert "index.json can't be read" in get_load_error(shards)
 
 
-def test_weights_in_another_form_are_refused(folder: Path) -> None:
+def test_weights_in_another_format_are_rejected(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "only safetensors weights" in refused(folder)
+    assert "only safetensors weights" in get_load_error(folder)
 
 
-def test_missing_weights_are_told_and_not_made_up(folder: Path) -> None:
+def test_missing_weights_are_reported(folder: Path) -> None:
     file = folder / "model.safetensors"
     weights = load_file(file)
     for name in list(weights):
         if "layers.1.mlp" in name:
             del weights[name]
     save_file(weights, file, metadata={"format": "pt"})
-    assert f"3 weights are missing from {folder}: model.layers.1.mlp.down_proj.weight" in refused(
-        folder
+    assert (
+        f"3 weights are missing from {folder}: model.layers.1.mlp.down_proj.weight"
+        in get_load_error(folder)
     )
-    change(folder, num_hidden_layers=3)
-    assert refused(folder).endswith(", …")
+    update_config(folder, num_hidden_layers=3)
+    assert get_load_error(folder).endswith(", …")
     assert load_weights(
         AutoModelForCausalLM,
         ModelLocation(str(folder), "generate"),
@@ -105,9 +110,9 @@ def test_missing_weights_are_told_and_not_made_up(folder: Path) -> None:
     )
 
 
-def test_weights_of_another_shape_are_told(folder: Path) -> None:
-    change(folder, intermediate_size=64)
-    assert "can't be loaded" in refused(folder)
+def test_weights_of_wrong_shape_are_reported(folder: Path) -> None:
+    update_config(folder, intermediate_size=64)
+    assert "can't be loaded" in get_load_error(folder)
 
 
 @pytest.mark.parametrize(
@@ -118,35 +123,35 @@ def test_weights_of_another_shape_are_told(folder: Path) -> None:
         (b"\x02\x00\x00\x00\x00\x00\x00\x00[]", "is not a safetensors file"),
     ],
 )
-def test_a_file_that_is_none_is_told(folder: Path, data: bytes, says: str) -> None:
+def test_invalid_safetensors_file_is_reported(folder: Path, data: bytes, says: str) -> None:
     (folder / "model.safetensors").write_bytes(data)
-    assert says in refused(folder)
+    assert says in get_load_error(folder)
 
 
-def test_a_file_that_was_cut_off_is_told(folder: Path) -> None:
+def test_truncated_safetensors_file_is_reported(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    assert "still being copied" in refused(folder)
+    assert "still being copied" in get_load_error(folder)
 
 
-def test_families(folder: Path) -> None:
-    change(folder, model_type="next-year")
-    assert "does not support model type 'next-year'" in refused(folder)
+def test_unsupported_model_family_is_reported(folder: Path) -> None:
+    update_config(folder, model_type="next-year")
+    assert "does not support model type 'next-year'" in get_load_error(folder)
     BertConfig().save_pretrained(folder)
-    change(folder, model_type="vit")
-    assert "does not support generation; try task: embedding" in refused(folder)
+    update_config(folder, model_type="vit")
+    assert "does not support generation; try task: embedding" in get_load_error(folder)
 
 
-def test_a_family_without_vectors_is_told(folder: Path) -> None:
+def test_family_without_embeddings_is_reported(folder: Path) -> None:
     class Nothing:
         _model_mapping: dict[Any, Any] = {}  # noqa: RUF012 - as transformers has it
 
-    assert "does not support embeddings; try task: generate" in refused(
+    assert "does not support embeddings; try task: generate" in get_load_error(
         folder, kind=Nothing, task="embed"
     )
 
 
-def test_need_and_room_are_told_before_loading(
+def test_insufficient_memory_is_reported_before_loading(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = sum(weight.numel() for weight in tiny_llama().parameters())
@@ -157,14 +162,16 @@ def test_need_and_room_are_told_before_loading(
     assert compute_weight_bytes(folder, torch.bfloat16) == 24
     tiny_llama().save_pretrained(folder)
     monkeypatch.setattr(loader, "get_free_memory", lambda _: 100_000)
-    assert "need 0 MB on cpu, and 0 MB are free" in refused(folder)
+    assert "need 0 MB on cpu, and 0 MB are free" in get_load_error(folder)
     monkeypatch.setattr(loader, "get_free_memory", lambda _: parameters * 4)
-    assert loaded(folder)
+    assert load_model_weights(folder)
     monkeypatch.setattr(loader, "get_free_memory", lambda _: None)
-    assert loaded(folder)
+    assert load_model_weights(folder)
 
 
-def test_free_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_free_memory_is_read_from_the_device_and_cgroup(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     free = get_free_memory(CPU)
     assert free is None or free > 1 << 20
     assert get_free_memory(torch.device("meta")) is None

@@ -13,21 +13,23 @@ from tests.tiny_model import EngineDriver
 
 
 @pytest.fixture
-def driven(tiny: LoadedModel) -> EngineDriver:
+def engine_runner(tiny: LoadedModel) -> EngineDriver:
     plain: Any = copy.deepcopy(tiny.tokenizer)
     plain.chat_template = None
     reader = InputProcessor(plain, context=128, vocabulary=259, defaults={"temperature": 0.0})
     return EngineDriver(tiny._replace(tokenizer=plain, input_processor=reader))
 
 
-def test_a_conversation_is_refused(driven: EngineDriver) -> None:
-    failed = driven.run(GenerateCommand(1, PromptInput((ChatTurn("user", "hi"),)))).failed()
+def test_chat_without_a_template_is_rejected(engine_runner: EngineDriver) -> None:
+    failed = engine_runner.run(GenerateCommand(1, PromptInput((ChatTurn("user", "hi"),)))).failed()
     assert (failed.kind, failed.param) == ("unsupported", "messages")
     assert failed.message == "this model has no chat template; it takes prompts"
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_prompts_are_taken_as_they_are(driven: EngineDriver, reference: Any, wrap: bool) -> None:
+def test_prompts_are_used_unchanged_without_a_template(
+    engine_runner: EngineDriver, reference: Any, wrap: bool
+) -> None:
     asked = GenerateCommand(
         1,
         PromptInput(prompts=("hi",), as_user_message=wrap),
@@ -36,4 +38,4 @@ def test_prompts_are_taken_as_they_are(driven: EngineDriver, reference: Any, wra
     )
     with torch.inference_mode():
         expected = int(reference(torch.tensor([list(b"hi")])).logits[0, -1].argmax())
-    assert driven.run(asked).ids() == [expected]
+    assert engine_runner.run(asked).ids() == [expected]

@@ -10,7 +10,9 @@ from protocols.core.errors import WorkerUnreachable
 pytestmark = pytest.mark.asyncio
 
 
-async def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_torch_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     backend = TorchBackend(path=str(tmp_path))

@@ -14,11 +14,11 @@ from backends.torch import loader
 from backends.torch.loader import ModelError, find_model, get_cache_root
 
 
-def silent(text: str) -> None:
+def ignore_text(text: str) -> None:
     del text
 
 
-def test_a_package_is_found_and_not_imported(
+def test_model_package_is_found_without_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "some_model"
@@ -26,7 +26,7 @@ def test_a_package_is_found_and_not_imported(
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.syspath_prepend(tmp_path)
-    found = find_model("package:some_model", silent)
+    found = find_model("package:some_model", ignore_text)
     assert (found.source, found.task) == (str(package / "model"), "generate")
     assert "some_model" not in sys.modules
 
@@ -40,21 +40,21 @@ def test_a_package_is_found_and_not_imported(
         ("{}", None, "generate"),
     ],
 )
-def test_the_task_is_read_from_the_files(
+def test_task_is_detected_from_the_model_files(
     tmp_path: Path, config: str, modules: str | None, task: str
 ) -> None:
     (tmp_path / "config.json").write_text(config)
     if modules is not None:
         (tmp_path / "modules.json").write_text(modules)
-    assert find_model(str(tmp_path), silent).task == task
+    assert find_model(str(tmp_path), ignore_text).task == task
 
 
-def test_the_task_may_be_said(tmp_path: Path) -> None:
+def test_task_can_be_configured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    assert find_model(str(tmp_path), silent, "embed").task == "embed"
+    assert find_model(str(tmp_path), ignore_text, "embed").task == "embed"
 
 
-class Hub:
+class FakeHub:
     """Stands for the hub's own library."""
 
     def __init__(self, answer: Path | Exception) -> None:
@@ -69,14 +69,14 @@ class Hub:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
-    one = Hub(tmp_path)
+    one = FakeHub(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", one.snapshot_download)
     return one
 
 
-def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) -> None:
+def test_model_is_downloaded_from_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     told: list[str] = []
     assert find_model("org/model", told.append) == loader.ModelLocation(str(tmp_path), "embed")
     find_model("model@v1.0", told.append)
@@ -84,13 +84,13 @@ def test_a_name_on_the_hub_is_fetched_and_looked_at(hub: Hub, tmp_path: Path) ->
     assert told[0] == "org/model is not a local folder: looking on the Hugging Face Hub"
 
 
-def test_a_repository_without_a_model_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_hub_repository_without_a_model_is_reported(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelError, match=r"no config\.json"):
-        find_model("org/data", silent)
+        find_model("org/data", ignore_text)
 
 
-def answered(kind: Any, status: int) -> Any:
+def make_http_error(kind: Any, status: int) -> Any:
     response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))
     return kind("It says this\nand that", response=response)
 
@@ -98,17 +98,20 @@ def answered(kind: Any, status: int) -> Any:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (answered(errors.RepositoryNotFoundError, 401), "check the name, or set HF_TOKEN"),
-        (answered(errors.GatedRepoError, 403), "check the name, or set HF_TOKEN"),
-        (answered(errors.RevisionNotFoundError, 404), "org/model is not on the Hugging Face Hub"),
-        (answered(errors.HfHubHTTPError, 503), "with status 503"),
+        (make_http_error(errors.RepositoryNotFoundError, 401), "check the name, or set HF_TOKEN"),
+        (make_http_error(errors.GatedRepoError, 403), "check the name, or set HF_TOKEN"),
+        (
+            make_http_error(errors.RevisionNotFoundError, 404),
+            "org/model is not on the Hugging Face Hub",
+        ),
+        (make_http_error(errors.HfHubHTTPError, 503), "with status 503"),
         (errors.LocalEntryNotFoundError("no net"), r"can't be reached .*hf download org/model"),
     ],
 )
-def test_why_the_hub_does_not_give_it(hub: Hub, error: Exception, says: str) -> None:
+def test_hub_errors_are_reported_with_a_remedy(hub: FakeHub, error: Exception, says: str) -> None:
     hub.answer = error
     with pytest.raises(ModelError, match=says) as told:
-        find_model("org/model", silent)
+        find_model("org/model", ignore_text)
     assert "and that" not in str(told.value)
 
 
@@ -123,7 +126,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
+def test_hub_cache_is_used_offline(tmp_path: Path) -> None:
     """The hub's own library, told to stay offline, with a model that was fetched before."""
     place = tmp_path / "models--org--here"
     (place / "refs").mkdir(parents=True)
@@ -157,19 +160,19 @@ def test_without_the_hub_its_cache_serves(tmp_path: Path) -> None:
         (str(Path(__file__).parent), "contains no model"),
     ],
 )
-def test_what_is_not_found_says_what_to_do(path: str, says: str) -> None:
+def test_missing_model_error_names_the_remedy(path: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):
-        find_model(path, silent)
+        find_model(path, ignore_text)
 
 
-def test_several_files_in_a_folder_want_a_choice(tmp_path: Path) -> None:
+def test_folder_with_several_gguf_files_is_ambiguous(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(ModelError, match=r"a\.gguf, b\.gguf"):
-        find_model(str(tmp_path), silent)
+        find_model(str(tmp_path), ignore_text)
 
 
-def test_the_cache_may_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERLINGUA_CACHE", "/somewhere")
     assert get_cache_root() == Path("/somewhere")
     monkeypatch.delenv("INTERLINGUA_CACHE")
@@ -178,7 +181,7 @@ def test_the_cache_may_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "[]"])
-def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path, text: str) -> None:
+def test_invalid_model_config_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json can't be read"):
-        find_model(str(tmp_path), silent)
+        find_model(str(tmp_path), ignore_text)

@@ -23,7 +23,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def build(config: Any, attention: str) -> Any:
+def build_model(config: Any, attention: str) -> Any:
     torch.manual_seed(1)
     auto: Any = AutoModelForCausalLM
     return auto.from_config(config, attn_implementation=attention).eval()
@@ -34,12 +34,12 @@ def build(config: Any, attention: str) -> Any:
     [MistralConfig(**SIZES, sliding_window=16), Qwen3Config(**SIZES, head_dim=8)],
     ids=["sliding window", "query norms"],
 )
-def test_other_families_and_any_chunks(config: Any) -> None:
+def test_packed_forward_pass_matches_eager_attention_for_any_chunks(config: Any) -> None:
     """The oracle is eager attention over the whole text, without a cache."""
     text = torch.randint(0, 100, (1, 50), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        truth = build(config, "eager")(text).logits[0]
-    forward = ModelRunner(build(config, ATTENTION_NAME))
+        truth = build_model(config, "eager")(text).logits[0]
+    forward = ModelRunner(build_model(config, ATTENTION_NAME))
     tokens = text[0].tolist()
     for cuts in ([50], [20, 30], [1] * 50, [7, 1, 30, 1, 11]):
         pool = BlockPool(64)
@@ -54,7 +54,7 @@ def test_other_families_and_any_chunks(config: Any) -> None:
         assert torch.allclose(torch.cat(found), truth, atol=1e-3)
 
 
-def test_a_copy_has_the_same_past_and_its_own_future(tiny: Any) -> None:
+def test_forked_sequence_shares_the_past_and_diverges(tiny: Any) -> None:
     pool = BlockPool(9)
     one = SequenceCache(pool, 3)
     tiny.runner([BatchSegment(one, [1, 2, 3], 0)])
@@ -66,7 +66,7 @@ def test_a_copy_has_the_same_past_and_its_own_future(tiny: Any) -> None:
     assert (one.length, other.length, pool.layer_count) == (4, 103, 2)
 
 
-def test_a_pass_that_wants_nothing_gives_nothing(tiny: Any) -> None:
+def test_forward_pass_without_requested_logits_returns_none(tiny: Any) -> None:
     assert tiny.runner([BatchSegment(SequenceCache(BlockPool(1)), [1, 2, 3], 0)]).shape == (0, 259)
 
 
@@ -87,6 +87,6 @@ class Recurrent(torch.nn.Module):
         return Out()
 
 
-def test_a_family_that_does_not_fit_is_refused() -> None:
+def test_unsupported_model_family_is_rejected() -> None:
     with pytest.raises(ModelError, match="not supported"):
         ModelRunner(Recurrent(MistralConfig(**SIZES)))

@@ -50,11 +50,13 @@ PERSON = {
 }
 
 
-def schema(what: Any, **fields: Any) -> OutputFormat:
+def make_schema(what: Any, **fields: Any) -> OutputFormat:
     return OutputFormat("json", msgspec.json.encode(what).decode(), **fields)
 
 
-def asked(form: OutputFormat, *, job: int = 1, seed: int = 1, **fields: Any) -> GenerateCommand:
+def make_command(
+    form: OutputFormat, *, job: int = 1, seed: int = 1, **fields: Any
+) -> GenerateCommand:
     picking = fields.pop("picking", None) or EngineSamplingParams(temperature=1, seed=seed)
     ending = fields.pop("ending", None) or StopParams(max_tokens=400)
     fields = {"token_ids": True, "output_format": form, **fields}
@@ -64,10 +66,10 @@ def asked(form: OutputFormat, *, job: int = 1, seed: int = 1, **fields: Any) -> 
 # --- what comes of it ---------------------------------------------------------------------------
 
 
-def test_every_text_is_valid_whatever_the_model(noisy: Drive) -> None:
+def test_structured_output_is_valid_for_any_model(noisy: Drive) -> None:
     found = set()
     for seed in range(50):
-        got = noisy().run(asked(schema(PERSON), seed=seed))
+        got = noisy().run(make_command(make_schema(PERSON), seed=seed))
         assert got.ended() == {0: ChoiceEndEvent(1, 0, "eos")}
         assert jsonschema_rs.is_valid(PERSON, msgspec.json.decode(got.text()))
         found.add(got.text())
@@ -85,28 +87,28 @@ def test_every_text_is_valid_whatever_the_model(noisy: Drive) -> None:
             OutputFormat("grammar", "start: word\nword: /[a-z]{2}/ | DIGIT\nDIGIT: /[0-9]/"),
             "[a-z]{2}|[0-9]",
         ),
-        (schema({"type": "object"}), r"\{.*\}"),
+        (make_schema({"type": "object"}), r"\{.*\}"),
     ],
 )
-def test_every_kind_of_form(noisy: Drive, form: OutputFormat, right: str) -> None:
+def test_every_output_format_is_enforced(noisy: Drive, form: OutputFormat, right: str) -> None:
     for seed in range(10):
-        got = noisy().run(asked(form, seed=seed))
+        got = noisy().run(make_command(form, seed=seed))
         ended = got.ended()[0].reason
         assert ended == "eos" or (ended == "length" and right == r"\{.*\}")
         assert ended == "length" or re.fullmatch(right, got.text(), re.DOTALL)
 
 
-def test_json_is_written_in_one_way(noisy: Drive) -> None:
-    form = schema({"type": "array", "prefixItems": [{"const": 1}, {"const": {"a": 2}}],
+def test_json_output_has_one_whitespace_style(noisy: Drive) -> None:
+    form = make_schema({"type": "array", "prefixItems": [{"const": 1}, {"const": {"a": 2}}],
                    "minItems": 2, "maxItems": 2})  # fmt: skip
-    assert noisy().run(asked(form)).text() == '[1, {"a": 2}]'
+    assert noisy().run(make_command(form)).text() == '[1, {"a": 2}]'
 
 
-def test_nothing_of_it_shows_in_company(noisy: Drive) -> None:
+def test_structured_output_is_independent_of_the_batch(noisy: Drive) -> None:
     """Each row has a grammar of its own, or none; alone it says the same."""
-    forms = [schema(PERSON), OutputFormat("regex", "[a-z]{20}"), None, schema(PERSON)]
+    forms = [make_schema(PERSON), OutputFormat("regex", "[a-z]{20}"), None, make_schema(PERSON)]
     specs = [
-        msgspec.structs.replace(asked(schema({}), job=i, seed=i), output_format=form)
+        msgspec.structs.replace(make_command(make_schema({}), job=i, seed=i), output_format=form)
         for i, form in enumerate(forms, 1)
     ]
     together = noisy(SchedulerConfig(max_chunk_tokens=32))
@@ -119,18 +121,18 @@ def test_nothing_of_it_shows_in_company(noisy: Drive) -> None:
     assert together.finished(1).max_batch == 4
 
 
-def test_the_tiny_model_too(driven: Drive) -> None:
-    form = schema({"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}},
+def test_structured_output_with_greedy_decoding(driven: Drive) -> None:
+    form = make_schema({"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}},
                    "required": ["a"], "additionalProperties": False})  # fmt: skip
-    got = driven().run(asked(form, picking=EngineSamplingParams(temperature=0)))
+    got = driven().run(make_command(form, picking=EngineSamplingParams(temperature=0)))
     assert re.fullmatch(r'\{"a": -?[0-9]+\}', got.text())
 
 
-def test_a_row_that_gave_way_goes_on_where_it_was(driven: Drive) -> None:
+def test_preempted_structured_output_resumes_unchanged(driven: Drive) -> None:
     form = OutputFormat("regex", "([a-z]{10} ){9}")
     specs = [
         msgspec.structs.replace(
-            asked(form, job=i, seed=i), input=PromptInput(prompts=("x" * 20 * i,))
+            make_command(form, job=i, seed=i), input=PromptInput(prompts=("x" * 20 * i,))
         )
         for i in (1, 2, 3)
     ]
@@ -143,66 +145,70 @@ def test_a_row_that_gave_way_goes_on_where_it_was(driven: Drive) -> None:
 # --- with everything else -----------------------------------------------------------------------
 
 
-def test_cut_by_length_it_says_so(noisy: Drive) -> None:
-    got = noisy().run(asked(schema(PERSON), ending=StopParams(max_tokens=9)))
+def test_truncated_structured_output_ends_with_length(noisy: Drive) -> None:
+    got = noisy().run(make_command(make_schema(PERSON), ending=StopParams(max_tokens=9)))
     assert got.ended() == {0: ChoiceEndEvent(1, 0, "length")}
     assert len(got.ids()) == 9
     assert PERSON["type"] == "object"
     assert got.text().startswith('{"name": ')
 
 
-def test_a_stop_string_ends_it(noisy: Drive) -> None:
-    got = noisy().run(asked(schema(PERSON), ending=StopParams(max_tokens=400, stop=('"age"',))))
+def test_stop_string_ends_structured_output(noisy: Drive) -> None:
+    got = noisy().run(
+        make_command(make_schema(PERSON), ending=StopParams(max_tokens=400, stop=('"age"',)))
+    )
     assert got.ended() == {0: ChoiceEndEvent(1, 0, "stop", '"age"')}
     assert '"age"' not in got.text()
 
 
-def test_it_goes_on_for_the_least_number_of_tokens(noisy: Drive) -> None:
+def test_min_tokens_extends_structured_output(noisy: Drive) -> None:
     letters = OutputFormat("regex", "a*")
-    short = noisy().run(asked(letters, seed=2))
+    short = noisy().run(make_command(letters, seed=2))
     assert len(short.ids()) < 30
-    long = noisy().run(asked(letters, seed=2, ending=StopParams(max_tokens=90, min_tokens=30)))
+    long = noisy().run(
+        make_command(letters, seed=2, ending=StopParams(max_tokens=90, min_tokens=30))
+    )
     assert len(long.text()) >= 30
     assert long.ended()[0].reason == "eos"
 
 
-def test_at_its_end_it_ends_in_any_case(noisy: Drive) -> None:
+def test_complete_structured_output_ends_despite_min_tokens_and_ignore_eos(noisy: Drive) -> None:
     for ending in (
         StopParams(max_tokens=90, min_tokens=30),
         StopParams(max_tokens=90, ignore_eos=True),
     ):
-        got = noisy().run(asked(OutputFormat("regex", "abc"), ending=ending))
+        got = noisy().run(make_command(OutputFormat("regex", "abc"), ending=ending))
         assert (got.text(), got.ended()[0].reason) == ("abc", "eos")
 
 
-def test_without_an_end_of_text_it_goes_on_while_it_may(noisy: Drive) -> None:
+def test_ignore_eos_extends_structured_output_as_allowed(noisy: Drive) -> None:
     ending = StopParams(max_tokens=90, ignore_eos=True)
-    assert noisy().run(asked(OutputFormat("regex", "a*"), ending=ending)).text() == "a" * 90
-    late = noisy().run(asked(OutputFormat("regex", "a{5}|a{7}"), ending=ending))
+    assert noisy().run(make_command(OutputFormat("regex", "a*"), ending=ending)).text() == "a" * 90
+    late = noisy().run(make_command(OutputFormat("regex", "a{5}|a{7}"), ending=ending))
     assert (late.text(), late.ended()[0].reason) == ("a" * 7, "eos")
 
 
-def test_choices_have_grammars_of_their_own(noisy: Drive) -> None:
+def test_each_choice_has_its_own_grammar_state(noisy: Drive) -> None:
     form = OutputFormat("regex", "[a-z]{3,9}")
-    got = noisy().run(asked(form, n=4, best_of=4, seed=3))
+    got = noisy().run(make_command(form, n=4, best_of=4, seed=3))
     texts = [got.text(choice=i) for i in range(4)]
     assert all(re.fullmatch("[a-z]{3,9}", text) for text in texts)
     assert len(set(texts)) == 4
-    best = noisy().run(asked(form, n=1, best_of=4, seed=3))
+    best = noisy().run(make_command(form, n=1, best_of=4, seed=3))
     assert best.text() in texts
 
 
-def test_logprobs_are_the_models_own(noisy: Drive) -> None:
-    got = noisy().run(asked(OutputFormat("choice", '["yes"]'), logprobs=2))
+def test_logprobs_ignore_the_grammar_mask(noisy: Drive) -> None:
+    got = noisy().run(make_command(OutputFormat("choice", '["yes"]'), logprobs=2))
     tokens = [token for piece in got.select(TextEvent) for token in piece.tokens]
     assert [token.data for token in tokens] == [b"y", b"e", b"s"]
     assert all(token.logprob < -1 and len(token.top) == 2 for token in tokens)
     assert all(token.top[0].logprob > token.logprob for token in tokens)
 
 
-def test_beams_have_grammars_of_their_own(noisy: Drive) -> None:
+def test_each_beam_has_its_own_grammar_state(noisy: Drive) -> None:
     form = OutputFormat("regex", "[a-c]{4}(x|yy)")
-    got = noisy().run(asked(form, n=3, beams=BeamSearchParams(3)))
+    got = noisy().run(make_command(form, n=3, beams=BeamSearchParams(3)))
     texts = [got.text(choice=i) for i in range(3)]
     assert all(re.fullmatch("[a-c]{4}(x|yy)", text) for text in texts)
     assert len(set(texts)) == 3
@@ -221,15 +227,19 @@ def test_beams_have_grammars_of_their_own(noisy: Drive) -> None:
         EngineSamplingParams(temperature=1, seed=1, bad_words=("a", "b", "0")),
     ],
 )
-def test_it_holds_with_every_way_to_pick(noisy: Drive, picking: EngineSamplingParams) -> None:
-    got = noisy().run(asked(OutputFormat("regex", "([a-c]|[0-2]){20}"), picking=picking))
+def test_structured_output_is_enforced_with_all_sampling_parameters(
+    noisy: Drive, picking: EngineSamplingParams
+) -> None:
+    got = noisy().run(make_command(OutputFormat("regex", "([a-c]|[0-2]){20}"), picking=picking))
     assert re.fullmatch("([a-c]|[0-2]){20}", got.text())
 
 
-def test_where_no_token_is_left_the_request_fails(noisy: Drive) -> None:
+def test_grammar_that_allows_no_token_fails_the_request(noisy: Drive) -> None:
     form = OutputFormat("regex", "[a-c]{20}")
     picking = EngineSamplingParams(allowed_token_ids=(120, 121))
-    got = noisy().run(asked(form, n=3, best_of=3, picking=picking), asked(form, job=2))
+    got = noisy().run(
+        make_command(form, n=3, best_of=3, picking=picking), make_command(form, job=2)
+    )
     failed = got.failed()
     assert (failed.kind, failed.param) == ("invalid", "response_format")
     assert "no token is allowed" in failed.message
@@ -238,10 +248,12 @@ def test_where_no_token_is_left_the_request_fails(noisy: Drive) -> None:
     assert got.engine.active_count == 0
 
 
-def test_a_search_that_finds_nothing_fails(noisy: Drive) -> None:
+def test_beam_search_without_an_allowed_token_fails(noisy: Drive) -> None:
     picking = EngineSamplingParams(allowed_token_ids=(120, 121))
     got = noisy().run(
-        asked(OutputFormat("regex", "[a-c]{20}"), n=2, beams=BeamSearchParams(2), picking=picking)
+        make_command(
+            OutputFormat("regex", "[a-c]{20}"), n=2, beams=BeamSearchParams(2), picking=picking
+        )
     )
     assert (got.failed().kind, got.failed().param) == ("invalid", "response_format")
     assert "no token is allowed" in got.failed().message
@@ -253,26 +265,26 @@ def test_a_search_that_finds_nothing_fails(noisy: Drive) -> None:
 @pytest.mark.parametrize(
     ("form", "kind", "said"),
     [
-        (schema({"not": {"type": "string"}}), "unsupported", "unsupported keys: not"),
+        (make_schema({"not": {"type": "string"}}), "unsupported", "unsupported keys: not"),
         (
-            schema({"type": "array", "uniqueItems": True}),
+            make_schema({"type": "array", "uniqueItems": True}),
             "unsupported",
             "unsupported keys: uniqueItems",
         ),
-        (schema({"if": {}, "then": {}}), "unsupported", "unsupported keys: if, then"),
-        (schema({"oneOf": [{"type": "object"}, {"type": "object"}]}), "unsupported", "oneOf"),
+        (make_schema({"if": {}, "then": {}}), "unsupported", "unsupported keys: if, then"),
+        (make_schema({"oneOf": [{"type": "object"}, {"type": "object"}]}), "unsupported", "oneOf"),
         (
-            schema({"type": "string", "format": "colour"}),
+            make_schema({"type": "string", "format": "colour"}),
             "unsupported",
             "unsupported format: colour",
         ),
-        (schema({"type": "integer", "multipleOf": 982451653}), "unsupported", "too complex"),
-        (schema({"type": "colour"}), "invalid", "Invalid type: colour"),
-        (schema({"$ref": "#/$defs/no"}), "invalid", "does not exist"),
-        (schema({"$ref": "http://127.0.0.1/x"}), "invalid", "does not fetch"),
-        (schema({"type": "integer", "minimum": 3, "maximum": 2}), "invalid", "Unsatisfiable"),
-        (schema([1]), "invalid", "must be a JSON object"),
-        (schema(False), "invalid", "must be a JSON object"),
+        (make_schema({"type": "integer", "multipleOf": 982451653}), "unsupported", "too complex"),
+        (make_schema({"type": "colour"}), "invalid", "Invalid type: colour"),
+        (make_schema({"$ref": "#/$defs/no"}), "invalid", "does not exist"),
+        (make_schema({"$ref": "http://127.0.0.1/x"}), "invalid", "does not fetch"),
+        (make_schema({"type": "integer", "minimum": 3, "maximum": 2}), "invalid", "Unsatisfiable"),
+        (make_schema([1]), "invalid", "must be a JSON object"),
+        (make_schema(False), "invalid", "must be a JSON object"),
         (OutputFormat("json", '{"a":' * 2000 + "1" + "}" * 2000), "invalid", "recursion"),
         (OutputFormat("regex", "a(?=b)"), "invalid", "look-around"),
         (OutputFormat("regex", "("), "invalid", "unclosed group"),
@@ -284,10 +296,10 @@ def test_a_search_that_finds_nothing_fails(noisy: Drive) -> None:
         (OutputFormat("regex", "a" * (MAX_GRAMMAR_LENGTH + 1)), "invalid", "characters"),
     ],
 )
-def test_what_can_not_be_held_to_is_refused(
+def test_unsupported_output_format_is_rejected(
     noisy: Drive, form: OutputFormat, kind: str, said: str
 ) -> None:
-    got = noisy().run(asked(msgspec.structs.replace(form, param="guided_json")))
+    got = noisy().run(make_command(msgspec.structs.replace(form, param="guided_json")))
     failed = got.failed()
     assert (failed.kind, failed.param) == (kind, "guided_json")
     assert said in failed.message
@@ -296,7 +308,7 @@ def test_what_can_not_be_held_to_is_refused(
     assert got.engine.waiting_count == 0
 
 
-def test_where_the_client_does_not_insist_such_keys_are_left_aside(noisy: Drive) -> None:
+def test_lenient_schema_ignores_unsupported_keywords(noisy: Drive) -> None:
     what = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 4}
-    got = noisy().run(asked(schema(what, lenient=True)))
+    got = noisy().run(make_command(make_schema(what, lenient=True)))
     assert set(msgspec.json.decode(got.text())) <= {1, 2}

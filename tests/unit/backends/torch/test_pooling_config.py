@@ -20,7 +20,7 @@ from backends.torch.loader import ModelError
 CPU = torch.device("cpu")
 
 
-def folder_with(folder: Path, **files: Any) -> Path:
+def write_model_folder(folder: Path, **files: Any) -> Path:
     for name, content in {"config": {"model_type": "bert"}, **files}.items():
         place = folder / name.replace("__", "/")
         place.parent.mkdir(exist_ok=True)
@@ -28,13 +28,15 @@ def folder_with(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def module(kind: str, path: str = "") -> dict[str, Any]:
+def make_module(kind: str, path: str = "") -> dict[str, Any]:
     return {"path": path, "type": f"sentence_transformers.models.{kind}"}
 
 
-def pools(folder: Path, **said: Any) -> PoolingConfig:
-    steps = [module("Transformer"), module("Pooling", "1_Pooling")]
-    return read_pooling_config(folder_with(folder, modules=steps, **{"1_Pooling__config": said}))
+def read_pooling(folder: Path, **said: Any) -> PoolingConfig:
+    steps = [make_module("Transformer"), make_module("Pooling", "1_Pooling")]
+    return read_pooling_config(
+        write_model_folder(folder, modules=steps, **{"1_Pooling__config": said})
+    )
 
 
 STATES = torch.tensor([[[1.0, 4.0], [3.0, 2.0], [9.0, 9.0]], [[9.0, 9.0], [3.0, 2.0], [5.0, 8.0]]])
@@ -52,25 +54,25 @@ MASK = torch.tensor([[1, 1, 0], [0, 1, 1]])
         ("last", [3.0, 2.0], [5.0, 8.0]),
     ],
 )
-def test_pooling(how: PoolingMode, first: list[float], second: list[float]) -> None:
+def test_pooling_modes(how: PoolingMode, first: list[float], second: list[float]) -> None:
     """The second row begins with what is not to count."""
     assert torch.allclose(pool_states(STATES, MASK, how), torch.tensor([first, second]))
 
 
-def test_without_files(tmp_path: Path) -> None:
-    assert read_pooling_config(folder_with(tmp_path)) == PoolingConfig()
-    folder_with(tmp_path, config={"architectures": ["Qwen3ForCausalLM"]})
+def test_default_pooling_without_files(tmp_path: Path) -> None:
+    assert read_pooling_config(write_model_folder(tmp_path)) == PoolingConfig()
+    write_model_folder(tmp_path, config={"architectures": ["Qwen3ForCausalLM"]})
     assert read_pooling_config(tmp_path) == PoolingConfig(("last",))
 
 
-def test_recipe_of_the_files(tmp_path: Path) -> None:
+def test_pooling_config_is_read_from_the_files(tmp_path: Path) -> None:
     prompts = {"query": "search: ", "document": ""}
-    folder_with(
+    write_model_folder(
         tmp_path,
         sentence_bert_config={"max_seq_length": 256, "do_lower_case": True},
         config_sentence_transformers={"prompts": prompts, "default_prompt_name": "query"},
     )
-    assert pools(
+    assert read_pooling(
         tmp_path, pooling_mode_cls_token=True, word_embedding_dimension=4
     ) == PoolingConfig(
         ("cls",),
@@ -80,9 +82,9 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
         prompts={"query": "search: "},
         default_prompt="query",
     )
-    folder_with(
+    write_model_folder(
         tmp_path,
-        modules=[module("Transformer"), module("Normalize")],
+        modules=[make_module("Transformer"), make_module("Normalize")],
         sentence_bert_config={},
         config_sentence_transformers={"prompts": None},
     )
@@ -99,10 +101,12 @@ def test_recipe_of_the_files(tmp_path: Path) -> None:
         ({"pooling_mode": ["mean_sqrt_len_tokens", "max"]}, ("max", "root")),
     ],
 )
-def test_ways_to_pool(tmp_path: Path, said: dict[str, Any], pooling: tuple[str, ...]) -> None:
-    recipe = pools(tmp_path, **said)
+def test_pooling_settings_are_read(
+    tmp_path: Path, said: dict[str, Any], pooling: tuple[str, ...]
+) -> None:
+    recipe = read_pooling(tmp_path, **said)
     assert (recipe.modes, recipe.includes_prompt) == (pooling, True)
-    assert not pools(tmp_path, include_prompt=False, **said).includes_prompt
+    assert not read_pooling(tmp_path, include_prompt=False, **said).includes_prompt
 
 
 @pytest.mark.parametrize(
@@ -114,16 +118,20 @@ def test_ways_to_pool(tmp_path: Path, said: dict[str, Any], pooling: tuple[str, 
         ({"pooling_mode": ["mean", 3]}, "unsupported pooling modes: mean, 3"),
     ],
 )
-def test_ways_that_are_not_served(tmp_path: Path, said: dict[str, Any], says: str) -> None:
+def test_unsupported_pooling_mode_is_rejected(
+    tmp_path: Path, said: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ModelError, match=says):
-        pools(tmp_path, **said)
+        read_pooling(tmp_path, **said)
 
 
-def test_steps_and_files_that_are_not_served(tmp_path: Path) -> None:
-    folder_with(tmp_path, modules=[module("Transformer"), module("WeightedLayerPooling")])
+def test_unsupported_modules_are_rejected(tmp_path: Path) -> None:
+    write_model_folder(
+        tmp_path, modules=[make_module("Transformer"), make_module("WeightedLayerPooling")]
+    )
     with pytest.raises(ModelError, match="WeightedLayerPooling"):
         read_pooling_config(tmp_path)
-    folder_with(tmp_path, modules={})
+    write_model_folder(tmp_path, modules={})
     with pytest.raises(ModelError, match=r"modules\.json can't be read"):
         read_pooling_config(tmp_path)
 
@@ -137,13 +145,13 @@ def test_steps_and_files_that_are_not_served(tmp_path: Path) -> None:
         ({"matryoshka_dimensions": [64, 128]}, (64, 128)),
     ],
 )
-def test_whether_vectors_may_be_cut(
+def test_matryoshka_sizes_are_read_from_the_config(
     tmp_path: Path, said: dict[str, Any], sizes: tuple[int, ...] | None
 ) -> None:
-    assert read_pooling_config(folder_with(tmp_path, config=said)).matryoshka_sizes == sizes
+    assert read_pooling_config(write_model_folder(tmp_path, config=said)).matryoshka_sizes == sizes
 
 
-def test_prompts_by_name_and_by_their_words() -> None:
+def test_prompt_is_selected_by_name_or_text() -> None:
     recipe = PoolingConfig(prompts={"query": "search: "})
     assert [recipe.get_prompt(one) for one in (None, "query", "find: ")] == [
         "",
@@ -163,11 +171,17 @@ def test_prompts_by_name_and_by_their_words() -> None:
         ("GELU", [5.0, -0.0040]),
     ],
 )
-def test_dense_layers(tmp_path: Path, activation: str, expected: list[float]) -> None:
+def test_dense_layers_and_activations(
+    tmp_path: Path, activation: str, expected: list[float]
+) -> None:
     said = {"activation_function": f"torch.nn.modules.activation.{activation}"}
-    steps = [module("Transformer"), module("Dense", "2_Dense"), module("Dense", "3_Dense")]
-    folder_with(tmp_path, modules=steps)
-    folder_with(tmp_path, **{"2_Dense__config": said, "3_Dense__config": {"bias": False}})
+    steps = [
+        make_module("Transformer"),
+        make_module("Dense", "2_Dense"),
+        make_module("Dense", "3_Dense"),
+    ]
+    write_model_folder(tmp_path, modules=steps)
+    write_model_folder(tmp_path, **{"2_Dense__config": said, "3_Dense__config": {"bias": False}})
     with pytest.raises(ModelError, match="safetensors weights"):
         read_pooling_config(tmp_path)
     weights = {"linear.weight": torch.tensor([[1.0, 1.0], [-1.0, 0.0]])}
@@ -182,10 +196,10 @@ def test_dense_layers(tmp_path: Path, activation: str, expected: list[float]) ->
     assert first.output_size == 2
 
 
-def test_layers_that_are_not_served(tmp_path: Path) -> None:
-    steps = [module("Transformer"), module("Dense", "2_Dense")]
+def test_unsupported_activation_is_rejected(tmp_path: Path) -> None:
+    steps = [make_module("Transformer"), make_module("Dense", "2_Dense")]
     said = {"activation_function": "torch.nn.modules.Mystery"}
-    folder_with(tmp_path, modules=steps, **{"2_Dense__config": said})
+    write_model_folder(tmp_path, modules=steps, **{"2_Dense__config": said})
     save_file({"linear.weight": torch.zeros(1, 1)}, tmp_path / "2_Dense" / "model.safetensors")
     with pytest.raises(ModelError, match="Mystery"):
         read_pooling_config(tmp_path)

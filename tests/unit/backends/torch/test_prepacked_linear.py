@@ -15,7 +15,7 @@ SIZES = [(64, 48), (128, 64), (259, 64), (96, 1536), (576, 1536)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_a_row_does_not_depend_on_how_many_there_are(size: tuple[int, int]) -> None:
+def test_linear_row_is_independent_of_the_batch_size(size: tuple[int, int]) -> None:
     torch.manual_seed(5)
     weight, bias, rows = torch.randn(size), torch.randn(size[0]), torch.randn(300, size[1])
     layer = PrepackedLinear(weight, bias)
@@ -27,7 +27,7 @@ def test_a_row_does_not_depend_on_how_many_there_are(size: tuple[int, int]) -> N
     assert torch.equal(layer(rows.view(2, 3, 50, -1)).view(300, -1), whole)
 
 
-def test_all_layers_are_laid_out_and_the_old_let_go() -> None:
+def test_prepacking_replaces_all_layers_and_frees_their_weights() -> None:
     torch.manual_seed(6)
     made: Any = Conv1D
     first, norm = nn.Linear(32, 16), nn.LayerNorm(24)
@@ -44,7 +44,7 @@ def test_all_layers_are_laid_out_and_the_old_let_go() -> None:
     assert {name for name, _ in model.named_parameters()} == {"1.1.weight", "1.1.bias"}
 
 
-def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_layers_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = nn.Linear(4, 4, dtype=torch.bfloat16)
     weight, model = narrow.weight.data_ptr(), nn.Sequential(narrow)
     prepack_linears(model)
@@ -60,9 +60,9 @@ def test_what_does_not_fit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     ("rows", "computed"),
     [(1, 2), (2, 2), (3, 3), (16, 16), (17, 24), (24, 24), (128, 128), (129, 160), (2048, 2048)],
 )
-def test_numbers_of_rows_are_few(rows: int, computed: int) -> None:
+def test_row_counts_are_rounded_to_few_sizes(rows: int, computed: int) -> None:
     assert _pad_row_count(rows) == computed
 
 
-def test_a_layer_tells_its_dtype() -> None:
+def test_prepacked_layer_has_a_weight_dtype() -> None:
     assert PrepackedLinear(torch.randn(8, 16), None).weight.dtype is torch.float32

@@ -72,16 +72,18 @@ TOOLS = [
 ANSWER = "<think> I add. </think>\nLet me  see.\n\n<function=add><a>7</a><b>x</b></function>"
 
 
-class Own:
+class TokenizerWithTemplate:
     """A tokenizer with a template of its own."""
 
     def __init__(self, template: Any) -> None:
         self.response_template = template
 
 
-def heard(template: Any, text: str, size: int, prompt: str = "<assistant>") -> list[ParsedOutput]:
+def parse_chunks(
+    template: Any, text: str, size: int, prompt: str = "<assistant>"
+) -> list[ParsedOutput]:
     speech = ResponseTemplateRules(
-        get_response_template(Own(template)), prompt, TOOLS, frozenset()
+        get_response_template(TokenizerWithTemplate(template)), prompt, TOOLS, frozenset()
     ).make_parser()
     told: list[ParsedOutput] = []
     for at in range(0, len(text), size):
@@ -91,53 +93,55 @@ def heard(template: Any, text: str, size: int, prompt: str = "<assistant>") -> l
     return told
 
 
-def texts(told: Sequence[ParsedOutput], kind: type) -> str:
+def join_texts(told: Sequence[ParsedOutput], kind: type) -> str:
     return "".join(cast("Any", one).text for one in told if isinstance(one, kind))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_thoughts_text_and_calls(size: int) -> None:
-    told = heard(TEMPLATE, ANSWER, size)
-    assert texts(told, ParsedReasoning) == "I add."
-    assert texts(told, ReadyText) == "Let me  see."
+def test_reasoning_text_and_tool_calls_are_parsed(size: int) -> None:
+    told = parse_chunks(TEMPLATE, ANSWER, size)
+    assert join_texts(told, ParsedReasoning) == "I add."
+    assert join_texts(told, ReadyText) == "Let me  see."
     assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add"]
-    assert texts(told, ParsedCallArguments) == '{"a":7,"b":"x"}'
+    assert join_texts(told, ParsedCallArguments) == '{"a":7,"b":"x"}'
 
 
-def test_a_list_of_calls() -> None:
+def test_list_of_tool_calls_is_parsed() -> None:
     text = 'Yes.[TOOLS][{"name": "add", "arguments": {"a": 1}}, {"name": "f", "arguments": "{}"}]'
-    told = heard(LISTED, text, 5)
+    told = parse_chunks(LISTED, text, 5)
     assert [one.name for one in told if isinstance(one, ParsedCallStart)] == ["add", "f"]
     assert [one.text for one in told if isinstance(one, ParsedCallArguments)] == ['{"a":1}', "{}"]
-    assert texts(told, ReadyText) == "Yes."
+    assert join_texts(told, ReadyText) == "Yes."
 
 
 @pytest.mark.parametrize("end", ["", "[END]", "[END] so"])
-def test_what_can_not_be_read_is_told_as_it_is(end: str) -> None:
-    told = heard(LISTED, f'Yes.[TOOLS][{{"name": "add"{end}', 4)
-    assert texts(told, ReadyText).startswith('Yes.[{"name": "add"')
-    assert texts(told, ReadyText).endswith("so" if "so" in end else "")
+def test_malformed_tool_calls_are_returned_as_text(end: str) -> None:
+    told = parse_chunks(LISTED, f'Yes.[TOOLS][{{"name": "add"{end}', 4)
+    assert join_texts(told, ReadyText).startswith('Yes.[{"name": "add"')
+    assert join_texts(told, ReadyText).endswith("so" if "so" in end else "")
     assert not any(isinstance(one, ParsedCallStart) for one in told)
 
 
-def test_a_prompt_may_have_begun_the_thought() -> None:
-    told = heard(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
-    assert (texts(told, ParsedReasoning), texts(told, ReadyText)) == ("hm", "Yes.")
+def test_reasoning_may_start_in_the_prompt() -> None:
+    told = parse_chunks(TEMPLATE, "hm</think>Yes.", 2, prompt="<user>x<assistant><think>")
+    assert (join_texts(told, ParsedReasoning), join_texts(told, ReadyText)) == ("hm", "Yes.")
 
 
-def test_a_template_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_response_template_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert get_response_template(Own({"fields": {}})) is None
+        assert get_response_template(TokenizerWithTemplate({"fields": {}})) is None
     assert "can't be used" in caplog.text
-    assert get_response_template(Own(None)) is None
+    assert get_response_template(TokenizerWithTemplate(None)) is None
 
 
 # --- in the engine ------------------------------------------------------------------------------
 
 
-def said(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinition) -> Any:
+def run_script(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinition) -> Any:
     got, _ = scripted(ANSWER)
-    got.engine._grammar_manager._response_template = get_response_template(Own(TEMPLATE))
+    got.engine._grammar_manager._response_template = get_response_template(
+        TokenizerWithTemplate(TEMPLATE)
+    )
     given = PromptInput(prompts=("x",), functions=functions)
     ending = StopParams(max_tokens=200)
     return got.run(
@@ -147,8 +151,8 @@ def said(scripted: Drive, calling: FunctionChoice, *functions: FunctionDefinitio
     )
 
 
-def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
-    got = said(scripted, FunctionChoice(("add",)), ADD)
+def test_engine_parses_the_response_template(scripted: Drive) -> None:
+    got = run_script(scripted, FunctionChoice(("add",)), ADD)
     assert got.text() == "Let me  see."
     assert "".join(one.text for one in got.select(ReasoningEvent)) == "I add."
     assert [one.name for one in got.select(ToolCallEvent)] == ["add"]
@@ -165,7 +169,7 @@ def test_it_is_heard_in_the_engine(scripted: Drive) -> None:
         (FunctionChoice(("add",)), (FunctionDefinition("add", strict=True),)),
     ],
 )
-def test_what_must_be_held_to_is_not_left_to_the_model(
+def test_response_template_is_not_used_for_enforced_tool_calls(
     scripted: Drive, calling: FunctionChoice, functions: Sequence[FunctionDefinition]
 ) -> None:
-    assert not said(scripted, calling, *functions).select(ReasoningEvent)
+    assert not run_script(scripted, calling, *functions).select(ReasoningEvent)

@@ -35,17 +35,17 @@ from backends.torch.sampling import (
 V = 300
 
 
-def logits(rows: int = 1, size: int = V, seed: int = 0) -> torch.Tensor:
+def make_logits(rows: int = 1, size: int = V, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def drawn(
+def make_input(
     rules: SamplingRules, seed: int = 0, output: Any = (), prompt: Any = (1,)
 ) -> SamplingInput:
     return SamplingInput(rules, seed, TokenHistory(list(prompt), list(output)))
 
 
-def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
+def compute_chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
@@ -56,25 +56,25 @@ DRAWS = 100_000
 LIMIT = 21.1  # chi-square, 3 degrees of freedom: passed by chance once in 10,000
 
 
-def fallen(chances: list[float]) -> torch.Tensor:
+def map_to_outcomes(chances: list[float]) -> torch.Tensor:
     """The outcome of each, of four with these PROBABILITIES."""
     return torch.bucketize(torch.tensor(chances, dtype=torch.float64), PROBABILITIES.cumsum(0)[:3])
 
 
 @pytest.mark.parametrize("by", ["seed", "position"])
-def test_chance_is_even(by: str) -> None:
+def test_random_numbers_are_uniform(by: str) -> None:
     many = range(DRAWS)
     chances = (
         [draw_uniform(i, 42) for i in many] if by == "seed" else [draw_uniform(42, i) for i in many]
     )
-    counts = fallen(chances).bincount(minlength=4).float()
-    assert chi_square(counts, PROBABILITIES * DRAWS) < LIMIT
+    counts = map_to_outcomes(chances).bincount(minlength=4).float()
+    assert compute_chi_square(counts, PROBABILITIES * DRAWS) < LIMIT
     cells = torch.tensor([int(c * 100) for c in chances]).bincount(minlength=100).float()
-    assert chi_square(cells, torch.full((100,), DRAWS / 100)) < 161.3  # 99 degrees, as rare
+    assert compute_chi_square(cells, torch.full((100,), DRAWS / 100)) < 161.3  # 99 degrees, as rare
 
 
 @pytest.mark.parametrize("other", ["position", "seed", "choice"])
-def test_chance_is_independent_of_the_last(other: str) -> None:
+def test_consecutive_random_numbers_are_independent(other: str) -> None:
     def after(seed: int) -> float:
         return {
             "position": draw_uniform(seed, 1),
@@ -82,25 +82,29 @@ def test_chance_is_independent_of_the_last(other: str) -> None:
             "choice": draw_uniform(derive_seed(seed, 1), 0),
         }[other]
 
-    first = fallen([draw_uniform(seed, 0) for seed in range(DRAWS)])
-    pairs = (first * 4 + fallen([after(seed) for seed in range(DRAWS)])).bincount(minlength=16)
+    first = map_to_outcomes([draw_uniform(seed, 0) for seed in range(DRAWS)])
+    pairs = (first * 4 + map_to_outcomes([after(seed) for seed in range(DRAWS)])).bincount(
+        minlength=16
+    )
     expected = (PROBABILITIES[:, None] * PROBABILITIES[None]).flatten() * DRAWS
-    assert chi_square(pairs.float(), expected) < 44.3  # 15 degrees of freedom, once in 10,000
+    assert (
+        compute_chi_square(pairs.float(), expected) < 44.3
+    )  # 15 degrees of freedom, once in 10,000
 
 
-def test_chance_is_within_its_bounds_for_seeds_of_any_size() -> None:
+def test_random_numbers_are_between_zero_and_one_for_any_seed() -> None:
     found = {draw_uniform(seed, at) for seed in (0, 1, 2**63, 2**64 - 1) for at in range(1000)}
     assert len(found) == 4000
     assert 0 < min(found) < max(found) < 1
     assert draw_uniform(2**64 + 5, 3) == draw_uniform(5, 3)
 
 
-def test_the_first_choice_has_the_seed_itself() -> None:
+def test_first_choice_uses_the_seed_unchanged() -> None:
     assert derive_seed(7, 0) == 7
     assert len({derive_seed(7, i) for i in range(100)}) == 100
 
 
-def test_pick_draws_by_the_probabilities() -> None:
+def test_sampling_follows_the_probabilities() -> None:
     line = torch.full((V,), float("-inf"))
     line[[7, 3, 250, 0]] = PROBABILITIES.log()
     rows = 20_000
@@ -111,27 +115,29 @@ def test_pick_draws_by_the_probabilities() -> None:
         SamplingRules(min_p=0.01),
         SamplingRules(typical_p=0.9999),
     ):
-        chosen = sample_tokens(line.repeat(rows, 1), [drawn(rules, seed) for seed in range(rows)])
+        chosen = sample_tokens(
+            line.repeat(rows, 1), [make_input(rules, seed) for seed in range(rows)]
+        )
         counts = torch.tensor(chosen).bincount(minlength=V)[[7, 3, 250, 0]].float()
-        assert chi_square(counts, PROBABILITIES * rows) < LIMIT
+        assert compute_chi_square(counts, PROBABILITIES * rows) < LIMIT
         assert counts.sum() == rows
 
 
-def test_a_model_that_gives_no_numbers_still_gives_tokens() -> None:
+def test_nan_logits_still_give_a_token() -> None:
     for rules in (
         SamplingRules(),
         SamplingRules(top_p=0.5),
         SamplingRules(typical_p=0.5),
         SamplingRules(temperature=0),
     ):
-        (token,) = sample_tokens(torch.full((1, V), float("nan")), [drawn(rules)])
+        (token,) = sample_tokens(torch.full((1, V), float("nan")), [make_input(rules)])
         assert 0 <= token < V
 
 
 # --- transformers as the oracle -----------------------------------------------------------------
 
 
-def theirs(
+def compute_reference_distribution(
     rules: SamplingRules, line: torch.Tensor, drawn: SamplingInput | None = None
 ) -> torch.Tensor:
     """The distribution that a row is drawn from, by transformers' own processors."""
@@ -160,7 +166,7 @@ def theirs(
     return scores.softmax(-1)[0]
 
 
-def ours(rules: SamplingRules, line: torch.Tensor) -> torch.Tensor:
+def compute_distribution(rules: SamplingRules, line: torch.Tensor) -> torch.Tensor:
     scaled = line[None] / rules.temperature
     apply_truncation(scaled, [rules])
     return scaled.softmax(-1)[0]
@@ -175,10 +181,14 @@ GRID = [
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_truncations_are_those_of_transformers(seed: int) -> None:
-    line = logits(seed=seed)[0]
+def test_truncation_matches_transformers(seed: int) -> None:
+    line = make_logits(seed=seed)[0]
     for rules in GRID:
-        assert torch.allclose(ours(rules, line), theirs(rules, line), atol=1e-5), rules
+        assert torch.allclose(
+            compute_distribution(rules, line),
+            compute_reference_distribution(rules, line),
+            atol=1e-5,
+        ), rules
 
 
 TOKEN = st.integers(0, 11)
@@ -213,11 +223,12 @@ ROWS = st.lists(
 
 @given(ROWS, st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_every_row_of_a_mixed_batch_is_drawn_as_transformers_would(
-    rows: list[SamplingInput], seed: int
-) -> None:
-    lines = logits(len(rows), size=24, seed=seed)
-    expected = [theirs(row.rules, line, row) for row, line in zip(rows, lines, strict=True)]
+def test_mixed_batch_matches_transformers(rows: list[SamplingInput], seed: int) -> None:
+    lines = make_logits(len(rows), size=24, seed=seed)
+    expected = [
+        compute_reference_distribution(row.rules, line, row)
+        for row, line in zip(rows, lines, strict=True)
+    ]
     mine = lines.clone()
     sample_tokens(mine, rows)
     for row, line, wanted in zip(rows, mine, expected, strict=True):
@@ -225,37 +236,37 @@ def test_every_row_of_a_mixed_batch_is_drawn_as_transformers_would(
             assert torch.allclose(line.softmax(-1), wanted, atol=1e-5), row
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_sampled_row_is_independent_of_the_batch() -> None:
     rules = [SamplingRules(temperature=0), SamplingRules(), *GRID[::7]]
-    rows = [drawn(rule, seed=i, output=range(i)) for i, rule in enumerate(rules)]
-    lines = logits(len(rows))
+    rows = [make_input(rule, seed=i, output=range(i)) for i, rule in enumerate(rules)]
+    lines = make_logits(len(rows))
     together = sample_tokens(lines.clone(), rows)
     alone = [sample_tokens(lines[i : i + 1].clone(), [row])[0] for i, row in enumerate(rows)]
     assert together == alone
 
 
-def test_repetition_penalty_counts_the_prompt() -> None:
-    line, prompt, output = logits()[0], [3, 4, 4], [5, 3]
+def test_repetition_penalty_includes_the_prompt() -> None:
+    line, prompt, output = make_logits()[0], [3, 4, 4], [5, 3]
     mine = line.clone()
     apply_penalties(
-        mine, drawn(SamplingRules(repetition_penalty=1.7), output=output, prompt=prompt)
+        mine, make_input(SamplingRules(repetition_penalty=1.7), output=output, prompt=prompt)
     )
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), line[None])
     assert torch.allclose(mine, expected[0])
 
 
-def test_presence_and_frequency_count_the_output_only() -> None:
-    line, mine = logits()[0], logits()[0]
+def test_presence_and_frequency_penalty_ignore_the_prompt() -> None:
+    line, mine = make_logits()[0], make_logits()[0]
     rules = SamplingRules(presence_penalty=0.5, frequency_penalty=0.25)
-    apply_penalties(mine, drawn(rules, output=[5, 5, 6], prompt=[7]))
+    apply_penalties(mine, make_input(rules, output=[5, 5, 6], prompt=[7]))
     change = torch.zeros(V)
     change[5], change[6] = 1.0, 0.75
     assert torch.allclose(line - mine, change, atol=1e-6)
 
 
-def test_bias_is_that_of_transformers() -> None:
-    line, mine = logits()[0], logits()[0]
-    apply_penalties(mine, drawn(SamplingRules(bias={3: 2.5, 9: -1.0})))
+def test_logit_bias_matches_transformers() -> None:
+    line, mine = make_logits()[0], make_logits()[0]
+    apply_penalties(mine, make_input(SamplingRules(bias={3: 2.5, 9: -1.0})))
     expected = SequenceBiasLogitsProcessor([[[3], 2.5], [[9], -1.0]])(
         torch.tensor([[1]]), line[None]
     )
@@ -266,18 +277,20 @@ def test_bias_is_that_of_transformers() -> None:
     ("prompt", "output"),
     [([1], []), ([1], [5]), ([5], []), ([4], [5]), ([4, 5], []), ([1], [4, 5])],
 )
-def test_bad_words_are_those_of_transformers(prompt: list[int], output: list[int]) -> None:
+def test_bad_words_match_transformers(prompt: list[int], output: list[int]) -> None:
     bad = ((8,), (5, 6), (4, 5, 7))
-    line, mine = logits()[0], logits()[0]
-    apply_penalties(mine, drawn(SamplingRules(bad_sequences=bad), output=output, prompt=prompt))
+    line, mine = make_logits()[0], make_logits()[0]
+    apply_penalties(
+        mine, make_input(SamplingRules(bad_sequences=bad), output=output, prompt=prompt)
+    )
     expected = NoBadWordsLogitsProcessor([list(ids) for ids in bad])(
         torch.tensor([prompt + output]), line[None]
     )
     assert torch.equal(mine.isinf(), expected[0].isinf())
 
 
-def test_allowed_and_held_tokens() -> None:
-    mine = logits()[0]
+def test_allowed_and_forbidden_tokens_are_masked() -> None:
+    mine = make_logits()[0]
     apply_penalties(
         mine,
         SamplingInput(
@@ -287,8 +300,8 @@ def test_allowed_and_held_tokens() -> None:
     assert mine.isfinite().nonzero().flatten().tolist() == [1, 3]
 
 
-def test_what_is_held_or_bad_gives_way_where_nothing_else_is_left() -> None:
-    mine = logits()[0]
+def test_forbidden_token_is_allowed_if_no_other_is_left() -> None:
+    mine = make_logits()[0]
     apply_penalties(
         mine,
         SamplingInput(
@@ -300,20 +313,20 @@ def test_what_is_held_or_bad_gives_way_where_nothing_else_is_left() -> None:
     assert mine.isfinite().nonzero().flatten().tolist() == [5]
 
 
-def test_greedy_takes_the_likeliest() -> None:
-    lines = logits(4)
+def test_greedy_picks_the_most_likely_token() -> None:
+    lines = make_logits(4)
     for rules in (
         SamplingRules(temperature=0),
         SamplingRules(temperature=1e-9),
         SamplingRules(top_k=1),
         SamplingRules(top_p=0.0),
     ):
-        rows = [drawn(rules, i) for i in range(4)]
+        rows = [make_input(rules, i) for i in range(4)]
         assert sample_tokens(lines.clone(), rows) == lines.argmax(-1).tolist()
 
 
-def test_likelihoods() -> None:
-    log_probs = logits(2).log_softmax(-1)
+def test_logprobs_contain_the_token_and_top_alternatives() -> None:
+    log_probs = make_logits(2).log_softmax(-1)
     one, two = get_logprobs(log_probs, [5, 6], [2, -1])
     assert one.logprob == float(log_probs[0, 5])
     assert [i for i, _ in one.top] == log_probs[0].topk(2).indices.tolist()

@@ -27,7 +27,7 @@ Drive = Callable[..., Any]
 Play = Callable[..., tuple[EngineDriver, ScriptedRunner]]
 
 
-def asked(job: int, prompt: str = "x", **fields: Any) -> GenerateCommand:
+def make_command(job: int, prompt: str = "x", **fields: Any) -> GenerateCommand:
     ending = StopParams(max_tokens=fields.pop("max_tokens", 24), ignore_eos=True)
     greedy = EngineSamplingParams(temperature=0)
     return GenerateCommand(
@@ -35,17 +35,17 @@ def asked(job: int, prompt: str = "x", **fields: Any) -> GenerateCommand:
     )
 
 
-def waiting(line: FairQueue, job: int, tokens: int = 1, **fields: Any) -> EngineRequest:
-    one = EngineRequest(asked(job, **fields), SamplingRules(), 0, 0.0)
+def add_request(line: FairQueue, job: int, tokens: int = 1, **fields: Any) -> EngineRequest:
+    one = EngineRequest(make_command(job, **fields), SamplingRules(), 0, 0.0)
     line.add(SequenceGroup(one, 0, [0] * tokens, None))  # type: ignore[arg-type]
     return one
 
 
-def order(line: FairQueue) -> list[int]:
+def pop_all(line: FairQueue) -> list[int]:
     return [line.pop().request.command.request_id for _ in range(len(line))]
 
 
-def begun(driven: EngineDriver) -> list[int]:
+def get_start_order(driven: EngineDriver) -> list[int]:
     """The jobs in the order of their first pieces."""
     pieces = (one for one in driven.events if isinstance(one, TextEvent))
     return list(dict.fromkeys(piece.request_id for piece in pieces))
@@ -54,54 +54,54 @@ def begun(driven: EngineDriver) -> list[int]:
 # --- the line -----------------------------------------------------------------------------------
 
 
-def test_the_more_urgent_go_first_and_equals_in_turn() -> None:
+def test_queue_is_ordered_by_priority_then_arrival() -> None:
     line = FairQueue()
     for job, priority in ((1, 128), (2, 5), (3, 128), (4, 5)):
-        waiting(line, job, priority=priority)
-    assert order(line) == [2, 4, 1, 3]
+        add_request(line, job, priority=priority)
+    assert pop_all(line) == [2, 4, 1, 3]
     assert line.head() is None
 
 
-def test_tenants_take_turns_by_tokens() -> None:
+def test_tenants_share_the_queue_by_tokens() -> None:
     line = FairQueue()
     for job in range(1, 7):
-        waiting(line, job, TURN_TOKENS, tenant="greedy")
-    waiting(line, 11, TURN_TOKENS, tenant="modest")
-    waiting(line, 12, TURN_TOKENS // 2, tenant="small")
-    waiting(line, 13, TURN_TOKENS // 2, tenant="small")
-    assert order(line) == [1, 11, 12, 13, 2, 3, 4, 5, 6]
+        add_request(line, job, TURN_TOKENS, tenant="greedy")
+    add_request(line, 11, TURN_TOKENS, tenant="modest")
+    add_request(line, 12, TURN_TOKENS // 2, tenant="small")
+    add_request(line, 13, TURN_TOKENS // 2, tenant="small")
+    assert pop_all(line) == [1, 11, 12, 13, 2, 3, 4, 5, 6]
 
 
-def test_a_long_prompt_waits_until_its_turns_pay_for_it() -> None:
+def test_long_prompt_waits_for_its_share_of_tokens() -> None:
     line = FairQueue()
-    waiting(line, 1, 10 * TURN_TOKENS, tenant="long")
+    add_request(line, 1, 10 * TURN_TOKENS, tenant="long")
     for job in range(2, 22):
-        waiting(line, job, TURN_TOKENS, tenant="short")
-    assert order(line).index(1) in range(8, 11)
+        add_request(line, job, TURN_TOKENS, tenant="short")
+    assert pop_all(line).index(1) in range(8, 11)
 
 
-def test_who_leaves_the_line_holds_up_nobody() -> None:
+def test_cancelled_request_does_not_block_the_queue() -> None:
     line = FairQueue()
-    jobs = [waiting(line, job, tenant=str(job % 2)) for job in range(1, 6)]
+    jobs = [add_request(line, job, tenant=str(job % 2)) for job in range(1, 6)]
     line.remove(jobs[0])
     line.remove(jobs[1])
-    line.remove(EngineRequest(asked(9, priority=3), SamplingRules(), 0, 0.0))
+    line.remove(EngineRequest(make_command(9, priority=3), SamplingRules(), 0, 0.0))
     assert len(line) == 3
-    assert sorted(order(line)) == [3, 4, 5]
+    assert sorted(pop_all(line)) == [3, 4, 5]
 
 
-def test_a_crowd_does_not_keep_another_tenant_from_its_turn(scripted: Play) -> None:
+def test_busy_tenant_does_not_delay_another_tenant(scripted: Play) -> None:
     got, _ = scripted("abc", SchedulerConfig(max_sequences=1))
-    crowd = [asked(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
-    got.run(*crowd, asked(20, tenant="other", max_tokens=2))
-    assert begun(got).index(20) <= 2
+    crowd = [make_command(job, "y" * 200, tenant="crowd", max_tokens=2) for job in range(1, 9)]
+    got.run(*crowd, make_command(20, tenant="other", max_tokens=2))
+    assert get_start_order(got).index(20) <= 2
 
 
 # --- memory -------------------------------------------------------------------------------------
 
 
-def test_rows_give_way_when_memory_runs_out_and_nobody_sees_it(driven: Drive) -> None:
-    specs = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in range(1, 5)]
+def test_preemption_on_full_memory_does_not_change_the_output(driven: Drive) -> None:
+    specs = [make_command(job, chr(96 + job) * 30, max_tokens=90) for job in range(1, 5)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
     got = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
     assert [got.ids(spec.request_id) for spec in specs] == alone
@@ -116,25 +116,25 @@ def test_rows_give_way_when_memory_runs_out_and_nobody_sees_it(driven: Drive) ->
     ]
 
 
-def test_the_less_urgent_give_way(driven: Drive) -> None:
-    early = [asked(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
+def test_lower_priority_sequence_is_preempted_first(driven: Drive) -> None:
+    early = [make_command(job, chr(96 + job) * 30, max_tokens=90) for job in (1, 2)]
     got = driven(SchedulerConfig(cache_bytes=0)).run(*early, steps=20)
-    got.run(asked(3, "c" * 30, max_tokens=90, priority=1))
+    got.run(make_command(3, "c" * 30, max_tokens=90, priority=1))
     assert next(one.request_id for one in got.events if isinstance(one, RequestFinishedEvent)) != 2
     assert got.engine.stats.preemptions > 0
 
 
-def test_a_row_that_finds_no_room_gives_way_itself(driven: Drive) -> None:
-    specs = [asked(1, "a" * 30, max_tokens=60), asked(2, "b" * 60, max_tokens=60)]
+def test_sequence_without_memory_preempts_itself(driven: Drive) -> None:
+    specs = [make_command(1, "a" * 30, max_tokens=60), make_command(2, "b" * 60, max_tokens=60)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
     got = driven(SchedulerConfig(cache_bytes=0)).run(*specs)
     assert [got.ids(spec.request_id) for spec in specs] == alone
     assert got.engine.stats.preemptions == 1
 
 
-def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) -> None:
-    low = asked(1, "a" * 31, n=4, best_of=4, max_tokens=40)
-    high = asked(2, "c" * 120, priority=1, max_tokens=8)
+def test_higher_priority_request_preempts_slots_and_memory(driven: Drive) -> None:
+    low = make_command(1, "a" * 31, n=4, best_of=4, max_tokens=40)
+    high = make_command(2, "c" * 120, priority=1, max_tokens=8)
     alone = driven().run(low), driven().run(high)
     for limits in (
         SchedulerConfig(cache_bytes=0),
@@ -154,11 +154,11 @@ def test_the_urgent_take_a_place_and_memory_from_the_less_urgent(driven: Drive) 
         assert got.engine.stats.preemptions > 0
 
 
-def test_who_is_yet_to_be_read_gives_way_to_who_came_before(driven: Drive) -> None:
+def test_request_in_prefill_is_preempted_by_earlier_requests(driven: Drive) -> None:
     specs = [
-        asked(1, "a" * 31, n=4, best_of=4, max_tokens=40),
-        asked(2, "c" * 120, max_tokens=8),
-        asked(3, "b" * 20, max_tokens=8),
+        make_command(1, "a" * 31, n=4, best_of=4, max_tokens=40),
+        make_command(2, "c" * 120, max_tokens=8),
+        make_command(3, "b" * 20, max_tokens=8),
     ]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
     got = driven(SchedulerConfig(cache_bytes=10 * 32 * 512, max_chunk_tokens=32)).run(
@@ -169,35 +169,37 @@ def test_who_is_yet_to_be_read_gives_way_to_who_came_before(driven: Drive) -> No
     assert got.engine.stats.preemptions > 0
 
 
-def test_more_choices_than_anyone_may_have(driven: Drive) -> None:
-    failed = driven(SchedulerConfig(max_batch_tokens=4)).run(asked(1, n=5, best_of=5)).failed(1)
+def test_too_many_choices_are_rejected(driven: Drive) -> None:
+    failed = (
+        driven(SchedulerConfig(max_batch_tokens=4)).run(make_command(1, n=5, best_of=5)).failed(1)
+    )
     assert (failed.kind, failed.param) == ("invalid", "n")
 
 
-def test_samples_wait_for_credit(scripted: Play) -> None:
+def test_choices_wait_for_credit(scripted: Play) -> None:
     got, _ = scripted("a" * 20, SchedulerConfig(max_sequences=1))
-    got.run(asked(1, n=2, best_of=2, initial_credit=8, max_tokens=8))
+    got.run(make_command(1, n=2, best_of=2, initial_credit=8, max_tokens=8))
     assert (got.text(1, 0), got.text(1, 1)) == ("a" * 8, "")
-    got.run(asked(2, max_tokens=3))
+    got.run(make_command(2, max_tokens=3))
     assert got.text(2) == "aaa"
     got.engine.credit(1, 8)
     got.run()
     assert got.text(1, 1) == "a" * 8
 
 
-def test_who_takes_nothing_gives_way_to_who_waits(scripted: Play) -> None:
+def test_sequence_without_credit_is_preempted_by_waiting_requests(scripted: Play) -> None:
     got, _ = scripted("a" * 100, SchedulerConfig(max_sequences=1))
-    got.run(asked(1, initial_credit=10, max_tokens=60))
+    got.run(make_command(1, initial_credit=10, max_tokens=60))
     assert len(got.ids(1)) == 10
-    got.run(asked(2))
+    got.run(make_command(2))
     assert len(got.ids(2)) == 24
     got.engine.credit(1, 100)
     got.run()
     assert got.text(1) == "a" * 60
 
 
-def test_samples_share_the_blocks_of_their_prompt(driven: Drive) -> None:
-    spec = asked(1, "p" * 70, n=8, best_of=8, max_tokens=10)
+def test_choices_share_the_blocks_of_their_prompt(driven: Drive) -> None:
+    spec = make_command(1, "p" * 70, n=8, best_of=8, max_tokens=10)
     got = driven(SchedulerConfig(cache_bytes=14 * 32 * 512)).run(spec, steps=3)
     assert got.engine.active_count == 8
     # Two whole blocks for all of them, and one each of their own; there is no room to move.
@@ -210,19 +212,19 @@ def test_samples_share_the_blocks_of_their_prompt(driven: Drive) -> None:
     ]
 
 
-def test_a_known_beginning_is_not_read_again(driven: Drive) -> None:
-    got = driven().run(asked(1, "s" * 80 + "one"))
+def test_cached_prefix_is_not_recomputed(driven: Drive) -> None:
+    got = driven().run(make_command(1, "s" * 80 + "one"))
     assert got.finished(1).cached_tokens == 0
-    got.run(asked(2, "s" * 80 + "two"))
+    got.run(make_command(2, "s" * 80 + "two"))
     assert got.finished(2).cached_tokens == 64
-    assert got.ids(2) == driven().run(asked(2, "s" * 80 + "two")).ids(2)
+    assert got.ids(2) == driven().run(make_command(2, "s" * 80 + "two")).ids(2)
     figures = got.engine.stats
     assert (figures.prompt_tokens, figures.cached_tokens, figures.completion_tokens) == (
         83 + 19,
         64,
         48,
     )
-    scored = asked(3, "s" * 80, logprobs=0, prompt_logprobs=0, echo=True)
+    scored = make_command(3, "s" * 80, logprobs=0, prompt_logprobs=0, echo=True)
     got.run(scored)
     assert got.finished(3).cached_tokens == 0
     assert len(got.echo(3).tokens) == 80
@@ -230,25 +232,27 @@ def test_a_known_beginning_is_not_read_again(driven: Drive) -> None:
 
 def test_prefix_cache_is_separate_for_each_tenant(driven: Drive) -> None:
     prompt = "s" * 80
-    got = driven().run(asked(1, prompt, tenant="a"))
-    got.run(asked(2, prompt, tenant="b"), asked(3, prompt))
-    got.run(asked(4, prompt, tenant="a"))
+    got = driven().run(make_command(1, prompt, tenant="a"))
+    got.run(make_command(2, prompt, tenant="b"), make_command(3, prompt))
+    got.run(make_command(4, prompt, tenant="a"))
     assert [got.finished(job).cached_tokens for job in (1, 2, 3, 4)] == [0, 0, 0, 64]
 
 
 def test_prefix_cache_can_be_shared_between_tenants(driven: Drive) -> None:
-    got = driven(SchedulerConfig(share_prefix_cache=True)).run(asked(1, "s" * 80, tenant="a"))
-    got.run(asked(2, "s" * 80, tenant="b"))
+    got = driven(SchedulerConfig(share_prefix_cache=True)).run(
+        make_command(1, "s" * 80, tenant="a")
+    )
+    got.run(make_command(2, "s" * 80, tenant="b"))
     assert got.finished(2).cached_tokens == 64
 
 
 # --- fairness between tenants -------------------------------------------------------------------
 
 
-def test_many_choices_of_one_tenant_do_not_delay_another_tenant(driven: Drive) -> None:
+def test_many_choices_do_not_delay_another_tenant(driven: Drive) -> None:
     choices = {"n": 32, "best_of": 32, "initial_credit": 2000}
-    many = asked(1, "a" * 30, max_tokens=40, tenant="many", **choices)
-    one = asked(2, "b" * 30, max_tokens=1, tenant="one")
+    many = make_command(1, "a" * 30, max_tokens=40, tenant="many", **choices)
+    one = make_command(2, "b" * 30, max_tokens=1, tenant="one")
     alone = driven().run(many)
     got = driven(SchedulerConfig(max_sequences=4)).run(many, steps=20)
     got.run(one, steps=8)
@@ -260,39 +264,43 @@ def test_many_choices_of_one_tenant_do_not_delay_another_tenant(driven: Drive) -
     assert got.engine.stats.preemptions == 1
 
 
-def test_a_tenant_preempts_another_only_if_it_has_no_slot(driven: Drive) -> None:
+def test_only_a_tenant_without_slots_preempts_another_tenant(driven: Drive) -> None:
     got = driven(SchedulerConfig(max_sequences=2))
-    got.run(asked(1, tenant="a", max_tokens=30), asked(2, tenant="b", max_tokens=30), steps=3)
-    got.run(asked(3, tenant="a", max_tokens=30), asked(4, tenant="c", max_tokens=30))
+    got.run(
+        make_command(1, tenant="a", max_tokens=30),
+        make_command(2, tenant="b", max_tokens=30),
+        steps=3,
+    )
+    got.run(make_command(3, tenant="a", max_tokens=30), make_command(4, tenant="c", max_tokens=30))
     assert got.engine.stats.preemptions == 0
-    assert begun(got)[:2] == [1, 2]
+    assert get_start_order(got)[:2] == [1, 2]
 
 
-def test_a_tenant_that_keeps_sending_does_not_starve_another(driven: Drive) -> None:
+def test_continuously_sending_tenant_does_not_starve_another(driven: Drive) -> None:
     got = driven(SchedulerConfig(max_sequences=2))
-    got.run(asked(1, "a" * 30, n=2, best_of=2, max_tokens=60, tenant="a"), steps=2)
+    got.run(make_command(1, "a" * 30, n=2, best_of=2, max_tokens=60, tenant="a"), steps=2)
     job = 2
     while not got.select(RequestFinishedEvent, 1):
-        got.run(asked(job, max_tokens=1, tenant="b"), steps=2)
+        got.run(make_command(job, max_tokens=1, tenant="b"), steps=2)
         job += 1
         assert job < 500
     assert got.finished(1).completion_tokens == 120
 
 
-def test_a_request_without_a_tenant_is_not_preempted_by_its_like(driven: Drive) -> None:
+def test_requests_without_a_tenant_do_not_preempt_each_other(driven: Drive) -> None:
     got = driven(SchedulerConfig(max_sequences=2))
-    got.run(asked(1, n=4, best_of=4, max_tokens=20), steps=3)
-    got.run(asked(2, max_tokens=1))
+    got.run(make_command(1, n=4, best_of=4, max_tokens=20), steps=3)
+    got.run(make_command(2, max_tokens=1))
     assert got.engine.stats.preemptions == 0
 
 
 # --- long inputs --------------------------------------------------------------------------------
 
 
-def test_a_long_input_is_tokenized_while_other_requests_run(
+def test_long_input_is_tokenized_while_other_requests_run(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = driven().run(asked(1, max_tokens=24), steps=2)
+    got = driven().run(make_command(1, max_tokens=24), steps=2)
     may_tokenize = threading.Event()
     tokenize = got.engine._input_processor.tokenize_prompts
 
@@ -301,7 +309,7 @@ def test_a_long_input_is_tokenized_while_other_requests_run(
         return tokenize(*arguments)
 
     monkeypatch.setattr(got.engine._input_processor, "tokenize_prompts", wait_and_tokenize)
-    long = asked(2, max_tokens=2)
+    long = make_command(2, max_tokens=2)
     cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
     got.engine.submit(msgspec.structs.replace(long, input=cut))
     while not got.select(RequestFinishedEvent, 1):
@@ -312,7 +320,7 @@ def test_a_long_input_is_tokenized_while_other_requests_run(
     assert got.finished(2).prompt_tokens == 8
 
 
-def test_a_long_input_can_be_cancelled_while_it_is_tokenized(
+def test_long_input_can_be_cancelled_during_tokenization(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got, tokenized = driven(), threading.Event()
@@ -321,7 +329,7 @@ def test_a_long_input_can_be_cancelled_while_it_is_tokenized(
         "tokenize_prompts",
         lambda *_: [[7]] if tokenized.wait(30) else [],
     )
-    long = asked(1)
+    long = make_command(1)
     cut = msgspec.structs.replace(long.input, prompts=("y" * 100_000,), truncate_to=8)
     got.engine.submit(msgspec.structs.replace(long, input=cut))
     got.engine.cancel(1)
@@ -331,19 +339,19 @@ def test_a_long_input_can_be_cancelled_while_it_is_tokenized(
     assert got.engine.waiting_count == 0
 
 
-def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
+def test_oversized_input_is_rejected_without_tokenization(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = driven()
     monkeypatch.setattr(got.engine._input_processor, "_tokenizer", None)
-    got.run(asked(1, "y" * 4_000_000))
+    got.run(make_command(1, "y" * 4_000_000))
     failed = got.failed(1)
     assert (failed.kind, failed.param, failed.limit) == ("too_long", "prompt", 128)
     turns = PromptInput(turns=(ChatTurn("user", "y" * 4_000_000),))
-    got.run(msgspec.structs.replace(asked(2), input=turns))
+    got.run(msgspec.structs.replace(make_command(2), input=turns))
     assert (got.failed(2).kind, got.failed(2).param) == ("too_long", "messages")
     ids = PromptInput(prompts=((7,) * 200,))
-    got.run(msgspec.structs.replace(asked(3), input=ids))
+    got.run(msgspec.structs.replace(make_command(3), input=ids))
     assert (got.failed(3).kind, got.failed(3).tokens) == ("too_long", 200)
 
 
@@ -357,20 +365,20 @@ def test_a_text_that_cannot_fit_is_rejected_without_being_tokenized(
         ("stopping", "stop_token_ids", (1,) * 300),
     ],
 )
-def test_a_list_that_is_too_long_is_rejected_without_being_tokenized(
+def test_oversized_parameter_list_is_rejected_without_tokenization(
     driven: Drive, monkeypatch: pytest.MonkeyPatch, section: str, field: str, values: Any
 ) -> None:
     got = driven()
     monkeypatch.setattr(got.engine._input_processor, "_tokenizer", None)
-    spec = asked(1)
+    spec = make_command(1)
     part = msgspec.structs.replace(getattr(spec, section), **{field: values})
     got.run(msgspec.structs.replace(spec, **{section: part}))
     assert (got.failed(1).kind, got.failed(1).param) == ("invalid", field)
 
 
-def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:
+def test_cancelled_request_frees_its_blocks(driven: Drive) -> None:
     got = driven(SchedulerConfig(max_sequences=2, max_chunk_tokens=32))
-    got.run(asked(1, "p" * 100, n=4, best_of=4), asked(2, "q" * 100), steps=2)
+    got.run(make_command(1, "p" * 100, n=4, best_of=4), make_command(2, "q" * 100), steps=2)
     assert got.engine.block_pool.used_blocks > 0
     got.engine.cancel(1)
     got.engine.cancel(2)
@@ -381,30 +389,30 @@ def test_a_cancelled_request_leaves_no_block(driven: Drive) -> None:
 # --- failure ------------------------------------------------------------------------------------
 
 
-def test_a_prompt_too_large_for_the_machine_fails_alone(scripted: Play) -> None:
+def test_prompt_that_exceeds_memory_fails_alone(scripted: Play) -> None:
     got, forward = scripted("abcdef")
-    got.run(asked(1, max_tokens=6), steps=2)
+    got.run(make_command(1, max_tokens=6), steps=2)
     forward.max_tokens = 40
-    got.run(asked(2, "y" * 100), asked(3, max_tokens=6))
+    got.run(make_command(2, "y" * 100), make_command(3, max_tokens=6))
     assert got.failed(2).kind == "failed"
     assert got.text(1) == "abcdef"
     assert got.finished(3).completion_tokens == 6
     assert got.engine.block_pool.used_blocks == 0
 
 
-def test_of_rows_that_fail_together_the_youngest_goes(scripted: Play) -> None:
+def test_failed_batch_drops_the_newest_sequence(scripted: Play) -> None:
     got, forward = scripted("abcdef")
-    got.run(*(asked(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
+    got.run(*(make_command(job, max_tokens=6) for job in (1, 2, 3)), steps=2)
     forward.max_tokens = 2
     got.run()
     assert [one.request_id for one in got.events if isinstance(one, RequestFailedEvent)] == [3]
     assert (got.text(1), got.text(2)) == ("abcdef", "abcdef")
 
 
-def test_a_draw_that_fails_costs_one_request(
+def test_sampling_error_fails_only_its_request(
     driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specs = [asked(job, "abc"[job - 1], max_tokens=8) for job in (1, 2, 3)]
+    specs = [make_command(job, "abc"[job - 1], max_tokens=8) for job in (1, 2, 3)]
     alone = [driven().run(spec).ids(spec.request_id) for spec in specs]
 
     def failing(logits: Any, rows: Any) -> list[int]:
@@ -427,14 +435,14 @@ def test_a_draw_that_fails_costs_one_request(
     assert got.engine.block_pool.used_blocks == 0
 
 
-def test_memory_that_cannot_be_had_is_told_at_once(scripted: Play) -> None:
+def test_insufficient_kv_cache_memory_is_reported_at_start(scripted: Play) -> None:
     with pytest.raises(ModelError, match="KV cache"):
         scripted("abc", SchedulerConfig(), max_tokens=0)
 
 
-def test_figures_of_a_step(scripted: Play) -> None:
+def test_step_stats_are_counted(scripted: Play) -> None:
     got, _ = scripted("abc")
-    got.run(asked(1), msgspec.structs.replace(asked(2), initial_credit=5), steps=3)
+    got.run(make_command(1), msgspec.structs.replace(make_command(2), initial_credit=5), steps=3)
     figures = got.engine.stats
     assert got.engine.cache_bytes == 0
     assert (

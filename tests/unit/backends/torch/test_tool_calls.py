@@ -67,7 +67,7 @@ SPECIAL = {
 }
 
 
-def template(family: ToolCallFormat) -> str:
+def make_template(family: ToolCallFormat) -> str:
     """A chat template that shows its family, and takes tools."""
     return (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -77,7 +77,7 @@ def template(family: ToolCallFormat) -> str:
     )
 
 
-def asked(
+def make_command(
     calling: FunctionChoice | None = None, *, seed: int = 1, **fields: Any
 ) -> GenerateCommand:
     turns = fields.pop("turns", (ChatTurn("user", "hi"),))
@@ -89,7 +89,7 @@ def asked(
     )
 
 
-def made(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
+def collect_calls(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
     """The names and arguments of the calls, of which each began once, in order."""
     begun = [one for one in got.select(ToolCallEvent) if one.choice == choice]
     assert [one.call for one in begun] == list(range(len(begun)))
@@ -105,14 +105,12 @@ def made(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
-def test_a_call_that_must_be_is_valid_whatever_the_model(
-    noisy: Drive, family: ToolCallFormat
-) -> None:
+def test_required_tool_call_is_valid_for_any_model(noisy: Drive, family: ToolCallFormat) -> None:
     several = 0
     for seed in range(8):
-        got = noisy(special=SPECIAL[family], template=template(family))
-        got.run(asked(FunctionChoice(BOTH, required=True), seed=seed))
-        calls = made(got)
+        got = noisy(special=SPECIAL[family], template=make_template(family))
+        got.run(make_command(FunctionChoice(BOTH, required=True), seed=seed))
+        calls = collect_calls(got)
         several = max(several, len(calls))
         assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
         assert got.text() == ""
@@ -121,44 +119,44 @@ def test_a_call_that_must_be_is_valid_whatever_the_model(
 
 
 @pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
-def test_the_named_function_is_called_once(noisy: Drive, family: ToolCallFormat) -> None:
+def test_named_function_is_called_once(noisy: Drive, family: ToolCallFormat) -> None:
     for name in BOTH:
-        got = noisy(special=SPECIAL[family], template=template(family))
-        got.run(asked(FunctionChoice((name,), required=True, parallel=False)))
-        assert [call[0] for call in made(got)] == [name]
+        got = noisy(special=SPECIAL[family], template=make_template(family))
+        got.run(make_command(FunctionChoice((name,), required=True, parallel=False)))
+        assert [call[0] for call in collect_calls(got)] == [name]
         assert got.ended()[0].reason == "tool_calls"
 
 
-def test_arguments_come_as_they_are_made(noisy: Drive) -> None:
-    got = noisy().run(asked(FunctionChoice(("weather",), required=True, parallel=False)))
+def test_tool_call_arguments_are_streamed(noisy: Drive) -> None:
+    got = noisy().run(make_command(FunctionChoice(("weather",), required=True, parallel=False)))
     assert len(got.select(ToolArgumentsEvent)) > 30
     assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city": "')
 
 
-def test_what_is_held_back_takes_no_credit(noisy: Drive) -> None:
+def test_held_back_tool_call_tokens_use_no_credit(noisy: Drive) -> None:
     """Sixteen begin to call, and all of it is held: nobody could give credit for that."""
     choice = FunctionChoice(("weather",), required=True, parallel=False)
-    spec = asked(choice, n=16, best_of=16, initial_credit=20)
+    spec = make_command(choice, n=16, best_of=16, initial_credit=20)
     got = noisy().run(spec)
     assert sum(one.token_count for one in got.select(ToolCallEvent)) > 200
     got.engine.credit(1, 10_000)
     assert len(got.run().ended()) == 16
 
 
-def test_choices_call_for_themselves(noisy: Drive) -> None:
-    spec = asked(FunctionChoice(("weather",), required=True, parallel=False), n=3, best_of=3)
+def test_each_choice_has_its_own_tool_calls(noisy: Drive) -> None:
+    spec = make_command(FunctionChoice(("weather",), required=True, parallel=False), n=3, best_of=3)
     got = noisy().run(spec)
-    assert len({msgspec.json.encode(made(got, choice)) for choice in range(3)}) == 3
+    assert len({msgspec.json.encode(collect_calls(got, choice)) for choice in range(3)}) == 3
     best = noisy().run(msgspec.structs.replace(spec, n=1, best_of=3))
-    assert made(best)[0][0] == "weather"
+    assert collect_calls(best)[0][0] == "weather"
 
 
-def test_cut_by_length_it_says_so(noisy: Drive) -> None:
+def test_truncated_tool_call_ends_with_length(noisy: Drive) -> None:
     calling = FunctionChoice(("weather",), required=True)
-    got = noisy().run(asked(calling, ending=StopParams(max_tokens=60)))
+    got = noisy().run(make_command(calling, ending=StopParams(max_tokens=60)))
     assert got.ended()[0].reason == "length"
     assert "".join(one.text for one in got.select(ToolArgumentsEvent)).startswith('{"city"')
-    early = noisy().run(asked(calling, ending=StopParams(max_tokens=20)))
+    early = noisy().run(make_command(calling, ending=StopParams(max_tokens=20)))
     assert (early.text(), early.select(ToolCallEvent), early.ended()[0].reason) == (
         "",
         [],
@@ -166,7 +164,7 @@ def test_cut_by_length_it_says_so(noisy: Drive) -> None:
     )
 
 
-def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
+def test_unsupported_schema_is_rejected_only_for_strict_functions(noisy: Drive) -> None:
     odd = (
         b'{"properties":{"a":{"enum":[1]}},"required":["a"],"additionalProperties":false,"not":{}}'
     )
@@ -189,7 +187,9 @@ def test_lenient_unless_the_function_is_strict(noisy: Drive) -> None:
     ("parameters", "said"),
     [(b'{"type":"string"}', "must have type object"), (b"[1]", "must be a JSON Schema")],
 )
-def test_parameters_that_are_none(noisy: Drive, parameters: bytes, said: str) -> None:
+def test_invalid_function_parameters_are_rejected(
+    noisy: Drive, parameters: bytes, said: str
+) -> None:
     given = PromptInput(
         turns=(ChatTurn("user", "hi"),), functions=(FunctionDefinition("f", None, parameters),)
     )
@@ -201,7 +201,9 @@ def test_parameters_that_are_none(noisy: Drive, parameters: bytes, said: str) ->
 # --- left to the model --------------------------------------------------------------------------
 
 
-def said(scripted: Drive, script: str, calling: FunctionChoice | None = None, **fields: Any) -> Any:
+def run_script(
+    scripted: Drive, script: str, calling: FunctionChoice | None = None, **fields: Any
+) -> Any:
     got, _ = scripted(script)
     given = PromptInput(prompts=("x",), functions=FUNCTIONS)
     ending = fields.pop("ending", None) or StopParams(max_tokens=400)
@@ -212,18 +214,18 @@ def said(scripted: Drive, script: str, calling: FunctionChoice | None = None, **
     )
 
 
-def test_text_alone_stays_text(scripted: Drive) -> None:
+def test_text_without_a_tool_call_stays_text(scripted: Drive) -> None:
     for text in ("I can't say.", "a < b", "see <tool_cal", "\n\nhm\n", "<tool_call"):
-        got = said(scripted, text)
+        got = run_script(scripted, text)
         assert (got.text(), got.ended()[0].reason) == (text, "eos")
         assert bytes(got.ids()[: len(text)]) == text.encode()
 
 
-def test_text_goes_over_to_calls(scripted: Drive) -> None:
+def test_text_followed_by_tool_calls(scripted: Drive) -> None:
     script = "Let me see. \n" + HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
-    got = said(scripted, script)
+    got = run_script(scripted, script)
     assert got.text() == "Let me see."
-    assert [name for name, _ in made(got)] == ["weather_now", "weather_now"]
+    assert [name for name, _ in collect_calls(got)] == ["weather_now", "weather_now"]
     assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
     counted = [
         one.token_count
@@ -233,66 +235,66 @@ def test_text_goes_over_to_calls(scripted: Drive) -> None:
     assert len(script) - 40 < sum(counted) <= len(script)
 
 
-def test_after_the_mark_only_a_call_can_follow(scripted: Drive) -> None:
-    got = said(scripted, "<tool_call> never mind")
+def test_tool_call_is_enforced_after_the_trigger(scripted: Drive) -> None:
+    got = run_script(scripted, "<tool_call> never mind")
     assert got.text() == ""
-    assert made(got)[0][0] in BOTH
+    assert collect_calls(got)[0][0] in BOTH
 
 
-def test_one_call_where_several_are_not_wanted(scripted: Drive) -> None:
+def test_parallel_false_allows_one_tool_call(scripted: Drive) -> None:
     script = HERMES_FORMAT.format_calls([CALLS[1], CALLS[1]])
-    got = said(scripted, script, FunctionChoice(BOTH, parallel=False))
-    assert len(made(got)) == 1
+    got = run_script(scripted, script, FunctionChoice(BOTH, parallel=False))
+    assert len(collect_calls(got)) == 1
 
 
-def test_no_mark_that_was_cut_is_text(scripted: Drive) -> None:
-    got = said(
+def test_truncated_tool_call_is_not_returned_as_text(scripted: Drive) -> None:
+    got = run_script(
         scripted, 'Hm. <tool_call>\n{"name": "weather_now"', ending=StopParams(max_tokens=30)
     )
     assert (got.text(), got.select(ToolCallEvent), got.ended()[0].reason) == ("Hm.", [], "length")
 
 
-def test_a_form_or_calls(scripted: Drive) -> None:
+def test_output_format_or_tool_calls(scripted: Drive) -> None:
     form = OutputFormat("json", '{"type":"object","properties":{"a":{"const":"<tool_call>"}},'
                 '"required":["a"],"additionalProperties":false}')  # fmt: skip
-    plain = said(scripted, '{"a": "<tool_call>"}', output_format=form)
+    plain = run_script(scripted, '{"a": "<tool_call>"}', output_format=form)
     assert plain.text() == '{"a": "<tool_call>"}'
     assert plain.ended()[0].reason == "eos"
-    other = said(scripted, "no form", output_format=form)
-    assert made(other)
-    calls = said(scripted, HERMES_FORMAT.format_calls([CALLS[1]]), output_format=form)
-    assert made(calls) == [("weather_now", {})]
+    other = run_script(scripted, "no form", output_format=form)
+    assert collect_calls(other)
+    calls = run_script(scripted, HERMES_FORMAT.format_calls([CALLS[1]]), output_format=form)
+    assert collect_calls(calls) == [("weather_now", {})]
 
 
-def test_llama_calls_begin_with_a_brace(noisy: Drive) -> None:
+def test_llama_tool_calls_begin_with_a_brace(noisy: Drive) -> None:
     llama = detect_tool_call_format('"parameters": dictionary')
     kinds = set()
     for seed in range(12):
         bias = {123: 5.0}
         picking = EngineSamplingParams(temperature=1, seed=seed, logit_bias=bias)
-        got = noisy(template=template(llama)).run(asked(seed=seed, picking=picking))
-        kinds.add(bool(made(got)))
+        got = noisy(template=make_template(llama)).run(make_command(seed=seed, picking=picking))
+        kinds.add(bool(collect_calls(got)))
         assert bool(got.text()) != bool(got.select(ToolCallEvent)) or not got.select(ToolCallEvent)
         assert not got.text().lstrip().startswith("{")
     assert kinds == {True, False}
 
 
-def test_a_mark_that_is_a_token_of_its_own(noisy: Drive) -> None:
+def test_tool_call_trigger_can_be_a_special_token(noisy: Drive) -> None:
     for family in TOOL_CALL_FORMATS[:3]:
         picking = EngineSamplingParams(temperature=1, seed=4, logit_bias={259: 4.0})
-        got = noisy(special=family.trigger, template=template(family))
-        got.run(asked(FunctionChoice(BOTH, parallel=False), picking=picking))
-        assert made(got)
+        got = noisy(special=family.trigger, template=make_template(family))
+        got.run(make_command(FunctionChoice(BOTH, parallel=False), picking=picking))
+        assert collect_calls(got)
         assert family.trigger not in got.text()
         assert got.ended()[0].reason == "tool_calls"
 
 
-def test_other_special_tokens_stay_unseen(noisy: Drive) -> None:
+def test_other_special_tokens_are_not_shown_as_text(noisy: Drive) -> None:
     """Beside a mark that has to be seen: those are still not text."""
     family = TOOL_CALL_FORMATS[0]
-    got = noisy(special=family.trigger, template=template(family))
+    got = noisy(special=family.trigger, template=make_template(family))
     picking = EngineSamplingParams(temperature=0, logit_bias={257: 1000.0})
-    got.run(asked(ending=StopParams(max_tokens=9, include_stop=True), picking=picking))
+    got.run(make_command(ending=StopParams(max_tokens=9, include_stop=True), picking=picking))
     assert (got.text(), got.ended()[0].reason) == ("", "eos")
 
 
@@ -301,7 +303,7 @@ def test_other_special_tokens_stay_unseen(noisy: Drive) -> None:
 
 @pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
 @pytest.mark.parametrize("lead", ["", "Well: ", "[TOOL_", "<tool <tool_call"])
-def test_wherever_a_text_is_cut(family: ToolCallFormat, lead: str) -> None:
+def test_tool_calls_are_parsed_for_any_chunking(family: ToolCallFormat, lead: str) -> None:
     anywhere = bool(family.trigger)
     text = (lead if anywhere else "") + family.format_calls(CALLS)
     chance = random.Random(0)
@@ -330,7 +332,7 @@ def test_wherever_a_text_is_cut(family: ToolCallFormat, lead: str) -> None:
         assert speech.calls == 2
 
 
-def test_only_the_whole_text_is_calls_without_a_mark() -> None:
+def test_format_without_trigger_needs_the_full_text_to_be_calls() -> None:
     llama = detect_tool_call_format('"parameters": dictionary')
     for text in ('{"name": "Bob"}', 'x {"name": "weather", "parameters": {}}'):
         speech = ToolCallParser(llama, BOTH, anywhere=False)
@@ -348,7 +350,7 @@ TALK = (
 )
 
 
-def prompt(
+def render_prompt(
     got: Any, turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition] = FUNCTIONS
 ) -> str:
     reader = got.engine._input_processor
@@ -359,8 +361,8 @@ def prompt(
     return text
 
 
-def test_a_template_that_knows_functions_is_told_all(noisy: Drive) -> None:
-    text = prompt(noisy(template=template(HERMES_FORMAT)), TALK)
+def test_template_with_functions_gets_all_functions_and_calls(noisy: Drive) -> None:
+    text = render_prompt(noisy(template=make_template(HERMES_FORMAT)), TALK)
     assert "<system>be brief<user>and now?<assistant>call_abcdefghijkl:" in text
     assert '"arguments": {"days": 1}' in text
     assert "<tool>sunnycall_abcdefghijkl" in text
@@ -368,39 +370,39 @@ def test_a_template_that_knows_functions_is_told_all(noisy: Drive) -> None:
     assert "tells the weather_now" in text
 
 
-def test_mistral_wants_short_ids(noisy: Drive) -> None:
-    text = prompt(noisy(template=template(TOOL_CALL_FORMATS[0])), TALK)
+def test_mistral_template_gets_short_call_ids(noisy: Drive) -> None:
+    text = render_prompt(noisy(template=make_template(TOOL_CALL_FORMATS[0])), TALK)
     assert "defghijkl:" in text
     assert "sunnydefghijkl" in text
     assert "call_" not in text
 
 
-def test_arguments_that_are_no_json_are_told_as_they_are(noisy: Drive) -> None:
+def test_invalid_json_arguments_are_rendered_as_text(noisy: Drive) -> None:
     odd = ChatTurn("assistant", "", None, (FunctionCall("c", "f", "{oops"),))
-    assert '"{oops"' in prompt(noisy(template=template(HERMES_FORMAT)), (odd,))
+    assert '"{oops"' in render_prompt(noisy(template=make_template(HERMES_FORMAT)), (odd,))
 
 
-def test_a_template_that_knows_none_is_told_in_words(noisy: Drive) -> None:
-    text = prompt(noisy(), TALK)
+def test_template_without_functions_gets_functions_in_the_system_message(noisy: Drive) -> None:
+    text = render_prompt(noisy(), TALK)
     system, _, rest = text.partition("<user>")
     assert system.startswith("<system>be brief\n\nYou can call these functions:\n{")
     assert '"name":"weather_now"' in system
     assert HERMES_FORMAT.format_calls([FunctionCall("", "NAME", "{ARGUMENTS}")]) in system
     assert "<assistant>" + HERMES_FORMAT.format_calls(TALK[2].calls) in rest
     assert "<user><tool_response>\nsunny\n</tool_response>" in rest
-    assert "You can call" not in prompt(noisy(), TALK, ())
-    assert prompt(noisy(), TALK[1:2]).startswith("<system>You can call")
+    assert "You can call" not in render_prompt(noisy(), TALK, ())
+    assert render_prompt(noisy(), TALK[1:2]).startswith("<system>You can call")
 
 
-def test_what_an_assistant_said_before_its_calls(noisy: Drive) -> None:
+def test_assistant_text_before_tool_calls_is_rendered(noisy: Drive) -> None:
     turn = ChatTurn("assistant", "Let me see.", None, TALK[2].calls)
-    assert "<assistant>Let me see.\n<tool_call>\n{" in prompt(noisy(), (turn,))
+    assert "<assistant>Let me see.\n<tool_call>\n{" in render_prompt(noisy(), (turn,))
 
 
-def test_families_are_known_by_their_templates() -> None:
-    assert [detect_tool_call_format(template(one)) for one in TOOL_CALL_FORMATS] == list(
+def test_tool_call_format_is_detected_from_the_template() -> None:
+    assert [detect_tool_call_format(make_template(one)) for one in TOOL_CALL_FORMATS] == list(
         TOOL_CALL_FORMATS
     )
     assert detect_tool_call_format("{{ messages }}") == HERMES_FORMAT
     assert not supports_functions("{{ messages }}")
-    assert supports_functions(template(HERMES_FORMAT))
+    assert supports_functions(make_template(HERMES_FORMAT))

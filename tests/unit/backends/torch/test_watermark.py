@@ -29,7 +29,7 @@ HOWS = [
 ]
 
 
-def config(how: WatermarkSettings) -> dict[str, Any]:
+def make_transformers_config(how: WatermarkSettings) -> dict[str, Any]:
     """As transformers is told it."""
     return {
         "greenlist_ratio": how.ratio,
@@ -40,14 +40,14 @@ def config(how: WatermarkSettings) -> dict[str, Any]:
     }
 
 
-def lines(rows: int, seed: int = 0) -> torch.Tensor:
+def make_logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_mark_is_that_of_transformers(how: WatermarkSettings) -> None:
-    theirs = WatermarkLogitsProcessor(V, "cpu", **config(how))
-    for at, line in enumerate(lines(8)):
+def test_watermark_matches_transformers(how: WatermarkSettings) -> None:
+    theirs = WatermarkLogitsProcessor(V, "cpu", **make_transformers_config(how))
+    for at, line in enumerate(make_logits(8)):
         past = [(at * 37 + i * 11) % V for i in range(at)]
         expected = theirs(torch.tensor([past], dtype=torch.long), line[None])[0]
         mine = line.clone()
@@ -57,18 +57,20 @@ def test_the_mark_is_that_of_transformers(how: WatermarkSettings) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_detector_finds_it(how: WatermarkSettings) -> None:
+def test_watermark_is_found_by_the_transformers_detector(how: WatermarkSettings) -> None:
     def text(marked: WatermarkSettings | None, seed: int) -> list[int]:
         output: list[int] = [1, 2, 3, 4]
         rules = SamplingRules(watermark=marked, top_p=0.95)
-        for at, line in enumerate(lines(120, seed)):
+        for at, line in enumerate(make_logits(120, seed)):
             output += sample_tokens(
                 line[None].clone(), [SamplingInput(rules, at, TokenHistory((), output))]
             )
         return output
 
     detector: Any = WatermarkDetector(
-        LlamaConfig(vocab_size=V, bos_token_id=V), "cpu", WatermarkingConfig(**config(how))
+        LlamaConfig(vocab_size=V, bos_token_id=V),
+        "cpu",
+        WatermarkingConfig(**make_transformers_config(how)),
     )
 
     def score(output: list[int]) -> float:
@@ -78,11 +80,11 @@ def test_the_detector_finds_it(how: WatermarkSettings) -> None:
         assert score(text(how, seed)) > 3 + max(score(text(None, seed)), 0)
 
 
-def test_what_was_left_out_stays_out() -> None:
+def test_watermark_does_not_readmit_truncated_tokens() -> None:
     how = WatermarkSettings(bias=1000.0)
     row = SamplingInput(SamplingRules(watermark=how, top_k=1), 0, TokenHistory([5], []))
-    for line in lines(20):
+    for line in make_logits(20):
         assert sample_tokens(line[None].clone(), [row]) == [int(line.argmax())]
     greedy = SamplingInput(SamplingRules(watermark=how, temperature=0), 0, TokenHistory([5], []))
-    chosen = [sample_tokens(line[None].clone(), [greedy])[0] for line in lines(20)]
-    assert chosen != lines(20).argmax(-1).tolist()
+    chosen = [sample_tokens(line[None].clone(), [greedy])[0] for line in make_logits(20)]
+    assert chosen != make_logits(20).argmax(-1).tolist()

@@ -21,7 +21,13 @@ from protocols.core.request import (
     Tool,
 )
 from protocols.openai.endpoints import OpenAI
-from tests.unit.protocols.chat.test_own_workers import REST, SAMPLING, STOPPING, chat, text
+from tests.unit.protocols.chat.test_own_workers import (
+    REST,
+    SAMPLING,
+    STOPPING,
+    make_chat,
+    make_completion,
+)
 
 WORKER = OpenAI("interlingua")
 PARTS = (TextPart("hi"), ImagePart("https://x/y.png"))
@@ -37,24 +43,28 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def lost(request: Request) -> tuple[set[str], set[str]]:
+def find_losses(request: Request) -> tuple[set[str], set[str]]:
     """The paths of what the engine does not do, and of what its profile says that it does not."""
     engine = ipc.find_unsupported_params(request, {}, templates=False)
     profile = WORKER.unsupported_parameters(request, {})
     return {one.path or one.field for one in engine}, {one.path or one.field for one in profile}
 
 
-@pytest.mark.parametrize("kind", [chat, text])
-def test_the_engine_loses_nothing_that_the_profile_promises(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [make_chat, make_completion])
+def test_interlingua_profile_promises_only_what_the_engine_supports(kind: Any) -> None:
     requests = [
         *(kind(sampling=SamplingParams(**{name: value})) for name, value in SAMPLING.items()),
         *(kind(stopping=StopConditions(**{name: value})) for name, value in STOPPING.items()),
         *(kind(**{name: value}) for name, value in REST.items()),
-        *(kind(**fields) for fields in MORE.values() if kind is chat or "messages" not in fields),
+        *(
+            kind(**fields)
+            for fields in MORE.values()
+            if kind is make_chat or "messages" not in fields
+        ),
     ]
     for asked in requests:
         assert isinstance(asked, GenerationRequest)
-        engine, profile = lost(asked)
+        engine, profile = find_losses(asked)
         assert engine <= profile, asked
 
 
@@ -68,6 +78,6 @@ def test_the_engine_loses_nothing_that_the_profile_promises(kind: Any) -> None:
         {"overflow": "truncate"},
     ],
 )
-def test_vectors(fields: dict[str, Any]) -> None:
-    engine, profile = lost(EmbeddingRequest(model="m", inputs=("a",), **fields))
+def test_embedding_parameters_are_supported_by_profile_and_engine(fields: dict[str, Any]) -> None:
+    engine, profile = find_losses(EmbeddingRequest(model="m", inputs=("a",), **fields))
     assert engine == profile == set()

@@ -15,7 +15,7 @@ EDGES = len(FIRST_TOKEN_BUCKETS)
 ARM = ("m", "1", "split")
 
 
-class Ticking:
+class FakeClock:
     """A clock that is set."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Ticking:
         return self.now
 
 
-def record(
+def make_record(
     first: float | None = 0.03, tokens: int = 10, outcome: RequestOutcome = "ok"
 ) -> RequestRecord:
     error = "" if outcome == "ok" else "WorkerFailed"
@@ -33,25 +33,25 @@ def record(
     return RequestRecord("x", first_token=first, usage=usage, outcome=outcome, error=error)
 
 
-def counts(*at: int) -> list[int]:
+def make_bucket_counts(*at: int) -> list[int]:
     return [at.count(n) for n in range(EDGES + 1)]
 
 
-def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> None:
-    clock = Ticking()
+def test_rates_cover_the_last_minute_and_totals_cover_the_time_since_start() -> None:
+    clock = FakeClock()
     arms: dict[StatsKey, RequestStats[Histogram]] = {ARM: RequestStats(Histogram)}
     window = RecentStats(lambda: arms, clock)
     assert window.sample()[0] == 0
-    arms[ARM].add_records(record(first=0.9))
+    arms[ARM].add_records(make_record(first=0.9))
     clock.now += 50
     [seconds, [then]] = window.sample()
     assert (seconds, then.requests, then.requests_per_second) == (50, 1, 0.02)
     assert then.first_token_p50 == pytest.approx(0.875)
 
     clock.now += 60
-    arms[ARM].add_records(record())
+    arms[ARM].add_records(make_record())
     pinned = arms["m", "1", ""] = RequestStats(Histogram)
-    pinned.add_records(record(outcome="worker_error"))
+    pinned.add_records(make_record(outcome="worker_error"))
     [seconds, [now]] = window.sample()
 
     assert seconds == 60
@@ -62,8 +62,8 @@ def test_what_is_recent_is_of_the_last_minute_and_the_rest_since_the_start() -> 
     assert now.first_token_p50 == pytest.approx(0.03)
 
 
-def test_looks_that_come_close_together_are_not_all_kept() -> None:
-    clock = Ticking()
+def test_frequent_samples_are_thinned_out() -> None:
+    clock = FakeClock()
     arms: dict[StatsKey, RequestStats[Histogram]] = {}
     window = RecentStats(lambda: arms, clock)
     for _ in range(1000):
@@ -83,7 +83,7 @@ FIRST = Told(
     completion_tokens=20,
     requests_per_second=0.5,
     tokens_per_second=2.0,
-    first_token_counts=counts(0, 0),
+    first_token_counts=make_bucket_counts(0, 0),
 )
 STATUS = GatewayStatus(
     version="1",
@@ -101,8 +101,10 @@ STATUS = GatewayStatus(
 )
 
 
-def test_several_processes_are_as_one() -> None:
-    second = replace(FIRST, requests=1, first_token_counts=counts(3, 3), first_token_p50=9.0)
+def test_statuses_of_several_processes_are_merged() -> None:
+    second = replace(
+        FIRST, requests=1, first_token_counts=make_bucket_counts(3, 3), first_token_p50=9.0
+    )
     third = replace(FIRST, version="2")
     other = replace(
         STATUS,
@@ -123,11 +125,11 @@ def test_several_processes_are_as_one() -> None:
     assert (one.requests, one.errors, one.completion_tokens) == (5, 2, 40)
     assert (one.requests_per_second, one.tokens_per_second) == (1.0, 4.0)
     assert one.first_token_p50 == pytest.approx(0.001)
-    assert one.first_token_counts == counts(0, 0, 3, 3)
+    assert one.first_token_counts == make_bucket_counts(0, 0, 3, 3)
     assert (two.version, two.requests) == ("2", 4)
 
 
-async def test_what_could_be_guessed_by_is_masked_as_secrets_are() -> None:
+async def test_digest_and_watermark_key_are_masked_in_the_shown_configuration() -> None:
     text = """
     admin: {address: "127.0.0.1:0", sha256: DIGEST}
     backends: {own: {kind: torch, path: "package:weights", watermark: {key: 987654321}}}

@@ -23,7 +23,7 @@ RING = Authenticator([APP])
         {"x-api-key": KEY},
     ],
 )
-def test_the_key_is_found(headers: dict[str, str]) -> None:
+def test_api_key_is_read_from_every_supported_header(headers: dict[str, str]) -> None:
     assert RING.authenticate(headers) is APP
 
 
@@ -38,26 +38,26 @@ def test_the_key_is_found(headers: dict[str, str]) -> None:
         {"authorization": "Basic " + b64encode(b"token").decode()},
     ],
 )
-def test_no_key_is_said_to_be_missing(headers: dict[str, str]) -> None:
+def test_request_without_a_key_is_rejected_as_missing_key(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthorized) as e:
         RING.authenticate(headers)
     assert e.value.missing
 
 
 @pytest.mark.parametrize("key", ["sk-wrong", "sk-test ' OR 1=1", "ü" * 1000, "\udcff", "x" * 10**6])
-def test_a_wrong_key_is_refused_without_being_repeated(key: str) -> None:
+def test_error_for_an_unknown_key_does_not_contain_the_key(key: str) -> None:
     with pytest.raises(Unauthorized) as e:
         RING.authenticate({"authorization": f"Bearer {key}"})
     assert not e.value.missing
     assert key not in e.value.message
 
 
-def test_without_keys_everybody_may_ask() -> None:
+def test_no_configured_keys_allow_every_request() -> None:
     assert Authenticator([]).authenticate({}) is None
     authorize_model(None, "anything")
 
 
-def test_a_key_is_for_its_models() -> None:
+def test_key_is_authorized_only_for_its_models() -> None:
     authorize_model(APP, "chat")
     authorize_model(Principal("all", APP.sha256), "anything")
     with pytest.raises(Forbidden, match="'other'"):

@@ -43,30 +43,32 @@ CLAIMS: dict[str, Any] = {
 }
 
 
-def public(key: Any, algorithm: Any, **more: Any) -> dict[str, Any]:
+def make_jwk(key: Any, algorithm: Any, **more: Any) -> dict[str, Any]:
     return {**algorithm.to_jwk(key.public_key(), as_dict=True), **more}
 
 
-def jwks(*keys: dict[str, Any]) -> bytes:
+def make_key_set(*keys: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"keys": keys})
 
 
-EVERY = jwks(
-    public(RSA, RSAAlgorithm, kid="r"),
-    public(CURVE, ECAlgorithm, kid="e", alg="ES256", use="sig"),
-    public(EDWARDS, OKPAlgorithm, kid="o"),
-    public(SHORT, RSAAlgorithm, kid="short"),
+EVERY = make_key_set(
+    make_jwk(RSA, RSAAlgorithm, kid="r"),
+    make_jwk(CURVE, ECAlgorithm, kid="e", alg="ES256", use="sig"),
+    make_jwk(EDWARDS, OKPAlgorithm, kid="o"),
+    make_jwk(SHORT, RSAAlgorithm, kid="short"),
 )
 
 
-def signed(key: Any = RSA, algorithm: str = "RS256", kid: str | None = "r", **claims: Any) -> str:
+def sign_token(
+    key: Any = RSA, algorithm: str = "RS256", kid: str | None = "r", **claims: Any
+) -> str:
     """A token; what is None is left out."""
     said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     with warnings.catch_warnings(action="ignore", category=InsecureKeyLengthWarning):
         return jwt.encode(said, key, algorithm, {} if kid is None else {"kid": kid})
 
 
-class Stage:
+class JwtTestBench:
     """An issuer that answers as it is told, a clock, and who verifies."""
 
     def __init__(self, told: JwtConfig = TOLD, answer: bytes | Exception = EVERY) -> None:
@@ -107,8 +109,8 @@ class Stage:
     ("key", "algorithm", "kid"),
     [(RSA, "RS256", "r"), (CURVE, "ES256", "e"), (EDWARDS, "EdDSA", "o")],
 )
-async def test_a_good_token(key: Any, algorithm: str, kid: str) -> None:
-    found = await Stage().holder(signed(key, algorithm, kid))
+async def test_valid_token_is_accepted(key: Any, algorithm: str, kid: str) -> None:
+    found = await JwtTestBench().holder(sign_token(key, algorithm, kid))
     assert found == Principal(
         "jwt:ann", "", frozenset({"chat", "chat-model"}), tags=frozenset({"beta", "staff"})
     )
@@ -123,84 +125,96 @@ async def test_a_good_token(key: Any, algorithm: str, kid: str) -> None:
         ({"models": {"chat": 1}, "realm.groups": "direct"}, set(), {"direct"}),
     ],
 )
-async def test_what_a_token_says_of_its_holder(
+async def test_claims_set_the_models_and_tags_of_the_principal(
     claims: dict[str, Any], models: set[str] | None, tags: set[str]
 ) -> None:
-    found = await Stage().holder(signed(**claims))
+    found = await JwtTestBench().holder(sign_token(**claims))
     assert found is not None
     assert found.models == models
     assert found.tags == tags
 
 
-async def test_without_such_claims_it_is_good_for_every_model() -> None:
-    found = await Stage(replace(TOLD, claims=JwtClaimsConfig())).holder(signed())
+async def test_token_without_configured_claims_is_valid_for_every_model() -> None:
+    found = await JwtTestBench(replace(TOLD, claims=JwtClaimsConfig())).holder(sign_token())
     assert found == Principal("jwt:ann", "")
 
 
-def broken(part: int, text: str) -> str:
+def replace_token_part(part: int, text: str) -> str:
     """A good token with another part."""
-    parts = signed().split(".")
+    parts = sign_token().split(".")
     return ".".join([*parts[:part], text, *parts[part + 1 :]])
 
 
-def part(value: bytes) -> str:
+def encode_part(value: bytes) -> str:
     return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
 
 
-NONE = part(b'{"alg":"none","kid":"r"}') + "." + part(msgspec.json.encode(CLAIMS)) + "."
+NONE = (
+    encode_part(b'{"alg":"none","kid":"r"}') + "." + encode_part(msgspec.json.encode(CLAIMS)) + "."
+)
 PUBLIC = RSA.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-SECRET = part(b'{"alg":"HS256","kid":"r"}') + "." + part(msgspec.json.encode(CLAIMS))
-CONFUSED = f"{SECRET}.{part(hmac.digest(PUBLIC, SECRET.encode(), 'sha256'))}"
+SECRET = encode_part(b'{"alg":"HS256","kid":"r"}') + "." + encode_part(msgspec.json.encode(CLAIMS))
+CONFUSED = f"{SECRET}.{encode_part(hmac.digest(PUBLIC, SECRET.encode(), 'sha256'))}"
 """The public key as if it were a secret that both sides have."""
-DEEP = part(b'{"alg":' + b"[" * 3000)
+DEEP = encode_part(b'{"alg":' + b"[" * 3000)
 
 
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        (signed(exp=NOW - 30), "the token has expired"),
-        (signed(exp=None), "the token has no exp claim"),
-        (signed(exp="soon"), "the token has an invalid exp or nbf claim"),
-        (signed(exp=True), "the token has an invalid exp or nbf claim"),
-        (signed(exp=float("nan")), "the token has an invalid exp or nbf claim"),
-        (signed(nbf=NOW + 31), "the token is not valid yet"),
-        (signed(aud="other"), "the token has another audience"),
-        (signed(aud=None), "the token has no aud claim"),
-        (signed(iss="https://evil.example.com"), "the token has another issuer"),
-        (signed(iss=None), "the token has no iss claim"),
-        (signed(sub=None), "the token has no valid name claim"),
-        (signed(sub="a\nb"), "the token has no valid name claim"),
-        (signed(sub="a" * 201), "the token has no valid name claim"),
-        (signed(kid="unknown"), "the token's signing key is unknown"),
-        (signed(kid=None), "the token's signing key is unknown"),
-        (signed(CURVE, "ES256", "r"), "the token's signing key is unknown"),
-        (signed(rsa.generate_private_key(65537, 2048)), "the token's signature is invalid"),
-        (signed(SHORT, kid="short"), "the token's signature is invalid"),
-        (signed(algorithm="RS512"), "the token's signing algorithm is not allowed"),
+        (sign_token(exp=NOW - 30), "the token has expired"),
+        (sign_token(exp=None), "the token has no exp claim"),
+        (sign_token(exp="soon"), "the token has an invalid exp or nbf claim"),
+        (sign_token(exp=True), "the token has an invalid exp or nbf claim"),
+        (sign_token(exp=float("nan")), "the token has an invalid exp or nbf claim"),
+        (sign_token(nbf=NOW + 31), "the token is not valid yet"),
+        (sign_token(aud="other"), "the token has another audience"),
+        (sign_token(aud=None), "the token has no aud claim"),
+        (sign_token(iss="https://evil.example.com"), "the token has another issuer"),
+        (sign_token(iss=None), "the token has no iss claim"),
+        (sign_token(sub=None), "the token has no valid name claim"),
+        (sign_token(sub="a\nb"), "the token has no valid name claim"),
+        (sign_token(sub="a" * 201), "the token has no valid name claim"),
+        (sign_token(kid="unknown"), "the token's signing key is unknown"),
+        (sign_token(kid=None), "the token's signing key is unknown"),
+        (sign_token(CURVE, "ES256", "r"), "the token's signing key is unknown"),
+        (sign_token(rsa.generate_private_key(65537, 2048)), "the token's signature is invalid"),
+        (sign_token(SHORT, kid="short"), "the token's signature is invalid"),
+        (sign_token(algorithm="RS512"), "the token's signing algorithm is not allowed"),
         (NONE, "the token's signing algorithm is not allowed"),
         (CONFUSED, "the token's signing algorithm is not allowed"),
-        (broken(0, "eyJh"), "the token is malformed"),
-        (broken(0, DEEP), "the token is malformed"),
-        (broken(0, part(b'{"alg":"RS256","kid":5}')), "the token is malformed"),
-        (broken(0, part(b'{"alg":["RS256"]}')), "the token's signing algorithm is not allowed"),
-        (broken(1, part(b"[]")), "the token's signature is invalid"),
-        (broken(2, ""), "the token's signature is invalid"),
+        (replace_token_part(0, "eyJh"), "the token is malformed"),
+        (replace_token_part(0, DEEP), "the token is malformed"),
+        (replace_token_part(0, encode_part(b'{"alg":"RS256","kid":5}')), "the token is malformed"),
+        (
+            replace_token_part(0, encode_part(b'{"alg":["RS256"]}')),
+            "the token's signing algorithm is not allowed",
+        ),
+        (replace_token_part(1, encode_part(b"[]")), "the token's signature is invalid"),
+        (replace_token_part(2, ""), "the token's signature is invalid"),
     ],
 )
-async def test_a_token_that_is_no_good(token: str, why: str) -> None:
-    assert await Stage().refused(token) == why
+async def test_invalid_token_is_rejected_with_a_reason(token: str, why: str) -> None:
+    assert await JwtTestBench().refused(token) == why
 
 
-async def test_clocks_may_be_apart_by_the_leeway() -> None:
-    assert await Stage().holder(signed(exp=NOW - 29, nbf=NOW + 29))
+async def test_clock_skew_within_the_leeway_is_accepted() -> None:
+    assert await JwtTestBench().holder(sign_token(exp=NOW - 29, nbf=NOW + 29))
 
 
 @pytest.mark.parametrize(
     "key",
-    ["sk-plain", "a.b.c", signed() + ".x", "eyJh.é.c", signed(note="x" * 9000), "eyJ" * 300_000],
+    [
+        "sk-plain",
+        "a.b.c",
+        sign_token() + ".x",
+        "eyJh.é.c",
+        sign_token(note="x" * 9000),
+        "eyJ" * 300_000,
+    ],
 )
-async def test_what_is_no_token_is_nobodys_and_nobody_is_asked(key: str) -> None:
-    stage = Stage()
+async def test_value_that_is_not_a_jwt_is_ignored_without_a_jwks_request(key: str) -> None:
+    stage = JwtTestBench()
     assert await stage.holder(key) is None
     assert stage.asked == 0
 
@@ -208,8 +222,8 @@ async def test_what_is_no_token_is_nobodys_and_nobody_is_asked(key: str) -> None
 # --- what is remembered ---------------------------------------------------------------------------
 
 
-async def test_a_known_token_is_looked_up_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, token = Stage(), signed(exp=NOW + 100)
+async def test_verified_token_is_cached_until_its_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, token = JwtTestBench(), sign_token(exp=NOW + 100)
     first = await stage.holder(token)
     monkeypatch.setattr(jwt, "decode", None)
     assert await stage.holder(token) is first
@@ -218,52 +232,54 @@ async def test_a_known_token_is_looked_up_until_it_expires(monkeypatch: pytest.M
     assert await stage.refused(token) == "the token has expired"
 
 
-async def test_so_many_are_remembered_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_cache_evicts_the_oldest_entry_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("gateway.auth.jwt._MAX_CACHED_TOKENS", 2)
-    stage = Stage()
-    tokens = [signed(sub=name) for name in "abc"]
+    stage = JwtTestBench()
+    tokens = [sign_token(sub=name) for name in "abc"]
     first, second, third = [await stage.holder(token) for token in tokens]
     assert await stage.holder(tokens[2]) is third
     assert await stage.holder(tokens[1]) is second
     assert await stage.holder(tokens[0]) is not first
 
 
-async def test_a_token_of_a_key_that_was_taken_back_is_no_good_any_more() -> None:
-    stage, token = Stage(), signed()
+async def test_token_of_a_revoked_signing_key_is_rejected() -> None:
+    stage, token = JwtTestBench(), sign_token()
     assert await stage.holder(token)
-    stage.answer = jwks(public(CURVE, ECAlgorithm, kid="e"))
+    stage.answer = make_key_set(make_jwk(CURVE, ECAlgorithm, kid="e"))
     stage.time = 40.0
-    assert await stage.refused(signed(kid="new")) != ""
+    assert await stage.refused(sign_token(kid="new")) != ""
     assert await stage.refused(token) == "the token's signing key is unknown"
 
 
 # --- when the issuer is asked ---------------------------------------------------------------------
 
 
-async def test_a_new_key_is_found_by_one_more_look() -> None:
-    stage = Stage(answer=jwks(public(CURVE, ECAlgorithm, kid="e")))
-    assert await stage.holder(signed(CURVE, "ES256", "e"))
+async def test_unknown_key_id_refreshes_the_jwks_after_the_minimum_interval() -> None:
+    stage = JwtTestBench(answer=make_key_set(make_jwk(CURVE, ECAlgorithm, kid="e")))
+    assert await stage.holder(sign_token(CURVE, "ES256", "e"))
     stage.answer = EVERY
     stage.time = 29.0
-    assert await stage.refused(signed())
+    assert await stage.refused(sign_token())
     assert stage.asked == 1
     stage.time = 30.0
-    assert await stage.holder(signed())
+    assert await stage.holder(sign_token())
     assert stage.asked == 2
 
 
-async def test_a_flood_of_unknown_keys_is_one_look_in_half_a_minute() -> None:
-    stage = Stage()
+async def test_many_unknown_key_ids_cause_one_jwks_request_per_30_seconds() -> None:
+    stage = JwtTestBench()
     for n in range(50):
-        await stage.refused(signed(kid=f"k{n}"))
+        await stage.refused(sign_token(kid=f"k{n}"))
         stage.time += 1.0
     assert stage.asked == 2
 
 
-async def test_many_that_come_at_once_wait_for_one_look() -> None:
-    stage = Stage()
+async def test_concurrent_requests_share_one_jwks_request() -> None:
+    stage = JwtTestBench()
     stage.hold = asyncio.Event()
-    tokens = [signed(sub=f"n{n}") for n in range(20)]
+    tokens = [sign_token(sub=f"n{n}") for n in range(20)]
     async with asyncio.TaskGroup() as tasks:
         asking = [tasks.create_task(stage.holder(token)) for token in tokens]
         await asyncio.sleep(0.01)
@@ -274,11 +290,11 @@ async def test_many_that_come_at_once_wait_for_one_look() -> None:
     assert stage.asked == 1
 
 
-async def test_old_keys_are_fetched_behind_a_request_that_does_not_wait() -> None:
-    stage = Stage()
-    assert await stage.holder(signed())
+async def test_stale_keys_are_refreshed_in_the_background() -> None:
+    stage = JwtTestBench()
+    assert await stage.holder(sign_token())
     stage.time, stage.hold = 300.0, asyncio.Event()
-    assert stage.tokens.verify_token(other := signed(sub="bob"), "d") is not None
+    assert stage.tokens.verify_token(other := sign_token(sub="bob"), "d") is not None
     await asyncio.sleep(0)
     assert stage.asked == 2
     stage.hold.set()
@@ -287,41 +303,41 @@ async def test_old_keys_are_fetched_behind_a_request_that_does_not_wait() -> Non
 
 
 @pytest.mark.parametrize("why", [OSError("no route"), TimeoutError(), RecursionError("deep")])
-async def test_while_the_issuer_is_gone_its_keys_are_good_for_so_long(
+async def test_cached_keys_stay_valid_until_max_stale_while_the_issuer_is_down(
     why: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = Stage(replace(TOLD, jwks_max_stale=3600.0))
-    assert await stage.holder(signed())
+    stage = JwtTestBench(replace(TOLD, jwks_max_stale=3600.0))
+    assert await stage.holder(sign_token())
     stage.answer = why
     stage.time = 3500.0
-    assert await stage.holder(signed(sub="bob", exp=NOW + 10_000))
+    assert await stage.holder(sign_token(sub="bob", exp=NOW + 10_000))
     await stage.issuer.wait_refresh()
-    assert await stage.holder(signed(sub="eve", exp=NOW + 10_000))
+    assert await stage.holder(sign_token(sub="eve", exp=NOW + 10_000))
     assert stage.asked == 2
     assert "the keys of https://login.example.com can't be fetched: " in caplog.text
     stage.time = 3600.0
-    assert await stage.refused(signed(sub="bob", exp=NOW + 10_000))
+    assert await stage.refused(sign_token(sub="bob", exp=NOW + 10_000))
     assert "its keys are too old" in caplog.text
     stage.answer = EVERY
     stage.time = 3660.0
-    assert await stage.holder(signed(sub="bob", exp=NOW + 10_000))
+    assert await stage.holder(sign_token(sub="bob", exp=NOW + 10_000))
 
 
-async def test_without_keys_from_the_start_it_is_asked_again_sooner() -> None:
-    stage = Stage(answer=b"<html>")
-    assert await stage.refused(signed())
+async def test_failed_first_jwks_request_is_retried_sooner() -> None:
+    stage = JwtTestBench(answer=b"<html>")
+    assert await stage.refused(sign_token())
     stage.time = 4.0
-    assert await stage.refused(signed())
+    assert await stage.refused(sign_token())
     assert stage.asked == 1
     stage.time, stage.answer = 5.0, EVERY
-    assert await stage.holder(signed())
+    assert await stage.holder(sign_token())
 
 
-async def test_when_it_is_let_go_whoever_waits_is_refused() -> None:
-    stage = Stage()
+async def test_closing_the_jwks_client_rejects_waiting_requests() -> None:
+    stage = JwtTestBench()
     stage.hold = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(stage.refused(signed()))
+        asking = tasks.create_task(stage.refused(sign_token()))
         await asyncio.sleep(0.01)
         await stage.issuer.aclose()
     assert asking.result()
@@ -337,32 +353,32 @@ async def test_when_it_is_let_go_whoever_waits_is_refused() -> None:
         (b"", "the response is not a JWK set"),
         (b"\xff", "the response is not a JWK set"),
         (b'{"keys": [1]}', "the response is not a JWK set"),
-        (jwks(), "it has no key for RS256"),
-        (jwks({"kty": "oct", "k": "c2VjcmV0", "kid": "r"}), "it has no key for RS256"),
-        (jwks({"kty": "oct", "k": "c2VjcmV0", "alg": "RS256"}), "it has no key for RS256"),
-        (jwks({"kty": "RSA", "n": "!", "e": "AQAB"}), "it has no key for RS256"),
-        (jwks(public(RSA, RSAAlgorithm, use="enc")), "it has no key for RS256"),
-        (jwks(public(RSA, RSAAlgorithm, alg="RS512")), "it has no key for RS256"),
+        (make_key_set(), "it has no key for RS256"),
+        (make_key_set({"kty": "oct", "k": "c2VjcmV0", "kid": "r"}), "it has no key for RS256"),
+        (make_key_set({"kty": "oct", "k": "c2VjcmV0", "alg": "RS256"}), "it has no key for RS256"),
+        (make_key_set({"kty": "RSA", "n": "!", "e": "AQAB"}), "it has no key for RS256"),
+        (make_key_set(make_jwk(RSA, RSAAlgorithm, use="enc")), "it has no key for RS256"),
+        (make_key_set(make_jwk(RSA, RSAAlgorithm, alg="RS512")), "it has no key for RS256"),
     ],
 )
-def test_sets_that_verify_nothing(body: bytes, why: str) -> None:
+def test_jwks_without_a_usable_key_is_rejected(body: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_key_set(body, ["RS256"])
 
 
-async def test_a_lone_key_needs_no_name() -> None:
-    stage = Stage(answer=jwks(public(RSA, RSAAlgorithm)))
-    assert await stage.holder(signed(kid=None))
+async def test_single_key_is_used_for_a_token_without_a_key_id() -> None:
+    stage = JwtTestBench(answer=make_key_set(make_jwk(RSA, RSAAlgorithm)))
+    assert await stage.holder(sign_token(kid=None))
 
 
 # --- beside keys ----------------------------------------------------------------------------------
 
 
-async def test_keys_and_tokens_stand_side_by_side() -> None:
-    stage = Stage()
+async def test_api_keys_and_tokens_are_both_accepted() -> None:
+    stage = JwtTestBench()
     app = Principal("app", hashlib.sha256(b"sk-app").hexdigest())
     ring = Authenticator([app], stage.tokens)
-    token = {"authorization": f"Bearer {signed()}"}
+    token = {"authorization": f"Bearer {sign_token()}"}
     assert ring.find_known_principal(token) is None
     with pytest.raises(KeysPending):
         ring.authenticate(token)
@@ -370,13 +386,13 @@ async def test_keys_and_tokens_stand_side_by_side() -> None:
     holder = ring.authenticate(token)
     assert holder is not None
     assert ring.find_known_principal(token) is holder
-    assert ring.find_known_principal({"api-key": signed(exp=1)}) is None
+    assert ring.find_known_principal({"api-key": sign_token(exp=1)}) is None
     assert ring.authenticate({"api-key": "sk-app"}) is app
     with pytest.raises(Unauthorized, match="not known"):
         ring.authenticate({"api-key": "sk-other"})
 
 
-def test_with_tokens_alone_nobody_is_let_in_without() -> None:
+def test_jwt_only_configuration_rejects_requests_without_a_token() -> None:
     with pytest.raises(Unauthorized) as caught:
-        Authenticator([], Stage().tokens).authenticate({})
+        Authenticator([], JwtTestBench().tokens).authenticate({})
     assert caught.value.missing

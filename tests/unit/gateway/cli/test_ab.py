@@ -42,18 +42,18 @@ models:
 """
 
 
-def lines(records: list[RequestRecord]) -> bytes:
+def encode_records(records: list[RequestRecord]) -> bytes:
     return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
 
 
-def page(records: list[RequestRecord]) -> bytes:
+def render_metrics_page(records: list[RequestRecord]) -> bytes:
     metrics = MetricsCollector(ignore_record, dict)
     for record in records:
         metrics.record_request(record)
     return metrics.render_page()
 
 
-def run(*arguments: str | Path, given: bytes | None = None, **env: str) -> Result:
+def run_ab(*arguments: str | Path, given: bytes | None = None, **env: str) -> Result:
     command = [*map(str, arguments), "--model", "chat"]
     return CliRunner().invoke(ab, command, input=given, env=env)
 
@@ -61,7 +61,9 @@ def run(*arguments: str | Path, given: bytes | None = None, **env: str) -> Resul
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     file = tmp_path / "access.log"
-    file.write_bytes(b"interlingua serves chat on http://127.0.0.1:8000\n" + lines(RECORDS))
+    file.write_bytes(
+        b"interlingua serves chat on http://127.0.0.1:8000\n" + encode_records(RECORDS)
+    )
     return file
 
 
@@ -72,8 +74,8 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_log_is_compared(log: Path) -> None:
-    found = run(log)
+def test_access_log_is_compared(log: Path) -> None:
+    found = run_ab(log)
 
     assert found.exit_code == 0
     first, _, _, requests, *_ = found.stdout.splitlines()
@@ -82,22 +84,24 @@ def test_a_log_is_compared(log: Path) -> None:
     assert "1 of 51 lines are not the record of a request." in found.stdout
 
 
-def test_what_is_piped_in_is_compared() -> None:
-    assert "order statistics\n" in run("-", given=lines(RECORDS)).stdout
-    assert "order statistics, from buckets\n" in run("-", given=page(RECORDS)).stdout
-
-
-def test_a_saved_page_is_compared(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.txt"
-    file.write_bytes(page(RECORDS))
+def test_standard_input_is_compared() -> None:
+    assert "order statistics\n" in run_ab("-", given=encode_records(RECORDS)).stdout
     assert (
-        "A page of metrics has only the bucket of each value"
-        in run(file, "--a", "2", "--b", "1").stdout
+        "order statistics, from buckets\n" in run_ab("-", given=render_metrics_page(RECORDS)).stdout
     )
 
 
-def test_json_holds_the_same_for_programs(log: Path) -> None:
-    found = json.loads(run(log, "--json", "--confidence", "90").stdout)
+def test_saved_metrics_page_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.txt"
+    file.write_bytes(render_metrics_page(RECORDS))
+    assert (
+        "A page of metrics has only the bucket of each value"
+        in run_ab(file, "--a", "2", "--b", "1").stdout
+    )
+
+
+def test_json_output_contains_the_comparison(log: Path) -> None:
+    found = json.loads(run_ab(log, "--json", "--confidence", "90").stdout)
 
     assert (found["source"], found["model"]) == (str(log), "chat")
     comparison = found["comparison"]
@@ -109,23 +113,23 @@ def test_json_holds_the_same_for_programs(log: Path) -> None:
     assert len(found["notes"]) == 2
 
 
-def test_shares_that_fit_their_weights_are_good(log: Path, config: Path) -> None:
-    found = run(log, "--config", config)
+def test_request_shares_that_match_the_weights_pass(log: Path, config: Path) -> None:
+    found = run_ab(log, "--config", config)
     assert found.exit_code == 0
     assert "The split sent 40 : 10 to the versions 1, 2 for the weights 4 : 1" in found.stdout
 
 
-def test_shares_that_do_not_are_told_by_the_exit_code(log: Path, config: Path) -> None:
+def test_request_shares_that_do_not_match_the_weights_exit_with_1(log: Path, config: Path) -> None:
     config.write_text(CONFIG.replace('"1": 4', '"1": 1'))
-    found = run(log, "--config", config)
+    found = run_ab(log, "--config", config)
     assert found.exit_code == 1
     assert "WARNING: the split sent 40 : 10" in found.stdout
 
 
-def test_everything_may_be_compared(log: Path) -> None:
-    log.write_bytes(lines([*RECORDS, replace(RECORD, split="", sticky="pinned")]))
-    assert "Left out: 1 requests pinned by the client." in run(log).stdout
-    found = run(log, "--all").stdout
+def test_all_includes_requests_pinned_by_the_client(log: Path) -> None:
+    log.write_bytes(encode_records([*RECORDS, replace(RECORD, split="", sticky="pinned")]))
+    assert "Left out: 1 requests pinned by the client." in run_ab(log).stdout
+    found = run_ab(log, "--all").stdout
     assert ["requests", "41", "10"] in map(str.split, found.splitlines())
     assert "Included, though not a random sample: 1 requests pinned by the client." in found
 
@@ -145,11 +149,11 @@ NOW = datetime.now(UTC)
     ],
     ids=["minutes", "days", "a time with its zone", "a time here"],
 )
-def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) -> None:
+def test_since_filters_the_access_log(log: Path, since: str, early: int) -> None:
     began = NOW.timestamp()
     records = [replace(record, started_at=began) for record in RECORDS]
-    log.write_bytes(lines([replace(RECORD, started_at=began - 7200), *records]))
-    found = run(log, "--since", since)
+    log.write_bytes(encode_records([replace(RECORD, started_at=began - 7200), *records]))
+    found = run_ab(log, "--since", since)
     assert ("1 of 51 lines are of requests before --since." in found.stdout) == bool(early)
 
 
@@ -165,13 +169,13 @@ def test_a_log_is_looked_at_from_a_time_on(log: Path, since: str, early: int) ->
         (["--confidence", "100"], "100"),
     ],
 )
-def test_wrong_usage_is_told(log: Path, arguments: list[str], said: str) -> None:
-    found = run(log, *arguments)
+def test_invalid_options_are_reported(log: Path, arguments: list[str], said: str) -> None:
+    found = run_ab(log, *arguments)
     assert found.exit_code == 2
     assert said in found.stderr
 
 
-def test_a_model_that_is_not_there_is_told(log: Path) -> None:
+def test_unknown_model_is_reported(log: Path) -> None:
     found = CliRunner().invoke(ab, [str(log), "--model", "chart"])
     empty = CliRunner().invoke(ab, ["-", "--model", "chat"], input=b"")
     assert (found.exit_code, empty.exit_code) == (2, 2)
@@ -179,9 +183,9 @@ def test_a_model_that_is_not_there_is_told(log: Path) -> None:
     assert "chat: no such model; the source has none" in empty.stderr
 
 
-def test_why_there_is_nothing_to_compare_is_told(log: Path) -> None:
-    log.write_bytes(lines([replace(RECORD, split="", sticky="pinned")]))
-    found = run(log)
+def test_reason_for_an_empty_comparison_is_reported(log: Path) -> None:
+    log.write_bytes(encode_records([replace(RECORD, split="", sticky="pinned")]))
+    found = run_ab(log)
     assert found.exit_code == 2
     assert "there is none that was sent requests" in found.stderr
     assert "Left out: 1 requests pinned by the client." in found.stderr
@@ -196,15 +200,17 @@ def test_why_there_is_nothing_to_compare_is_told(log: Path) -> None:
         (CONFIG.replace("backends", "backend"), "gateway.yaml:2:1:"),
     ],
 )
-def test_a_configuration_must_have_the_split(log: Path, config: Path, text: str, said: str) -> None:
+def test_configuration_without_the_split_is_rejected(
+    log: Path, config: Path, text: str, said: str
+) -> None:
     config.write_text(text)
-    found = run(log, "--config", config)
+    found = run_ab(log, "--config", config)
     assert found.exit_code == 2
     assert said in found.stderr
 
 
-def test_a_page_has_no_times() -> None:
-    found = run("-", "--since", "1h", given=page(RECORDS))
+def test_since_is_rejected_for_a_metrics_page() -> None:
+    found = run_ab("-", "--since", "1h", given=render_metrics_page(RECORDS))
     assert found.exit_code == 2
     assert "--since goes with a log" in found.stderr
 
@@ -212,14 +218,14 @@ def test_a_page_has_no_times() -> None:
 @pytest.mark.parametrize(
     "text", [b"# HELP x y\nx{ 1\n", b"# HELP x y\ninterlingua_requests_total 1\n"]
 )
-def test_a_page_that_is_none_is_told(text: bytes) -> None:
-    found = run("-", given=text)
+def test_invalid_metrics_page_is_reported(text: bytes) -> None:
+    found = run_ab("-", given=text)
     assert found.exit_code == 2
     assert "this page of metrics is not the gateway's, or is cut" in found.stderr
 
 
-def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
-    found = run(tmp_path / "none.log")
+def test_missing_source_file_is_reported(tmp_path: Path) -> None:
+    found = run_ab(tmp_path / "none.log")
     assert found.exit_code == 2
     assert "No such file" in found.stderr
 
@@ -227,7 +233,7 @@ def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
 # --- over the network -----------------------------------------------------------------------------
 
 
-class Page(BaseHTTPRequestHandler):
+class MetricsPageHandler(BaseHTTPRequestHandler):
     """Gives a page at one path, to who shows the key."""
 
     def do_GET(self) -> None:
@@ -235,7 +241,7 @@ class Page(BaseHTTPRequestHandler):
         good = self.path == "/metrics" and key in (None, "Bearer admin-key")
         self.send_response(200 if good else 401)
         self.end_headers()
-        self.wfile.write(page(RECORDS) if good else b"")
+        self.wfile.write(render_metrics_page(RECORDS) if good else b"")
 
     def log_message(self, *_: object) -> None:
         """Nothing is written."""
@@ -243,7 +249,7 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), MetricsPageHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -251,21 +257,21 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def test_a_page_is_fetched(url: str) -> None:
+def test_metrics_page_is_fetched_from_a_url(url: str) -> None:
     for where in (url, f"{url}/", f"{url}/metrics"):
-        assert ["requests", "40", "10"] in map(str.split, run(where).stdout.splitlines())
-    assert run(url, INTERLINGUA_ADMIN_KEY="admin-key").exit_code == 0
+        assert ["requests", "40", "10"] in map(str.split, run_ab(where).stdout.splitlines())
+    assert run_ab(url, INTERLINGUA_ADMIN_KEY="admin-key").exit_code == 0
 
 
-def test_a_page_that_is_not_given_is_told(url: str) -> None:
-    wrong = run(url, "--key", "other")
-    away = run("http://127.0.0.1:1")
+def test_failed_metrics_request_is_reported(url: str) -> None:
+    wrong = run_ab(url, "--key", "other")
+    away = run_ab("http://127.0.0.1:1")
     assert (wrong.exit_code, away.exit_code) == (2, 2)
     assert "/metrics: the response has the status 401, and no metrics" in wrong.stderr
     assert "http://127.0.0.1:1/metrics can't be read" in away.stderr
 
 
-def test_it_is_one_of_the_commands() -> None:
+def test_ab_is_a_command_of_the_cli() -> None:
     from gateway.cli import main  # noqa: PLC0415 - everything comes with it
 
     assert isinstance(main, click.Group)

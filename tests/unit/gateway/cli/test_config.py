@@ -20,13 +20,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_good_file_is_said_to_be_good(file: Path) -> None:
+def test_valid_file_passes_the_check(file: Path) -> None:
     result = CliRunner().invoke(check, [str(file)])
     assert result.exit_code == 0
     assert result.stdout == f"{file}: good: 1 listener, 1 backend, 2 models, 0 keys\n"
 
 
-def test_complaints_go_to_stderr_one_a_line(file: Path) -> None:
+def test_issues_are_written_to_stderr_one_per_line(file: Path) -> None:
     file.write_text(GOOD.replace("kind: echo", "kind: ecco").replace("talk", "t/../k"))
     result = CliRunner().invoke(check, [str(file)])
     assert result.exit_code == 1
@@ -36,7 +36,7 @@ def test_complaints_go_to_stderr_one_a_line(file: Path) -> None:
     assert second.startswith(f"{file}:3:30: 't/../k' holds '..'")
 
 
-def test_json_says_the_same_for_programs(file: Path) -> None:
+def test_json_output_lists_the_issues(file: Path) -> None:
     good = CliRunner().invoke(check, [str(file), "--json"])
     assert (good.exit_code, json.loads(good.stdout)) == (0, {"file": str(file), "issues": []})
     file.write_text(GOOD.replace("backend: a", "backend: b", 1))
@@ -52,7 +52,7 @@ def test_json_says_the_same_for_programs(file: Path) -> None:
     ]
 
 
-def test_a_file_that_cant_be_read_is_wrong_usage(tmp_path: Path) -> None:
+def test_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
     missing = CliRunner().invoke(check, [str(tmp_path / "none.yaml")])
     folder = CliRunner().invoke(check, [str(tmp_path)])
     assert (missing.exit_code, folder.exit_code) == (2, 2)
@@ -60,20 +60,22 @@ def test_a_file_that_cant_be_read_is_wrong_usage(tmp_path: Path) -> None:
     assert CliRunner().invoke(check, []).exit_code == 2
 
 
-def test_a_file_of_other_bytes_is_complained_of(file: Path) -> None:
+def test_file_that_is_not_utf_8_is_reported(file: Path) -> None:
     file.write_bytes(b"a: \xff\n")
     result = CliRunner().invoke(check, [str(file)])
     assert result.exit_code == 1
     assert "1:4: the byte 0xff is not UTF-8" in result.stderr
 
 
-def test_the_flag_takes_an_open_listener(file: Path) -> None:
+def test_insecure_no_auth_flag_allows_a_public_listener(file: Path) -> None:
     file.write_text(GOOD.replace("127.0.0.1:0", "0.0.0.0:0"))
     assert CliRunner().invoke(check, [str(file)]).exit_code == 1
     assert CliRunner().invoke(check, [str(file), "--insecure-no-auth"]).exit_code == 0
 
 
-def test_the_environment_is_the_commands(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_the_command_are_substituted(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file.write_text(GOOD.replace("backend: a", 'backend: "${WHICH}"'))
     monkeypatch.setenv("WHICH", "a")
     assert CliRunner().invoke(check, [str(file)]).exit_code == 0
@@ -81,7 +83,7 @@ def test_the_environment_is_the_commands(file: Path, monkeypatch: pytest.MonkeyP
     assert CliRunner().invoke(check, [str(file)]).exit_code == 1
 
 
-def test_the_schema_is_printed_as_json() -> None:
+def test_schema_command_prints_json() -> None:
     result = CliRunner().invoke(schema)
     assert result.exit_code == 0
     assert json.loads(result.stdout)["$ref"] == "#/$defs/Config"

@@ -11,7 +11,7 @@ HEADINGS = ("model", "requests", "note")
 ROWS = [["[b]x[/b] :smile:", "1,000", "n" * 300], ["y", "2", ""]]
 
 
-def test_a_table_is_plain_text_of_its_own_width(
+def test_table_is_plain_text_that_ignores_the_terminal_width(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
@@ -23,15 +23,15 @@ def test_a_table_is_plain_text_of_its_own_width(
     ]
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_headings_are_bold_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_headings_are_bold_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    out = Terminal()
+    out = FakeTerminal()
     monkeypatch.setattr(sys, "stdout", out)
     print_table(HEADINGS, ROWS, left_aligned=(0, 2))
     first, second, third = out.getvalue().splitlines()

@@ -18,12 +18,12 @@ models: {m: {backend: e}}
 """
 
 
-def new(*arguments: str) -> Result:
+def run_keys_new(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["keys", "new", *arguments])
 
 
-def test_its_lines_are_the_end_of_a_configuration_and_the_key_is_good_there() -> None:
-    result = new("--name", "web-app")
+def test_printed_configuration_lines_authenticate_the_new_key() -> None:
+    result = run_keys_new("--name", "web-app")
     assert result.exit_code == 0
     key, empty, lines = result.stdout.split("\n", 2)
     assert empty == ""
@@ -39,8 +39,8 @@ def test_its_lines_are_the_end_of_a_configuration_and_the_key_is_good_there() ->
     assert found.name == "web-app"
 
 
-def test_as_json() -> None:
-    result = new("--name", "web-app", "--json")
+def test_json_output_contains_name_key_and_digest() -> None:
+    result = run_keys_new("--name", "web-app", "--json")
     told = json.loads(result.stdout)
     assert result.stderr == ""
     assert set(told) == {"name", "key", "sha256"}
@@ -48,26 +48,26 @@ def test_as_json() -> None:
     assert told["sha256"] == hashlib.sha256(told["key"].encode()).hexdigest()
 
 
-def test_a_key_is_long_known_for_one_and_never_the_same() -> None:
-    keys = {json.loads(new("--json").stdout)["key"] for _ in range(50)}
+def test_keys_are_random_and_have_the_product_prefix() -> None:
+    keys = {json.loads(run_keys_new("--json").stdout)["key"] for _ in range(50)}
     assert len(keys) == 50
     assert all(re.fullmatch(r"il-[A-Za-z0-9_-]{43}", key) for key in keys)
 
 
-def test_one_without_a_name_is_called_by_its_digest() -> None:
-    told = json.loads(new("--json").stdout)
+def test_default_key_name_is_derived_from_the_digest() -> None:
+    told = json.loads(run_keys_new("--json").stdout)
     assert told["name"] == f"key-{told['sha256'][:8]}"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 101, "a,b: {"])
-def test_a_name_that_no_configuration_takes_is_refused(name: str) -> None:
-    result = new("--name", name)
+def test_invalid_key_name_is_rejected(name: str) -> None:
+    result = run_keys_new("--name", name)
     assert result.exit_code == 2
     assert "--name" in result.stderr
     assert result.stdout == ""
 
 
-def test_a_name_that_looks_like_a_number_stays_a_name() -> None:
-    lines = new("--name", "017").stdout.partition("\n")[2]
+def test_numeric_key_name_stays_a_string() -> None:
+    lines = run_keys_new("--name", "017").stdout.partition("\n")[2]
     [known] = load_text(CONFIG + lines, "gateway.yaml", env={}).keys
     assert known.name == "017"

@@ -22,20 +22,20 @@ PARTLY = GOLDEN / "12-wildcard.yaml"
 NOTHING = GOLDEN / "13-nothing-to-serve.yaml"
 
 
-def run(file: Path, *arguments: str) -> Result:
+def run_migrate(file: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["migrate", "litellm", str(file), *arguments])
 
 
-def test_all_of_a_file_is_carried_over() -> None:
-    result = run(WHOLE)
+def test_supported_configuration_is_migrated_completely() -> None:
+    result = run_migrate(WHOLE)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == WHOLE.with_suffix(".made").read_text("utf-8")
-    assert run(WHOLE, "--strict").stdout == result.stdout
+    assert run_migrate(WHOLE, "--strict").stdout == result.stdout
 
 
-def test_what_is_left_out_is_told_with_its_place_and_by_the_exit_code(tmp_path: Path) -> None:
+def test_omitted_settings_are_reported_with_position_and_exit_code_3(tmp_path: Path) -> None:
     out = tmp_path / "gateway.yaml"
-    result = run(PARTLY, "--write", str(out))
+    result = run_migrate(PARTLY, "--write", str(out))
     assert (result.exit_code, result.stdout) == (3, "")
     assert f"{PARTLY}:4:17: left out: model_list[1].model_name: " in result.stderr
     assert out.read_text("utf-8") == PARTLY.with_suffix(".made").read_text("utf-8")
@@ -48,16 +48,18 @@ def test_what_is_left_out_is_told_with_its_place_and_by_the_exit_code(tmp_path: 
         (NOTHING, [], f"no model of {NOTHING} is supported"),
     ],
 )
-def test_nothing_is_written(file: Path, options: list[str], why: str, tmp_path: Path) -> None:
+def test_no_file_is_written_if_the_migration_fails(
+    file: Path, options: list[str], why: str, tmp_path: Path
+) -> None:
     out = tmp_path / "gateway.yaml"
-    result = run(file, "--write", str(out), *options)
+    result = run_migrate(file, "--write", str(out), *options)
     assert result.exit_code == 1
     assert result.stderr.endswith(f"nothing is written: {why}\n")
     assert not out.exists()
 
 
-def test_it_is_told_as_json() -> None:
-    found = json.loads(run(PARTLY, "--json").stdout)
+def test_json_output_contains_text_and_notes() -> None:
+    found = json.loads(run_migrate(PARTLY, "--json").stdout)
     assert found["text"] == PARTLY.with_suffix(".made").read_text("utf-8")
     assert found["notes"][0] == {
         "line": 4,
@@ -77,10 +79,12 @@ def test_it_is_told_as_json() -> None:
         ("a: 1\na: 2", "2:1"),
     ],
 )
-def test_a_file_that_is_none_of_litellms(text: str, place: str, tmp_path: Path) -> None:
+def test_file_that_is_not_a_litellm_configuration_is_rejected(
+    text: str, place: str, tmp_path: Path
+) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    result = run(file)
+    result = run_migrate(file)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"{file}:{place}")
 
@@ -104,7 +108,7 @@ SEEDS = [msgspec.yaml.decode(path.read_bytes()) for path in FILES]
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_whatever_stands_in_a_file_the_outcome_is_good(data: st.DataObject) -> None:
+def test_migration_of_any_values_writes_a_valid_configuration(data: st.DataObject) -> None:
     """Any value may stand at any place of a real one: what is made of it passes the check."""
     document = msgspec.json.decode(msgspec.json.encode(data.draw(st.sampled_from(SEEDS))))
     for _ in range(data.draw(st.integers(1, 3))):

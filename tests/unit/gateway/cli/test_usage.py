@@ -25,7 +25,7 @@ RECORDS = (
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def usage_file(tmp_path: Path) -> Path:
     made = tmp_path / "usage.sqlite"
     ledger = SqliteUsageRecorder(str(made), 1e12, lambda: 1_700_000_000.0)
     ledger._write_batch(RECORDS)
@@ -33,12 +33,12 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
-def run(*arguments: str | Path) -> Result:
+def run_usage(*arguments: str | Path) -> Result:
     return CliRunner().invoke(usage, [*map(str, arguments)])
 
 
-def test_the_table(file: Path) -> None:
-    result = run(file)
+def test_usage_table_lists_totals_by_key_and_model(usage_file: Path) -> None:
+    result = run_usage(usage_file)
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "key  model  requests  errors  cancelled  prompt tokens  completion tokens",
@@ -57,14 +57,14 @@ def test_the_table(file: Path) -> None:
         ("model,model", [({"model": "chat"}, 4)]),
     ],
 )
-def test_sums_by_other_things(file: Path, by: str, told: list[object]) -> None:
-    result = run(file, "--by", by, "--json")
+def test_by_option_groups_the_totals(usage_file: Path, by: str, told: list[object]) -> None:
+    result = run_usage(usage_file, "--by", by, "--json")
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(one["by"], one["requests"]) for one in found] == told
 
 
-def test_only_what_came_since(file: Path) -> None:
-    result = run(file, "--since", "2023-11-15T12:00", "--json")
+def test_since_option_filters_the_records(usage_file: Path) -> None:
+    result = run_usage(usage_file, "--since", "2023-11-15T12:00", "--json")
     [found] = [json.loads(line) for line in result.stdout.splitlines()]
     assert found == {
         "by": {"key": "web", "model": "chat"},
@@ -76,29 +76,29 @@ def test_only_what_came_since(file: Path) -> None:
     }
 
 
-def test_nothing_comes_to_nothing(file: Path) -> None:
-    assert run(file, "--since", "1h", "--by", "model").stdout.splitlines() == [
+def test_empty_period_prints_a_table_of_zeros(usage_file: Path) -> None:
+    assert run_usage(usage_file, "--since", "1h", "--by", "model").stdout.splitlines() == [
         "model  requests  errors  cancelled  prompt tokens  completion tokens",
         "all           0       0          0              0                  0",
     ]
 
 
-def test_what_is_wrong_is_told(file: Path, tmp_path: Path) -> None:
+def test_invalid_options_and_files_are_reported(usage_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("no database" * 100)
     for arguments, says in (
-        ([file, "--by", "modle"], "'modle' is not one of key, model, version, "),
-        ([file, "--since", "soon"], "neither a time"),
+        ([usage_file, "--by", "modle"], "'modle' is not one of key, model, version, "),
+        ([usage_file, "--since", "soon"], "neither a time"),
         ([other], "is not a usage database: file is not a database"),
         ([tmp_path / "none"], "does not exist"),
     ):
-        result = run(*arguments)
+        result = run_usage(*arguments)
         assert result.exit_code == 2
         assert says in result.stderr
 
 
-def test_a_database_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_postgres_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = run("postgresql://h/d")
+    result = run_usage("postgresql://h/d")
     assert result.exit_code == 2
     assert "pip install 'interlingua[postgres]'" in result.stderr

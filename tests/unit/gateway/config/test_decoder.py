@@ -22,7 +22,7 @@ MARK = yaml.Mark("g", 0, 0, 0, "", 0)
 START = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
 
 
-def complaints(backend: str) -> list[str]:
+def collect_issue_messages(backend: str) -> list[str]:
     text = f"{START}backends: {{a: {backend}}}\nmodels: {{m: {{backend: a}}}}\n"
     with pytest.raises(ConfigError) as caught:
         load_text(text, "g", env={})
@@ -60,31 +60,31 @@ def complaints(backend: str) -> list[str]:
         ('{protocol: "", workers: [http://w]}', "is empty; give it a value or remove the key"),
     ],
 )
-def test_what_is_wrong_and_what_would_be_right(backend: str, said: str) -> None:
-    (found,) = complaints(backend)
+def test_error_names_the_accepted_values(backend: str, said: str) -> None:
+    (found,) = collect_issue_messages(backend)
     assert found.startswith(said)
 
 
-def test_a_number_in_quotes_is_none_unless_the_environment_put_it_in() -> None:
-    assert complaints('{kind: echo, context: "5"}')[0].endswith("remove the quotes")
+def test_quoted_number_is_accepted_only_from_the_environment() -> None:
+    assert collect_issue_messages('{kind: echo, context: "5"}')[0].endswith("remove the quotes")
     text = f'{START}backends: {{a: {{kind: echo, context: "${{N:-5}}"}}}}\n'
     assert load_text(text + "models: {m: {backend: a}}\n", "g", env={}).backends
 
 
-def test_a_secret_file_must_be_a_text(tmp_path: Path) -> None:
+def test_secret_file_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     backend = f"{{protocol: openai, workers: [{{url: http://w, auth: {{bearer: {{file: {tmp_path}"
-    (found,) = complaints(backend + "/token}}}]}")
+    (found,) = collect_issue_messages(backend + "/token}}}]}")
     assert found.endswith("can't be read: it is not text")
 
 
-def test_a_type_that_no_setting_has_is_a_fault_of_the_program() -> None:
+def test_unsupported_field_type_raises_type_error() -> None:
     node = yaml.ScalarNode("", "1.5", MARK, MARK)
     with pytest.raises(TypeError, match="no configuration holds"):
         ScalarDecoder(IssueCollector("g"), {}).decode_plain(node, msgspec.inspect.NoneType(), ())
 
 
-def test_paths_are_written_as_a_person_would() -> None:
+def test_configuration_paths_are_formatted() -> None:
     assert format_path(()) == ""
     assert (
         format_path(("backends", "gpu-1", "workers", 1, "url")) == "backends.gpu-1.workers[1].url"
@@ -92,7 +92,7 @@ def test_paths_are_written_as_a_person_would() -> None:
     assert format_path(("models", "a.b", "x")) == "models['a.b'].x"
 
 
-def test_what_is_not_there_is_said_where_it_would_be() -> None:
+def test_issue_of_a_missing_value_has_the_position_of_its_parent() -> None:
     complaints = IssueCollector("g")
     places: dict[ConfigPath, SourceLocation] = {
         (): SourceLocation(SourcePosition(1, 1)),

@@ -26,7 +26,7 @@ PAIRS: list[tuple[Weights, Weights]] = [
 ]
 
 
-def drawn(seed: int) -> tuple[Weights, Weights]:
+def draw_weights(seed: int) -> tuple[Weights, Weights]:
     """Weights of up to five versions before and after, some of them in one of the two alone."""
     draw = random.Random(seed)
     versions = [str(number) for number in range(1, draw.randint(2, 5) + 1)]
@@ -37,7 +37,7 @@ def drawn(seed: int) -> tuple[Weights, Weights]:
     return before, after
 
 
-def moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]]:
+def count_moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]]:
     """How many of the users are assigned from which version to which, by the gateway's hash."""
     draw = random.Random(seed)
     splits = TrafficSplit(before, f"split-{seed}"), TrafficSplit(after, f"split-{seed}")
@@ -48,10 +48,12 @@ def moves(before: Weights, after: Weights, seed: int) -> Counter[tuple[str, str]
     )
 
 
-@pytest.mark.parametrize(("seed", "pair"), [*enumerate([*PAIRS, *map(drawn, range(12))])])
-def test_as_many_users_move_as_is_computed(seed: int, pair: tuple[Weights, Weights]) -> None:
+@pytest.mark.parametrize(("seed", "pair"), [*enumerate([*PAIRS, *map(draw_weights, range(12))])])
+def test_computed_moved_share_matches_the_assignment_hash(
+    seed: int, pair: tuple[Weights, Weights]
+) -> None:
     share = moved_share(*pair)
-    pairs = moves(*pair, seed)
+    pairs = count_moves(*pair, seed)
     moved = sum(count for (before, after), count in pairs.items() if before != after)
     deviation = (share * (1 - share) / USERS) ** 0.5
     assert abs(moved / USERS - share) <= DEVIATIONS * deviation + 1e-9
@@ -67,14 +69,14 @@ def test_as_many_users_move_as_is_computed(seed: int, pair: tuple[Weights, Weigh
         ({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}, 1 - 3 / 5 - 1 / 11),
     ],
 )
-def test_shares_that_are_known(before: Weights, after: Weights, share: float) -> None:
+def test_moved_share_matches_known_values(before: Weights, after: Weights, share: float) -> None:
     assert moved_share(before, after) == pytest.approx(share, abs=1e-12)
     assert moved_share(after, before) == pytest.approx(share, abs=1e-12)
 
 
-def test_a_weight_that_is_raised_moves_users_to_its_version_alone() -> None:
+def test_raised_weight_moves_users_only_to_its_version() -> None:
     """From 90:10 to 60:20:20 nobody comes back to the first, and none goes from 3."""
-    pairs = moves({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}, 1)
+    pairs = count_moves({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}, 1)
     assert {(before, after) for before, after in pairs if before != after} == {
         ("1", "2"),
         ("1", "3"),
@@ -93,7 +95,7 @@ models:
 """
 
 
-def test_another_name_of_the_split_assigns_everybody_anew() -> None:
+def test_renamed_split_reassigns_all_users() -> None:
     configs = [
         load_text(SPLIT.format(name=name, weights=weights), "g.yaml", env={})
         for name, weights in (("a", '{"1": 3, "2": 1}'), ("b", '{"1": 1, "2": 1}'))
@@ -102,7 +104,7 @@ def test_another_name_of_the_split_assigns_everybody_anew() -> None:
     assert (shift.assignment, shift.moved) == ("sticky", 50.0)
 
 
-def test_listeners_with_one_address_are_told_apart_by_their_number() -> None:
+def test_listeners_with_equal_addresses_are_numbered() -> None:
     config = load_text(
         """
 listeners:

@@ -14,7 +14,7 @@ REST = "backends: {e: {kind: echo}}\nmodels: {m: {backend: e}}\n"
 IDENTITY = 'identity: {issuer: "https://login.example.com", audience: [gateway]}\n'
 
 
-def complaints(text: str) -> list[str]:
+def collect_issues(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_text(text + REST, "g.yaml", env={})
     return str(caught.value).splitlines()
@@ -34,7 +34,7 @@ DATABASE = (
         (IDENTITY, "cryptography", TOKENS),
     ],
 )
-def test_an_extra_that_is_not_installed(
+def test_missing_extra_is_named_in_the_error(
     text: str, module: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = importlib.util.find_spec
@@ -43,7 +43,7 @@ def test_an_extra_that_is_not_installed(
         return None if name == module else there(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
-    [found] = complaints(text)
+    [found] = collect_issues(text)
     assert found.startswith(f"g.yaml:1:{said}")
 
 
@@ -61,12 +61,12 @@ def test_an_extra_that_is_not_installed(
         "observe: {usage: {postgres: 5 5}}\n",
     ],
 )
-def test_what_can_not_be_read_is_complained_of_once(text: str) -> None:
-    found = complaints(text)
+def test_invalid_value_is_reported_once(text: str) -> None:
+    found = collect_issues(text)
     assert len(found) == len({one.split(": ")[0] for one in found})
 
 
-async def test_an_issuer_stays_as_long_as_nothing_of_him_changes() -> None:
+async def test_jwks_client_is_reused_if_the_issuer_is_unchanged() -> None:
     outside = build_services()
     old = ConfigSnapshot(load_text(IDENTITY + REST, "g.yaml", env={}), outside)
     more = REST.replace("m:", "n:")

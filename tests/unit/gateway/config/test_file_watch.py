@@ -12,7 +12,7 @@ A, B, C = (FileState((1, 1), digest) for digest in (b"a", b"b", b"c"))
 OTHER = FileState((1, 2), b"b")
 
 
-def seen(*looks: Mapping[str, FileState | None]) -> list[int]:
+def find_changes(*looks: Mapping[str, FileState | None]) -> list[int]:
     """After which looks, counted from 0, a change was told, when the first found all as it was."""
     told: list[int] = []
     done: list[Mapping[str, FileState | None]] = []
@@ -48,24 +48,26 @@ def seen(*looks: Mapping[str, FileState | None]) -> list[int]:
         "it comes",
     ],
 )
-def test_when_a_change_counts(looks: list[FileState | None], told: list[int]) -> None:
-    assert seen(*({"file": one} for one in looks)) == told
+def test_change_is_reported_when_the_file_is_stable(
+    looks: list[FileState | None], told: list[int]
+) -> None:
+    assert find_changes(*({"file": one} for one in looks)) == told
 
 
-def test_a_file_that_is_looked_at_for_the_first_time_is_as_it_should_be() -> None:
-    assert seen({"one": A}, {"one": A, "two": B}, {"one": A, "two": B}) == []
+def test_newly_watched_file_is_no_change() -> None:
+    assert find_changes({"one": A}, {"one": A, "two": B}, {"one": A, "two": B}) == []
 
 
-def test_a_file_that_is_looked_at_no_more_changes_nothing() -> None:
-    assert seen({"one": A, "two": B}, {"one": A}, {"one": A}) == []
+def test_file_that_is_no_longer_watched_is_no_change() -> None:
+    assert find_changes({"one": A, "two": B}, {"one": A}, {"one": A}) == []
 
 
-def test_a_change_waits_for_another_that_goes_on() -> None:
+def test_change_is_delayed_while_another_file_is_being_written() -> None:
     looks = [{"one": A, "two": A}, {"one": OTHER, "two": B}, {"one": OTHER, "two": B}]
-    assert seen(*looks) == [2]
+    assert find_changes(*looks) == [2]
 
 
-def test_what_is_looked_at(tmp_path: Path) -> None:
+def test_file_state_covers_file_content_folder_listing_and_link_target(tmp_path: Path) -> None:
     """A file by what it holds, a folder by what is told of its files, a link by where it leads."""
     file, folder, link = tmp_path / "file", tmp_path / "folder", tmp_path / "link"
     file.write_text("one")
@@ -84,7 +86,7 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
     assert read_file_state(str(folder)) != empty
 
 
-def test_what_is_neither_file_nor_folder_is_not_read() -> None:
+def test_device_file_is_not_read() -> None:
     device = read_file_state("/dev/zero")
     again = read_file_state("/dev/null")
     assert device is not None
@@ -92,7 +94,7 @@ def test_what_is_neither_file_nor_folder_is_not_read() -> None:
     assert device.digest == again.digest
 
 
-async def test_it_looks_until_it_is_cancelled(tmp_path: Path) -> None:
+async def test_file_watcher_polls_until_cancelled(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("one")
     changed = asyncio.Event()

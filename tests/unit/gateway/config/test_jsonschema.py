@@ -26,11 +26,11 @@ TYPES: dict[str, Any] = {
 }
 
 
-def fits(value: Any, part: dict[str, Any], root: dict[str, Any]) -> bool:
+def is_valid(value: Any, part: dict[str, Any], root: dict[str, Any]) -> bool:
     """A validator of what our schema uses of JSON Schema, and of nothing else."""
     if "$ref" in part:
-        return fits(value, root["$defs"][part["$ref"].rpartition("/")[2]], root)
-    if "anyOf" in part and not any(fits(value, one, root) for one in part["anyOf"]):
+        return is_valid(value, root["$defs"][part["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in part and not any(is_valid(value, one, root) for one in part["anyOf"]):
         return False
     if "enum" in part and value not in part["enum"]:
         return False
@@ -43,16 +43,16 @@ def fits(value: Any, part: dict[str, Any], root: dict[str, Any]) -> bool:
             return found is not None and len(value) >= int(part.get("minLength", 0))
         case list():
             enough = len(value) >= int(part.get("minItems", 0))
-            return enough and all(fits(one, part.get("items", {}), root) for one in value)
+            return enough and all(is_valid(one, part.get("items", {}), root) for one in value)
         case dict():
-            return fits_object(value, part, root)
+            return is_valid_object(value, part, root)
         case int() | float():
             return float(part.get("minimum", value)) <= value <= float(part.get("maximum", value))
         case _:
             return True
 
 
-def fits_object(value: dict[str, Any], part: dict[str, Any], root: dict[str, Any]) -> bool:
+def is_valid_object(value: dict[str, Any], part: dict[str, Any], root: dict[str, Any]) -> bool:
     if not set(part.get("required", ())) <= value.keys():
         return False
     for key, one in value.items():
@@ -60,14 +60,14 @@ def fits_object(value: dict[str, Any], part: dict[str, Any], root: dict[str, Any
         for pattern, other in part.get("patternProperties", {}).items():
             rest = other if re.search(pattern, key) else rest
         expected = part.get("properties", {}).get(key, rest)
-        if expected is False or not fits(one, expected, root):
+        if expected is False or not is_valid(one, expected, root):
             return False
-        if not fits(key, part.get("propertyNames", {}), root):
+        if not is_valid(key, part.get("propertyNames", {}), root):
             return False
     return len(value) >= int(part.get("minProperties", 0))
 
 
-def document(path: Path) -> Any:
+def load_document(path: Path) -> Any:
     return yaml.safe_load(path.read_text("utf-8"))
 
 
@@ -76,8 +76,8 @@ def document(path: Path) -> Any:
     [path for path in sorted(GOLDEN.glob("good/*.yaml")) if path.stem not in OLD_READING],
     ids=lambda path: path.stem,
 )
-def test_the_schema_takes_what_the_loader_takes(path: Path) -> None:
-    assert fits(document(path), build_schema(), build_schema())
+def test_json_schema_accepts_every_valid_configuration(path: Path) -> None:
+    assert is_valid(load_document(path), build_schema(), build_schema())
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,13 @@ def test_the_schema_takes_what_the_loader_takes(path: Path) -> None:
         *("ranges", "names", "keys", "empty_lists", "keys_of_another_kind", "numbers_for_texts"),
     ],
 )
-def test_the_schema_refuses_what_has_a_wrong_shape(name: str) -> None:
-    assert not fits(document(GOLDEN / "wrong" / f"{name}.yaml"), build_schema(), build_schema())
+def test_json_schema_rejects_configurations_of_wrong_shape(name: str) -> None:
+    assert not is_valid(
+        load_document(GOLDEN / "wrong" / f"{name}.yaml"), build_schema(), build_schema()
+    )
 
 
-def test_every_field_of_every_struct_is_a_property() -> None:
+def test_every_struct_field_is_a_json_schema_property() -> None:
     found = build_schema()["$defs"]
     structs = [
         one
@@ -111,13 +113,13 @@ def test_every_field_of_every_struct_is_a_property() -> None:
         assert part["description"] == " ".join((struct.__doc__ or "").split())
 
 
-def test_nothing_of_our_own_is_left_in_the_schema() -> None:
+def test_json_schema_has_no_internal_keys() -> None:
     text = msgspec.json.encode(build_schema()).decode()
     assert "x-unit" not in text
     assert '"default":"16KiB"' in text
     assert '"default":"1m"' in text
 
 
-def test_a_type_without_a_schema_is_a_fault_of_the_program() -> None:
+def test_type_without_a_json_schema_raises_not_implemented_error() -> None:
     with pytest.raises(NotImplementedError):
         schema_hook(complex)

@@ -26,7 +26,7 @@ models: {{m: {{backend: far}}}}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def config_file(tmp_path: Path) -> Path:
     (tmp_path / "token.txt").write_text("secret")
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     (tmp_path / "workers.yaml").write_text("[https://w]")
@@ -35,29 +35,29 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_hash_is_that_of_the_files_bytes(file: Path) -> None:
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert load_file(str(file), env={}).hash == digest[:12]
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert load_file(str(file), env={}).hash != digest[:12]
+def test_configuration_hash_is_computed_from_the_file_bytes(config_file: Path) -> None:
+    digest = hashlib.sha256(config_file.read_bytes()).hexdigest()
+    assert load_file(str(config_file), env={}).hash == digest[:12]
+    config_file.write_bytes(b"\xef\xbb\xbf" + config_file.read_bytes())
+    assert load_file(str(config_file), env={}).hash != digest[:12]
 
 
-def test_the_files_that_it_names_are_told_but_for_those_that_pools_watch(file: Path) -> None:
-    found = load_file(str(file), env={}).files
-    folder = file.parent
+def test_loaded_files_list_referenced_files_except_worker_files(config_file: Path) -> None:
+    found = load_file(str(config_file), env={}).files
+    folder = config_file.parent
     assert found == {str(PEM), str(folder / "token.txt"), f"{folder}/./chat.jinja"}
 
 
-def test_a_bad_one_tells_them_too(file: Path) -> None:
+def test_config_error_lists_the_referenced_files(config_file: Path) -> None:
     """Those that are missing, as well."""
-    (file.parent / "token.txt").unlink()
+    (config_file.parent / "token.txt").unlink()
     with pytest.raises(ConfigError) as caught:
-        load_file(str(file), env={})
-    assert str(file.parent / "token.txt") in caught.value.files
+        load_file(str(config_file), env={})
+    assert str(config_file.parent / "token.txt") in caught.value.files
     assert str(PEM) in caught.value.files
 
 
-def test_what_cannot_be_read_is_a_complaint_too(tmp_path: Path) -> None:
+def test_unreadable_configuration_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_file(f"{tmp_path}/none.yaml", env={})
     assert str(caught.value).endswith(
@@ -67,14 +67,14 @@ def test_what_cannot_be_read_is_a_complaint_too(tmp_path: Path) -> None:
         load_file(str(tmp_path), env={})
 
 
-def test_a_refusal_has_the_place_of_what_it_is_for_or_of_what_that_is_in(file: Path) -> None:
-    found = load_bytes(file.read_bytes(), str(file), env={})
+def test_later_errors_have_the_position_of_the_value_or_its_parent(config_file: Path) -> None:
+    found = load_bytes(config_file.read_bytes(), str(config_file), env={})
     error = found.build_error(
         (("listeners", 0, "address"), "no"),
         (("backends", "far", "queue", "max"), "no"),
         (("admin",), "no"),
     )
-    lines = [line.removeprefix(str(file)) for line in str(error).splitlines()]
+    lines = [line.removeprefix(str(config_file)) for line in str(error).splitlines()]
     assert lines == [
         ":1:1: no (at admin)",
         ":2:14: no (at listeners[0].address)",

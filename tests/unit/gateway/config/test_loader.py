@@ -26,25 +26,25 @@ ECHO = "backends: {a: {kind: echo}}\n"
 CHAT = "models: {chat: {backend: a}}\n"
 
 
-def good(*parts: str, insecure: bool = False, **env: str) -> Config:
+def load_valid_config(*parts: str, insecure: bool = False, **env: str) -> Config:
     return load_text("".join((LISTENERS, *parts)), "g.yaml", env=env, insecure=insecure)
 
 
-def complaints(text: str, *, insecure: bool = False) -> list[str]:
+def collect_issues(text: str, *, insecure: bool = False) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_text(text, "g.yaml", env={}, insecure=insecure)
     return str(caught.value).splitlines()
 
 
-def test_the_kinds_are_those_registered() -> None:
+def test_backend_kinds_match_the_registry() -> None:
     kinds = msgspec.inspect.type_info(BackendConfig)
     assert isinstance(kinds, msgspec.inspect.UnionType)
     tags = {one.tag for one in kinds.types if isinstance(one, msgspec.inspect.StructType)}
     assert tags == BACKENDS.keys()
 
 
-def test_units_become_seconds_and_bytes() -> None:
-    config = good(ECHO, CHAT, "limits: {body: 1MiB, drain_timeout: 1m}\n")
+def test_durations_and_sizes_become_seconds_and_bytes() -> None:
+    config = load_valid_config(ECHO, CHAT, "limits: {body: 1MiB, drain_timeout: 1m}\n")
     assert (config.limits.body, config.limits.drain_timeout, config.limits.header) == (
         1 << 20,
         60.0,
@@ -52,16 +52,16 @@ def test_units_become_seconds_and_bytes() -> None:
     )
 
 
-def test_short_forms_are_written_out() -> None:
-    config = good('backends: {a: {protocol: openai, workers: ["http://w:1"]}}\n', CHAT)
+def test_short_forms_are_expanded() -> None:
+    config = load_valid_config('backends: {a: {protocol: openai, workers: ["http://w:1"]}}\n', CHAT)
     pool = config.backends["a"]
     assert isinstance(pool, PoolSettings)
     assert (pool.kind, pool.workers[0].url, pool.workers[0].weight) == ("pool", "http://w:1", 1)
     assert config.listeners[0].protocols[0].name == "openai"
 
 
-def test_a_pools_timeouts_left_out_are_the_defaults() -> None:
-    config = good(
+def test_omitted_pool_timeouts_have_the_configured_defaults() -> None:
+    config = load_valid_config(
         "defaults: {timeouts: {connect: 1s, idle: 9s}}\n",
         "backends:\n",
         '  a: {protocol: openai, workers: ["http://w:1"], timeouts: {idle: 3s}}\n',
@@ -75,8 +75,8 @@ def test_a_pools_timeouts_left_out_are_the_defaults() -> None:
     assert second.timeouts == Timeouts(connect=1.0, idle=9.0)
 
 
-def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
-    config = good(
+def test_targets_and_weights_are_resolved_for_every_form_of_a_model() -> None:
+    config = load_valid_config(
         ECHO,
         "models:\n",
         "  lone: {backend: a, model: m}\n",
@@ -97,17 +97,17 @@ def test_a_model_has_targets_and_weights_however_it_is_written() -> None:
     ("versions", "highest"),
     [(("9", "10"), "10"), (("10", "9"), "10"), (("next", "1"), "1"), (("next", "01", "2"), "2")],
 )
-def test_without_a_split_the_highest_number_takes_all(
+def test_highest_version_receives_all_traffic_without_a_split(
     versions: tuple[str, ...], highest: str
 ) -> None:
     rows = "".join(f'    "{version}": {{backend: a}}\n' for version in versions)
-    config = good(ECHO, "models:\n  m:\n   versions:\n", rows)
+    config = load_valid_config(ECHO, "models:\n  m:\n   versions:\n", rows)
 
     assert config.models["m"].resolve_weights() == {highest: 1}
 
 
-def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
-    config = good(
+def test_routing_rules_and_sticky_sources_are_parsed() -> None:
+    config = load_valid_config(
         ECHO,
         'models: {m: {versions: {"1": {backend: a}}, split: {weights: {"1": 1}, ',
         'sticky: ["header:X-User-Id", "body:User Name", key]}}}\n',
@@ -123,7 +123,7 @@ def test_rules_and_sticky_sources_are_read_as_they_are_meant() -> None:
     assert (rule.when.share, rule.to.model, rule.to.version) == (0.05, "m", None)
 
 
-def test_what_a_dialect_asks_for_stands_beside_its_name_or_under_it() -> None:
+def test_protocol_options_are_read_from_listeners_and_models() -> None:
     config = load_text(
         'listeners: [{address: "127.0.0.1:0", protocols: [{name: databricks, '
         "stream_default: true}]}]\n"
@@ -136,18 +136,20 @@ def test_what_a_dialect_asks_for_stands_beside_its_name_or_under_it() -> None:
     assert config.models["chat"].options == {"databricks": {"pay_per_token": True}}
 
 
-def test_the_environment_is_typed_by_the_field() -> None:
+def test_environment_value_is_converted_to_the_type_of_the_field() -> None:
     text = 'backends: {a: {kind: echo, script: ["${N}"], context: "${N}", delay: "${D:-1s}"}}\n'
-    echo = good(text, CHAT, N="017").backends["a"]
+    echo = load_valid_config(text, CHAT, N="017").backends["a"]
     assert echo == EchoConfig(script=("017",), context=17, delay=1.0)
 
 
-def test_the_environment_puts_in_no_structure() -> None:
-    echo = good('backends: {a: {kind: echo, script: ["${X}"]}}\n', CHAT, X="a]}, b: {kind: x")
+def test_environment_value_cannot_inject_yaml() -> None:
+    echo = load_valid_config(
+        'backends: {a: {kind: echo, script: ["${X}"]}}\n', CHAT, X="a]}, b: {kind: x"
+    )
     assert echo.backends["a"] == EchoConfig(script=("a]}, b: {kind: x",))
 
 
-def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) -> None:
+def test_secret_is_read_from_text_environment_or_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
     path = tmp_path / "g.yaml"
     path.write_text(
@@ -165,7 +167,7 @@ def test_a_secret_comes_from_the_text_the_environment_or_a_file(tmp_path: Path) 
     assert dump_config(config)["backends"]["a"]["workers"][0]["auth"] == {"bearer": "***"}
 
 
-def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
+def test_relative_paths_are_resolved_from_the_configuration_folder(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parents[3] / "fault/loopback.pem", tmp_path / "ca.pem")
     text = 'backends: {a: {protocol: openai, workers: ["https://w"], tls: {ca: ca.pem}}}\n'
     path = tmp_path / "g.yaml"
@@ -176,15 +178,15 @@ def test_files_are_found_from_the_configurations_folder(tmp_path: Path) -> None:
     assert pool.tls.ca == str(tmp_path / "ca.pem")
 
 
-def test_a_listener_beyond_this_machine_needs_keys_or_the_flag() -> None:
+def test_public_listener_requires_keys_or_the_insecure_flag() -> None:
     text = 'listeners: [{address: "0.0.0.0:8000", protocols: [openai]}]\n' + ECHO + CHAT
-    assert "there are no keys" in complaints(text)[0]
+    assert "there are no keys" in collect_issues(text)[0]
     assert load_text(text, "g.yaml", env={}, insecure=True).listeners[0].address == "0.0.0.0:8000"
     keyed = text + f"keys: [{{name: k, sha256: {'ab' * 32}}}]\n"
     assert load_text(keyed, "g.yaml", env={}).keys[0].models is None
 
 
-def test_without_listeners_every_dialect_is_served_on_this_machine_at_a_path_of_its_own() -> None:
+def test_default_listener_serves_every_protocol_on_loopback() -> None:
     config = load_text(ECHO + CHAT, "g.yaml", env={})
     (listener,) = config.listeners
     assert listener.address == "127.0.0.1:8000"
@@ -192,17 +194,17 @@ def test_without_listeners_every_dialect_is_served_on_this_machine_at_a_path_of_
     assert {one.name for one in listener.protocols} == set(spoken)
     mounts = [{"name": one.name, "prefix": one.prefix or None} for one in listener.protocols]
     text = msgspec.json.encode(
-        [{"address": listener.address, "protocols": [_given(mount) for mount in mounts]}]
+        [{"address": listener.address, "protocols": [_drop_none_values(mount) for mount in mounts]}]
     ).decode()
     assert load_text(f"listeners: {text}\n" + ECHO + CHAT, "g.yaml", env={}) == config
 
 
-def _given(mount: dict[str, str | None]) -> dict[str, str]:
+def _drop_none_values(mount: dict[str, str | None]) -> dict[str, str]:
     return {key: value for key, value in mount.items() if value is not None}
 
 
-def test_merged_keys_give_way_to_the_mappings_own_and_to_earlier_ones() -> None:
-    config = good(
+def test_merge_keys_do_not_override_own_or_earlier_keys() -> None:
+    config = load_valid_config(
         "x-a: &a {delay: 1s, context: 1}\nx-b: &b {delay: 2s, script: [b]}\n",
         "backends:\n  a: {kind: echo, <<: [*a, *b]}\n  b: {<<: *b, kind: echo, delay: 3s}\n",
         CHAT,
@@ -212,34 +214,34 @@ def test_merged_keys_give_way_to_the_mappings_own_and_to_earlier_ones() -> None:
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_the_limit_of_depth_is_exact(beyond: int) -> None:
+def test_nesting_depth_limit_is_exact(beyond: int) -> None:
     depth = MAX_DEPTH - 1 + beyond  # the document is the first level
     text = f"x-deep: {'[' * depth}{']' * depth}\n{LISTENERS}{ECHO}{CHAT}"
     if beyond:
-        assert "nested deeper than 32" in complaints(text)[0]
+        assert "nested deeper than 32" in collect_issues(text)[0]
     else:
         assert load_text(text, "g.yaml", env={}).models
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_the_limit_of_values_is_exact(beyond: int) -> None:
+def test_value_count_limit_is_exact(beyond: int) -> None:
     rest = LISTENERS + ECHO + CHAT
     others = 1 + 2 + 8 + 6 + 6  # the document, x-many and its list, and each of the three parts
     text = f"x-many: [{', '.join(['1'] * (MAX_NODES - others + beyond))}]\n{rest}"
     if beyond:
-        assert "more than 10000 values" in complaints(text)[0]
+        assert "more than 10000 values" in collect_issues(text)[0]
     else:
         assert load_text(text, "g.yaml", env={}).models
 
 
-def test_a_file_that_is_not_utf_8_is_told_where() -> None:
+def test_invalid_utf_8_is_reported_with_its_position() -> None:
     with pytest.raises(ConfigError) as caught:
         decode_utf8("a: 1\nbü: ".encode() + b"\xff\n", "g.yaml")
     assert str(caught.value) == "g.yaml:2:5: the byte 0xff is not UTF-8; save the file as UTF-8"
     assert decode_utf8(b"\xef\xbb\xbfa: 1", "g.yaml") == "a: 1"
 
 
-def test_complaints_are_in_the_order_of_the_file() -> None:
+def test_issues_are_in_file_order() -> None:
     with pytest.raises(ConfigError) as caught:
         load_text("models: {a: {bakend: x}}\nbackends: {b: {kind: x}}\nfoo: 1\n", "g.yaml", env={})
     places = [(one.line, one.column) for one in caught.value.issues]
@@ -253,7 +255,7 @@ def test_complaints_are_in_the_order_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "conf/", "./conf/", "../conf/"])
-def test_a_path_is_never_taken_for_a_name_by_where_the_file_lies(folder: str) -> None:
+def test_relative_model_path_is_never_read_as_a_model_name(folder: str) -> None:
     text = "backends: {a: {kind: torch, path: ./nothing}}\nmodels: {chat: {backend: a}}"
     with pytest.raises(ConfigError, match="is not a file or folder"):
         load_text(text, f"{folder}gateway.yaml", env={})

@@ -20,31 +20,31 @@ PIECES = (
 Mutation = Callable[[random.Random, bytes], bytes]
 
 
-def lines(text: bytes) -> list[bytes]:
+def split_lines(text: bytes) -> list[bytes]:
     return text.splitlines(keepends=True)
 
 
-def delete(draw: random.Random, text: bytes) -> bytes:
-    rows = lines(text)
+def delete_line(draw: random.Random, text: bytes) -> bytes:
+    rows = split_lines(text)
     del rows[draw.randrange(len(rows))]
     return b"".join(rows)
 
 
-def duplicate(draw: random.Random, text: bytes) -> bytes:
-    rows = lines(text)
+def duplicate_line(draw: random.Random, text: bytes) -> bytes:
+    rows = split_lines(text)
     rows.insert(draw.randrange(len(rows)), draw.choice(rows))
     return b"".join(rows)
 
 
-def indent(draw: random.Random, text: bytes) -> bytes:
-    rows = lines(text)
+def change_indent(draw: random.Random, text: bytes) -> bytes:
+    rows = split_lines(text)
     n = draw.randrange(len(rows))
     rows[n] = draw.choice([b"  " + rows[n], rows[n].lstrip(b" "), b"- " + rows[n]])
     return b"".join(rows)
 
 
-def retype(draw: random.Random, text: bytes) -> bytes:
-    rows = lines(text)
+def change_value(draw: random.Random, text: bytes) -> bytes:
+    rows = split_lines(text)
     n = draw.randrange(len(rows))
     key, colon, _ = rows[n].partition(b":")
     value = draw.choice([b"5", b"[]", b"{}", b"", b"~", b"'x'", b"true", b"1.5", b"[[a], {b: c}]"])
@@ -59,33 +59,33 @@ def swap_words(draw: random.Random, text: bytes) -> bytes:
     return b" ".join(words)
 
 
-def garble(draw: random.Random, text: bytes) -> bytes:
+def replace_bytes(draw: random.Random, text: bytes) -> bytes:
     n = draw.randrange(len(text))
     return text[:n] + draw.randbytes(draw.randint(1, 3)) + text[n + draw.randint(0, 3) :]
 
 
-def insert(draw: random.Random, text: bytes) -> bytes:
+def insert_fragment(draw: random.Random, text: bytes) -> bytes:
     n = draw.randrange(len(text))
     return text[:n] + draw.choice(PIECES).encode("utf-8", "surrogatepass") + text[n:]
 
 
-def cut(draw: random.Random, text: bytes) -> bytes:
+def truncate(draw: random.Random, text: bytes) -> bytes:
     return text[: draw.randrange(len(text)) + 1]
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    delete,
-    duplicate,
-    indent,
-    retype,
+    delete_line,
+    duplicate_line,
+    change_indent,
+    change_value,
     swap_words,
-    garble,
-    insert,
-    cut,
+    replace_bytes,
+    insert_fragment,
+    truncate,
 )
 
 
-def refusal(data: bytes, name: str) -> ConfigError | None:
+def load_or_get_error(data: bytes, name: str) -> ConfigError | None:
     """The complaints about a file, if it is not a good one. Whatever else is raised fails."""
     try:
         assert isinstance(load_text(decode_utf8(data, name), name, env=ENV), Config)
@@ -95,7 +95,7 @@ def refusal(data: bytes, name: str) -> ConfigError | None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_mutation_brings_a_traceback(seed: int) -> None:
+def test_mutated_file_loads_or_raises_config_error(seed: int) -> None:
     draw = random.Random(seed)
     refused = 0
     for _ in range(200):
@@ -103,7 +103,7 @@ def test_no_mutation_brings_a_traceback(seed: int) -> None:
         data = path.read_bytes()
         for mutate in draw.choices(MUTATIONS, k=draw.randint(1, 3)):
             data = mutate(draw, data) or b"\n"
-        error = refusal(data, str(path))
+        error = load_or_get_error(data, str(path))
         if error is not None:
             refused += 1
             rows = data.count(b"\n") + data.count(b"\r") + data.count(b"\xe2\x80\xa8") + 2
@@ -115,6 +115,6 @@ def test_no_mutation_brings_a_traceback(seed: int) -> None:
 
 
 @pytest.mark.parametrize("text", [*PIECES, "", "\n", "a", "5", "[]", "{}", '""', "null", "- - - a"])
-def test_no_piece_alone_brings_a_traceback(text: str) -> None:
+def test_fragment_alone_raises_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^g:\d+:\d+: "):
         load_text(text, "g", env={})

@@ -12,7 +12,7 @@ from gateway.config.registry import describe_type_mismatch
 from protocols.core.interfaces import Endpoint
 
 
-class Demanding:
+class ClientAdapterWithOptions:
     """Has settings of its own, and asks something of a model."""
 
     profiles: ClassVar[tuple[str, ...]] = ("new", "old")
@@ -31,7 +31,7 @@ class Demanding:
         """What a dialect has that clients speak."""
 
 
-class Mute:
+class UpstreamOnlyAdapter:
     """Is spoken to workers alone."""
 
     profiles: ClassVar[tuple[str, ...]] = ("only",)
@@ -47,8 +47,8 @@ class Mute:
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("demanding")
-    module.Demanding = Demanding  # type: ignore[attr-defined]
-    module.Mute = Mute  # type: ignore[attr-defined]
+    module.Demanding = ClientAdapterWithOptions  # type: ignore[attr-defined]
+    module.Mute = UpstreamOnlyAdapter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "demanding", module)
     names = {
         "openai": "demanding:Demanding",
@@ -58,7 +58,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.config.loader.PROTOCOLS", names)
 
 
-def complaints(mount: str, model: str = "backend: a") -> list[str]:
+def collect_issues(mount: str, model: str = "backend: a") -> list[str]:
     text = (
         f'listeners: [{{address: "127.0.0.1:0", protocols: [{mount}]}}]\n'
         f"backends: {{a: {{kind: echo}}}}\nmodels: {{m: {{{model}}}}}\n"
@@ -90,8 +90,8 @@ def complaints(mount: str, model: str = "backend: a") -> list[str]:
         ("openai, {name: openai, prefix: /x}", ""),
     ],
 )
-def test_a_mount_is_what_the_class_takes(mount: str, said: str) -> None:
-    found = complaints(mount)
+def test_listener_protocol_options_are_checked_by_the_adapter_class(mount: str, said: str) -> None:
+    found = collect_issues(mount)
     assert len(found) == bool(said)
     assert said in "".join(found)
 
@@ -108,19 +108,19 @@ def test_a_mount_is_what_the_class_takes(mount: str, said: str) -> None:
         ("[price]", "must be a mapping, not a list (at models.m.openai)"),
     ],
 )
-def test_what_a_dialect_asks_of_a_model_is_what_it_says(asked: str, said: str) -> None:
-    found = complaints("openai", f"backend: a, openai: {asked}")
+def test_model_options_are_checked_by_the_adapter_class(asked: str, said: str) -> None:
+    found = collect_issues("openai", f"backend: a, openai: {asked}")
     assert len(found) == bool(said)
     assert said in "".join(found)
 
 
-def test_a_model_is_asked_for_only_in_what_clients_speak() -> None:
-    assert complaints("openai", "backend: a, protocol: openai") == []
-    [said] = complaints("openai", "backend: a, protocol: mindie")
+def test_upstream_only_protocol_is_rejected_for_a_model() -> None:
+    assert collect_issues("openai", "backend: a, protocol: openai") == []
+    [said] = collect_issues("openai", "backend: a, protocol: mindie")
     assert "mindie is for workers only, and not for clients" in said
 
 
-def test_without_listeners_there_is_only_what_clients_speak(
+def test_default_listener_serves_only_client_protocols(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = {"openai": "demanding:Demanding", "mindie": "demanding:Mute"}
@@ -129,7 +129,7 @@ def test_without_listeners_there_is_only_what_clients_speak(
     assert [one.name for one in config.listeners[0].protocols] == ["openai"]
 
 
-def test_a_pool_speaks_what_is_for_workers_alone() -> None:
+def test_pool_accepts_an_upstream_only_protocol() -> None:
     text = (
         'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
         'backends: {a: {protocol: mindie, workers: ["http://w:1"]}}\nmodels: {m: {backend: a}}\n'
@@ -150,5 +150,5 @@ def test_a_pool_speaks_what_is_for_workers_alone() -> None:
         (1, Literal["a"], "must be a"),
     ],
 )
-def test_a_setting_is_of_its_parameters_type(value: object, wanted: Any, said: str | None) -> None:
+def test_type_mismatch_is_described(value: object, wanted: Any, said: str | None) -> None:
     assert describe_type_mismatch(value, wanted) == said

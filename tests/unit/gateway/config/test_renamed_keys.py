@@ -13,7 +13,7 @@ SECTIONS = _collect_structs(inspect.type_info(Config))
 
 
 @pytest.mark.parametrize(("old", "names"), RENAMED_KEYS.items())
-def test_each_new_name_is_a_key_of_a_section_without_the_old_one(
+def test_every_new_key_exists_in_a_section_without_the_old_key(
     old: str, names: tuple[str, ...]
 ) -> None:
     for name in names:
@@ -22,7 +22,7 @@ def test_each_new_name_is_a_key_of_a_section_without_the_old_one(
         assert not any(old in list_keys(one) for one in sections)
 
 
-def test_a_renamed_key_is_reported_once_with_its_place_and_its_new_name() -> None:
+def test_renamed_key_is_reported_once_with_position_and_new_name() -> None:
     text = 'backends:\n  a: {workers: ["http://w:1"], dialect: openai}\nmodels: {m: {backend: a}}\n'
     with pytest.raises(ConfigError) as caught:
         load_text(text, "g.yaml", env={})
@@ -30,7 +30,7 @@ def test_a_renamed_key_is_reported_once_with_its_place_and_its_new_name() -> Non
     assert caught.value.issues == [ConfigIssue(2, 32, message, "backends.a.dialect")]
 
 
-def test_an_unknown_key_is_renamed_only_where_the_section_has_the_new_name() -> None:
+def test_rename_hint_appears_only_if_the_section_has_the_new_key() -> None:
     text = "backends: {a: {kind: echo, keep: 1}}\nmodels: {m: {backend: a}}\n"
     with pytest.raises(ConfigError) as caught:
         load_text(text, "g.yaml", env={})

@@ -17,7 +17,7 @@ OWNERS = {
 CHECKS = [FOLDER / f"{name}.py" for name in ("validate", "diff", "listeners")]
 
 
-def imports(path: Path) -> set[str]:
+def list_imports(path: Path) -> set[str]:
     """Every module that this one imports, and every name that it imports from one."""
     names = set[str]()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -29,14 +29,14 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_certificates_packages_and_templates_are_looked_at_in_one_module(path: Path) -> None:
+def test_only_validate_backends_imports_ssl_packages_and_templates(path: Path) -> None:
     forbidden = {module for module, owner in OWNERS.items() if owner != path.stem}
-    assert not imports(path) & forbidden
+    assert not list_imports(path) & forbidden
 
 
 @pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
-def test_a_check_of_the_file_alone_reads_nothing_else(path: Path) -> None:
-    assert not imports(path) & {"os", "os.path", "pathlib", "pathlib.Path", "importlib"}
+def test_static_checks_neither_read_files_nor_create_adapters(path: Path) -> None:
+    assert not list_imports(path) & {"os", "os.path", "pathlib", "pathlib.Path", "importlib"}
     assert not any(
         isinstance(node, ast.Attribute)
         and node.attr in ("create_adapter", "load_adapter_class", "endpoints")

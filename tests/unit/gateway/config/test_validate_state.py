@@ -13,7 +13,7 @@ FORMS = "write redis://HOST:6379/0, rediss://HOST:6379/0 for TLS, or unix:///PAT
 SIGNS = "signs in a password are written as %40"
 
 
-def complaints(state: str) -> list[str]:
+def collect_issue_messages(state: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_text(f"{START}state: {state}\n", "g", env={})
     return [one.message for one in caught.value.issues]
@@ -30,7 +30,7 @@ def complaints(state: str) -> list[str]:
         "unix://:word@/run/redis.sock",
     ],
 )
-def test_urls_that_may_be_asked(url: str) -> None:
+def test_valid_redis_url_is_accepted(url: str) -> None:
     state = load_text(f"{START}state: {{redis: '{url}'}}\n", "g", env={}).state
     assert state is not None
     assert state.redis.reveal() == url
@@ -60,28 +60,28 @@ def test_urls_that_may_be_asked(url: str) -> None:
         ),
     ],
 )
-def test_other_urls_are_refused_and_not_shown(url: str, why: str) -> None:
-    assert complaints(f"{{redis: '{url}'}}") == [why]
+def test_invalid_redis_url_is_rejected_without_being_shown(url: str, why: str) -> None:
+    assert collect_issue_messages(f"{{redis: '{url}'}}") == [why]
 
 
-def test_what_is_no_mapping_is_not_looked_into() -> None:
-    assert complaints("[redis]") == ["must be a mapping, not a list"]
+def test_state_that_is_not_a_mapping_is_reported_once() -> None:
+    assert collect_issue_messages("[redis]") == ["must be a mapping, not a list"]
 
 
-def test_a_certificate_is_looked_at_where_the_url_can_t_be_read() -> None:
-    assert complaints("{redis: {env: NO}, tls: {ca: /dev/nowhere}}") == [
+def test_certificate_is_checked_even_if_the_url_is_missing() -> None:
+    assert collect_issue_messages("{redis: {env: NO}, tls: {ca: /dev/nowhere}}") == [
         "NO is not set in the environment; set it",
         "'/dev/nowhere' is not a file; relative paths start at the configuration's folder",
     ]
 
 
-def test_without_its_client_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_redis_client_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
     def found(name: str, *more: Any) -> Any:
         return None if name == "redis" else find(name, *more)
 
     monkeypatch.setattr("importlib.util.find_spec", found)
-    assert complaints("{redis: 'redis://h'}") == [
+    assert collect_issue_messages("{redis: 'redis://h'}") == [
         "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
     ]

@@ -13,14 +13,14 @@ MEND = "needs OpenTelemetry's client of OTLP; install it with: pip install 'inte
 BOTH = "{traces: 'http://127.0.0.1:4318', metrics: {push: 'http://127.0.0.1:4318'}}"
 
 
-def complaints(observe: str) -> list[str]:
+def collect_issues(observe: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_text(f"{START}observe: {observe}\n", "g", env={})
     return [f"{one.line}: {one.message}" for one in caught.value.issues]
 
 
 @pytest.mark.parametrize("error", [None, ModuleNotFoundError()])
-def test_without_the_extra_nothing_can_be_sent(
+def test_missing_otel_extra_is_reported_for_traces_and_metrics(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     find = importlib.util.find_spec
@@ -33,10 +33,10 @@ def test_without_the_extra_nothing_can_be_sent(
         return find(name)
 
     monkeypatch.setattr("importlib.util.find_spec", without)
-    assert complaints(BOTH) == [f"3: {MEND}", f"3: {MEND}"]
+    assert collect_issues(BOTH) == [f"3: {MEND}", f"3: {MEND}"]
 
 
-def test_where_it_is_there_is_nothing_to_complain_of() -> None:
+def test_installed_otel_extra_accepts_the_configuration() -> None:
     observe = load_text(f"{START}observe: {BOTH}\n", "g", env={}).observe
     assert observe.traces is not None
     assert (observe.traces.otlp, observe.traces.sample) == ("http://127.0.0.1:4318", 0.05)
@@ -50,17 +50,17 @@ def test_where_it_is_there_is_nothing_to_complain_of() -> None:
         ("http://h:4318/?x", "has a query or a fragment"),
     ],
 )
-def test_a_url_that_is_none_is_told_with_one_that_is(url: str, why: str) -> None:
-    [told] = complaints(f"{{traces: '{url}'}}")
+def test_invalid_otlp_url_error_shows_a_valid_url(url: str, why: str) -> None:
+    [told] = collect_issues(f"{{traces: '{url}'}}")
     assert told.endswith(f"{why}; write a base URL, such as http://127.0.0.1:4318")
 
 
 @pytest.mark.parametrize("part", ["traces", "metrics"])
-def test_what_can_not_be_read_is_told_once(part: str) -> None:
-    [told] = complaints(f"{{{part}: [1]}}")
+def test_invalid_telemetry_section_is_reported_once(part: str) -> None:
+    [told] = collect_issues(f"{{{part}: [1]}}")
     assert "must be" in told
 
 
-def test_an_observe_that_can_not_be_read_is_told_once() -> None:
-    [told] = complaints("[1]")
+def test_invalid_observe_section_is_reported_once() -> None:
+    [told] = collect_issues("[1]")
     assert "must be" in told

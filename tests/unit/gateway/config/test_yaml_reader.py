@@ -26,13 +26,13 @@ from gateway.config import yaml_reader
         ("2026-11-21", "2026-11-21"),
     ],
 )
-def test_types_are_those_of_yaml_1_2(text: str, value: object) -> None:
+def test_scalars_have_yaml_1_2_types(text: str, value: object) -> None:
     found = yaml_reader.parse_scalar(text)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_a_number_is_never_so_long_that_reading_it_costs() -> None:
+def test_number_of_more_than_18_digits_is_rejected() -> None:
     with pytest.raises(ValueError, match="at most 18 digits"):
         yaml_reader.parse_scalar("9" * 5000)
 
@@ -58,7 +58,7 @@ ENV = {"NAME": "value", "EMPTY": "", "TRICK": "${NAME} $$ {a: b}"}
         ("${TRICK}", "${NAME} $$ {a: b}"),
     ],
 )
-def test_the_environment_is_put_in_once(text: str, result: str) -> None:
+def test_environment_variables_are_expanded_once(text: str, result: str) -> None:
     assert yaml_reader.expand_env(text, ENV) == result
 
 
@@ -75,7 +75,7 @@ def test_the_environment_is_put_in_once(text: str, result: str) -> None:
         ("${A:+b}", "'${A:+b}' is not an environment variable"),
     ],
 )
-def test_what_the_environment_does_not_hold_is_told(text: str, complaint: str) -> None:
+def test_missing_or_malformed_environment_variable_is_reported(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match="environment") as caught:
         yaml_reader.expand_env(text, ENV)
     assert str(caught.value).startswith(complaint)

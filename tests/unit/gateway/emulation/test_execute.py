@@ -47,7 +47,7 @@ CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 Script = Callable[[Request], Sequence[Sequence[Event]]]
 
 
-class Scripted(Backend):
+class ScriptedBackend(Backend):
     """Answers with its script. A batch that is empty is where it waits until ``go`` is set."""
 
     ready = True
@@ -92,25 +92,25 @@ class Scripted(Backend):
             self.running -= 1
 
 
-def says(*batches: Sequence[Event]) -> Scripted:
-    return Scripted(lambda _: batches)
+def make_backend(*batches: Sequence[Event]) -> ScriptedBackend:
+    return ScriptedBackend(lambda _: batches)
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("12345"),)),)
     return GenerationRequest(model="m", kind="chat", messages=said, **fields)
 
 
-def completion(*prompts: str, **fields: Any) -> GenerationRequest:
+def make_completion(*prompts: str, **fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", prompts=prompts, **fields)
 
 
-def doing(*paths: str) -> EmulationPlan:
+def make_plan(*paths: str) -> EmulationPlan:
     return EmulationPlan(emulated_fields=frozenset(paths))
 
 
-async def stream(
-    backend: Scripted, request: Request, plan: EmulationPlan
+async def stream_batches(
+    backend: ScriptedBackend, request: Request, plan: EmulationPlan
 ) -> AsyncGenerator[Sequence[Event], None]:
     """The batches, as whoever sends the request reports them."""
     items, process_events = send_emulated(backend, PreparedRequest(request), CONTEXT, plan)
@@ -119,35 +119,39 @@ async def stream(
             yield process_events(batch)
 
 
-async def events(backend: Scripted, request: Request, plan: EmulationPlan) -> list[Event]:
+async def collect_events(
+    backend: ScriptedBackend, request: Request, plan: EmulationPlan
+) -> list[Event]:
     found: list[Event] = []
-    async with aclosing(stream(backend, request, plan)) as batches:
+    async with aclosing(stream_batches(backend, request, plan)) as batches:
         async for batch in batches:
             assert batch, "a batch with nothing in it says nothing"
             found += batch
     return found
 
 
-async def whole(backend: Scripted, request: Request, plan: EmulationPlan) -> UnaryResponse:
+async def collect_response(
+    backend: ScriptedBackend, request: Request, plan: EmulationPlan
+) -> UnaryResponse:
     fold = ResponseAccumulator()
-    fold.add(await events(backend, request, plan))
+    fold.add(await collect_events(backend, request, plan))
     return fold.result()
 
 
 # --- nothing to do, and usage ---------------------------------------------------------------------
 
 
-async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
+async def test_complete_response_passes_unchanged() -> None:
     batches: list[list[Event]] = [
         [StreamStart(3)],
         [TextDelta("a"), ChoiceEnd("eos")],
         [Usage(3, 1), StreamEnd()],
     ]
-    backend = says(*batches)
-    request = chat(stopping=StopConditions(stop=("a",)), n=1)
+    backend = make_backend(*batches)
+    request = make_chat(stopping=StopConditions(stop=("a",)), n=1)
     passed: list[Sequence[Event]] = []
 
-    async with aclosing(stream(backend, request, doing())) as answers:
+    async with aclosing(stream_batches(backend, request, make_plan())) as answers:
         async for batch in answers:
             passed.append(batch)
 
@@ -156,18 +160,22 @@ async def test_an_answer_that_lacks_nothing_passes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("usage", ["none", "final", "each"])
-async def test_usage_is_counted_where_none_was_told(usage: Any) -> None:
-    backend = says(
+async def test_missing_usage_is_counted(usage: Any) -> None:
+    backend = make_backend(
         [StreamStart(3)], [TextDelta("a")], [TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]
     )
 
-    found = await events(backend, chat(response_options=ResponseOptions(usage=usage)), doing())
+    found = await collect_events(
+        backend, make_chat(response_options=ResponseOptions(usage=usage)), make_plan()
+    )
 
     assert found[-2:] == [Usage(3, 2, source="counted"), StreamEnd()]
 
 
-async def test_an_answer_that_is_cut_is_not_ended() -> None:
-    assert await events(says([TextDelta("a"), ChoiceEnd("eos")]), chat(), doing()) == [
+async def test_truncated_stream_gets_no_end_event() -> None:
+    assert await collect_events(
+        make_backend([TextDelta("a"), ChoiceEnd("eos")]), make_chat(), make_plan()
+    ) == [
         TextDelta("a"),
         ChoiceEnd("eos"),
     ]
@@ -175,21 +183,21 @@ async def test_an_answer_that_is_cut_is_not_ended() -> None:
 
 # --- stop strings ---------------------------------------------------------------------------------
 
-ENDED = doing("stopping.stop")
+ENDED = make_plan("stopping.stop")
 
 
-async def test_the_backend_is_left_as_soon_as_the_last_choice_has_ended() -> None:
-    backend = says(
+async def test_upstream_stream_is_closed_when_the_last_choice_ends() -> None:
+    backend = make_backend(
         [StreamStart(3)],
         [TextDelta("a<")],
         [TextDelta("/s>b")],
         [TextDelta("c")],
         [ChoiceEnd("length"), StreamEnd()],
     )
-    request = chat(stopping=StopConditions(stop=("</s>",)))
+    request = make_chat(stopping=StopConditions(stop=("</s>",)))
     found: list[Event] = []
 
-    async with aclosing(stream(backend, request, ENDED)) as batches:
+    async with aclosing(stream_batches(backend, request, ENDED)) as batches:
         async for batch in batches:
             found += batch
             if any(isinstance(one, ChoiceEnd) for one in batch):
@@ -206,36 +214,40 @@ async def test_the_backend_is_left_as_soon_as_the_last_choice_has_ended() -> Non
     assert backend.asked == [(request, "r")], "the worker is told of the stops that it takes"
 
 
-async def test_the_worker_s_usage_wins_where_it_came_in_time() -> None:
-    backend = says([TextDelta("a.b", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()])
+async def test_worker_usage_takes_precedence_over_the_count() -> None:
+    backend = make_backend([TextDelta("a.b", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()])
 
-    found = await events(backend, chat(stopping=StopConditions(stop=(".",))), ENDED)
+    found = await collect_events(backend, make_chat(stopping=StopConditions(stop=(".",))), ENDED)
 
     assert found == [TextDelta("a", tokens=1), ChoiceEnd("stop", 0, "."), Usage(2, 3), StreamEnd()]
 
 
-async def test_running_usage_needs_no_count_at_a_cut() -> None:
-    backend = says([TextDelta("a"), Usage(2, 1)], [TextDelta("."), Usage(2, 2)], [TextDelta("b")])
-    request = chat(
+async def test_running_worker_usage_is_reported_at_a_stop() -> None:
+    backend = make_backend(
+        [TextDelta("a"), Usage(2, 1)], [TextDelta("."), Usage(2, 2)], [TextDelta("b")]
+    )
+    request = make_chat(
         stopping=StopConditions(stop=(".",)), response_options=ResponseOptions(usage="each")
     )
 
-    assert (await events(backend, request, ENDED))[-3:] == [
+    assert (await collect_events(backend, request, ENDED))[-3:] == [
         ChoiceEnd("stop", 0, "."),
         Usage(2, 2),
         StreamEnd(),
     ]
 
 
-async def test_one_choice_s_stop_leaves_the_others_alone() -> None:
-    backend = says(
+async def test_stop_string_ends_only_its_own_choice() -> None:
+    backend = make_backend(
         [TextDelta("a."), TextDelta("b", 1)],
         [TextDelta("c"), TextDelta("d", 1)],
         [ChoiceEnd("eos", 1)],
         [StreamEnd()],
     )
 
-    found = await whole(backend, chat(n=2, stopping=StopConditions(stop=(".",))), ENDED)
+    found = await collect_response(
+        backend, make_chat(n=2, stopping=StopConditions(stop=(".",))), ENDED
+    )
 
     assert [(one.text, one.finish_reason) for one in found.choices] == [
         ("a", "stop"),
@@ -244,29 +256,31 @@ async def test_one_choice_s_stop_leaves_the_others_alone() -> None:
     assert backend.said == 3
 
 
-async def test_a_stop_that_stays_is_the_gateway_s_alone() -> None:
-    backend = says([TextDelta("a.b")])
-    request = chat(stopping=StopConditions(stop=(".",), include_stop=True))
+async def test_included_stop_string_is_not_sent_to_the_worker() -> None:
+    backend = make_backend([TextDelta("a.b")])
+    request = make_chat(stopping=StopConditions(stop=(".",), include_stop=True))
 
-    found = await whole(backend, request, doing("stopping.include_stop"))
+    found = await collect_response(backend, request, make_plan("stopping.include_stop"))
 
     assert (found.choices[0].text, found.choices[0].matched_stop) == ("a.", ".")
-    assert backend.asked[0][0] == chat()
+    assert backend.asked[0][0] == make_chat()
 
 
-async def test_no_stop_string_is_nothing_to_look_for() -> None:
-    backend = says([TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])
+async def test_request_without_stop_strings_passes_unchanged() -> None:
+    backend = make_backend([TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()])
 
-    found = await events(backend, chat(stopping=StopConditions(include_stop=True)), ENDED)
+    found = await collect_events(
+        backend, make_chat(stopping=StopConditions(include_stop=True)), ENDED
+    )
 
     assert found == [TextDelta("a"), ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]
 
 
-async def test_the_prompt_and_the_suffix_are_no_part_of_what_is_searched() -> None:
-    backend = says([TextDelta("a"), TextDelta(".b")])
-    request = completion("x.", echo=True, suffix=".y", stopping=StopConditions(stop=(".",)))
+async def test_echoed_prompt_and_suffix_are_not_searched_for_stop_strings() -> None:
+    backend = make_backend([TextDelta("a"), TextDelta(".b")])
+    request = make_completion("x.", echo=True, suffix=".y", stopping=StopConditions(stop=(".",)))
 
-    found = await events(backend, request, ENDED)
+    found = await collect_events(backend, request, ENDED)
 
     assert found[:-2] == [
         PromptEcho(0, "x."),
@@ -274,13 +288,13 @@ async def test_the_prompt_and_the_suffix_are_no_part_of_what_is_searched() -> No
         TextDelta(".y", tokens=0),
         ChoiceEnd("stop", 0, "."),
     ]
-    assert backend.asked[0][0] == completion("x.", stopping=StopConditions(stop=(".",)))
+    assert backend.asked[0][0] == make_completion("x.", stopping=StopConditions(stop=(".",)))
 
 
 # --- several at a time ----------------------------------------------------------------------------
 
 
-def repeat(request: Request) -> Sequence[Sequence[Event]]:
+def echo_prompt_and_seed(request: Request) -> Sequence[Sequence[Event]]:
     """Says the prompt back, with the seed."""
     assert isinstance(request, GenerationRequest)
     [prompt] = request.prompts
@@ -292,11 +306,11 @@ def repeat(request: Request) -> Sequence[Sequence[Event]]:
     ]
 
 
-async def test_choices_and_prompts_by_a_request_each() -> None:
-    backend = Scripted(repeat)
-    request = completion("ab", "c", n=2, sampling=SamplingParams(seed=5))
+async def test_choices_and_prompts_are_fanned_out() -> None:
+    backend = ScriptedBackend(echo_prompt_and_seed)
+    request = make_completion("ab", "c", n=2, sampling=SamplingParams(seed=5))
 
-    found = await whole(backend, request, doing("n", "prompts"))
+    found = await collect_response(backend, request, make_plan("n", "prompts"))
 
     assert [one.text for one in found.choices] == ["ab5", "ab6", "c5", "c6"]
     assert found.usage == Usage(3, 4)
@@ -304,17 +318,19 @@ async def test_choices_and_prompts_by_a_request_each() -> None:
     assert CONTEXT.id == "r"
 
 
-async def test_one_choice_needs_no_other_request() -> None:
-    backend = says([TextDelta("a"), ChoiceEnd("eos"), StreamEnd()])
+async def test_one_choice_is_sent_as_one_unchanged_request() -> None:
+    backend = make_backend([TextDelta("a"), ChoiceEnd("eos"), StreamEnd()])
 
-    await events(backend, chat(n=1), doing("n"))
+    await collect_events(backend, make_chat(n=1), make_plan("n"))
 
-    assert backend.asked == [(chat(), "r")]
+    assert backend.asked == [(make_chat(), "r")]
 
 
-async def test_only_so_many_are_asked_for_at_a_time() -> None:
-    backend = Scripted(lambda _: [[], [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]])
-    asking = asyncio.create_task(whole(backend, chat(n=3 * MAX_CONCURRENT_PARTS), doing("n")))
+async def test_concurrent_parts_are_limited() -> None:
+    backend = ScriptedBackend(lambda _: [[], [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]])
+    asking = asyncio.create_task(
+        collect_response(backend, make_chat(n=3 * MAX_CONCURRENT_PARTS), make_plan("n"))
+    )
     for _ in range(MAX_CONCURRENT_PARTS):
         await backend.began.acquire()
     backend.go.set()
@@ -326,36 +342,40 @@ async def test_only_so_many_are_asked_for_at_a_time() -> None:
     assert len(backend.asked) == 3 * MAX_CONCURRENT_PARTS
 
 
-async def test_pieces_pass_while_other_parts_are_at_work() -> None:
-    backend = Scripted(lambda _: [[TextDelta("a")], [], [ChoiceEnd("eos"), StreamEnd()]])
+async def test_events_are_forwarded_while_other_parts_are_running() -> None:
+    backend = ScriptedBackend(lambda _: [[TextDelta("a")], [], [ChoiceEnd("eos"), StreamEnd()]])
 
-    async with aclosing(stream(backend, chat(n=2), doing("n"))) as batches:
+    async with aclosing(stream_batches(backend, make_chat(n=2), make_plan("n"))) as batches:
         pieces = [await anext(batches), await anext(batches)]
         assert pieces == [[TextDelta("a", 0)], [TextDelta("a", 1)]]
         assert backend.running == 2
 
 
-async def test_the_usage_of_parts_runs() -> None:
-    backend = says([TextDelta("a"), Usage(2, 1)], [ChoiceEnd("eos"), Usage(2, 1), StreamEnd()])
+async def test_running_usage_is_summed_over_the_parts() -> None:
+    backend = make_backend(
+        [TextDelta("a"), Usage(2, 1)], [ChoiceEnd("eos"), Usage(2, 1), StreamEnd()]
+    )
 
-    found = await events(
-        backend, chat(n=2, response_options=ResponseOptions(usage="each")), doing("n")
+    found = await collect_events(
+        backend, make_chat(n=2, response_options=ResponseOptions(usage="each")), make_plan("n")
     )
 
     assert [one for one in found if isinstance(one, Usage)][-1] == Usage(2, 2)
     assert found[-1] == StreamEnd()
 
 
-async def test_a_stop_ends_its_own_part_at_once() -> None:
+async def test_stop_string_closes_only_its_own_part() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
         prompt = request.prompts[0]  # type: ignore[union-attr]
         return [[TextDelta(f"{prompt}.")], [], [TextDelta("more")], [ChoiceEnd("eos"), StreamEnd()]]
 
-    backend = Scripted(script)
-    request = completion("a", "b", stopping=StopConditions(stop=("a.",)))
+    backend = ScriptedBackend(script)
+    request = make_completion("a", "b", stopping=StopConditions(stop=("a.",)))
     found: list[Event] = []
 
-    async with aclosing(stream(backend, request, doing("stopping.stop", "prompts"))) as batches:
+    async with aclosing(
+        stream_batches(backend, request, make_plan("stopping.stop", "prompts"))
+    ) as batches:
         async for batch in batches:
             found += batch
             if (
@@ -373,7 +393,7 @@ async def test_a_stop_ends_its_own_part_at_once() -> None:
     assert found[-2:] == [Usage(2, 3, source="estimated"), StreamEnd()]
 
 
-async def test_inputs_by_a_request_each() -> None:
+async def test_embedding_inputs_are_fanned_out() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
         assert isinstance(request, EmbeddingRequest)
         [text] = request.inputs
@@ -381,21 +401,21 @@ async def test_inputs_by_a_request_each() -> None:
 
     request = EmbeddingRequest(model="m", inputs=("a", "bcdef"))
 
-    found = await whole(Scripted(script), request, doing("inputs"))
+    found = await collect_response(ScriptedBackend(script), request, make_plan("inputs"))
 
     assert found.embeddings == [(1.0,), (5.0,)]
     assert found.usage == Usage(1 + 2, source="estimated")
 
 
-async def test_a_prompt_that_the_model_scores_comes_back_at_its_place() -> None:
+async def test_scored_prompt_echo_is_assigned_to_its_choice() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
         assert isinstance(request, GenerationRequest)
         assert request.echo
         return [[PromptEcho(0, str(request.prompts[0])), ChoiceEnd("eos"), StreamEnd()]]
 
-    request = completion("a", "b", echo=True, logprobs=LogprobsOptions())
+    request = make_completion("a", "b", echo=True, logprobs=LogprobsOptions())
 
-    found = await whole(Scripted(script), request, doing("prompts"))
+    found = await collect_response(ScriptedBackend(script), request, make_plan("prompts"))
 
     assert [one.text for one in found.choices] == ["a", "b"]
 
@@ -403,7 +423,7 @@ async def test_a_prompt_that_the_model_scores_comes_back_at_its_place() -> None:
 # --- how it ends before its end -------------------------------------------------------------------
 
 
-async def test_an_error_of_one_part_ends_all() -> None:
+async def test_error_of_one_part_cancels_all_parts() -> None:
     def script(request: Request) -> Sequence[Sequence[Event]]:
         assert isinstance(request, GenerationRequest)
         return (
@@ -412,25 +432,29 @@ async def test_an_error_of_one_part_ends_all() -> None:
             else [[TextDelta("a")], [], [StreamEnd()]]
         )
 
-    backend = Scripted(script)
+    backend = ScriptedBackend(script)
 
     with pytest.raises(WorkerFailed, match="it failed"):
-        await events(backend, chat(n=30, sampling=SamplingParams(seed=0)), doing("n"))
+        await collect_events(
+            backend, make_chat(n=30, sampling=SamplingParams(seed=0)), make_plan("n")
+        )
 
     assert backend.running == 0
     assert len(backend.asked) < 30
 
 
-async def test_a_part_that_stops_before_its_end_breaks_the_whole() -> None:
+async def test_truncated_part_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken):
-        await events(says([TextDelta("a"), ChoiceEnd("eos")]), chat(n=2), doing("n"))
+        await collect_events(
+            make_backend([TextDelta("a"), ChoiceEnd("eos")]), make_chat(n=2), make_plan("n")
+        )
 
 
-@pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
-async def test_closing_it_closes_everything_at_once(plan: EmulationPlan) -> None:
-    backend = Scripted(lambda _: [[TextDelta("a")], [], [StreamEnd()]])
-    request = completion("p", n=3, suffix="!", stopping=StopConditions(stop=("x",)))
-    batches = stream(backend, request, plan)
+@pytest.mark.parametrize("plan", [make_plan(), make_plan("n"), make_plan("stopping.stop")])
+async def test_closing_the_stream_closes_all_upstream_streams(plan: EmulationPlan) -> None:
+    backend = ScriptedBackend(lambda _: [[TextDelta("a")], [], [StreamEnd()]])
+    request = make_completion("p", n=3, suffix="!", stopping=StopConditions(stop=("x",)))
+    batches = stream_batches(backend, request, plan)
     await anext(batches)
     assert backend.running == (3 if "n" in plan.emulated_fields else 1)
 
@@ -439,10 +463,10 @@ async def test_closing_it_closes_everything_at_once(plan: EmulationPlan) -> None
     assert backend.running == 0
 
 
-@pytest.mark.parametrize("plan", [doing(), doing("n"), doing("stopping.stop")])
-async def test_cancelling_its_task_closes_everything_at_once(plan: EmulationPlan) -> None:
-    backend = Scripted(lambda _: [[]])
-    task = asyncio.create_task(events(backend, chat(n=3), plan))
+@pytest.mark.parametrize("plan", [make_plan(), make_plan("n"), make_plan("stopping.stop")])
+async def test_cancelling_the_task_closes_all_upstream_streams(plan: EmulationPlan) -> None:
+    backend = ScriptedBackend(lambda _: [[]])
+    task = asyncio.create_task(collect_events(backend, make_chat(n=3), plan))
     await backend.began.acquire()
 
     task.cancel()

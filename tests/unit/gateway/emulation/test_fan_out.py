@@ -26,68 +26,68 @@ from protocols.core.request import (
 )
 
 
-def completion(*prompts: str, **fields: Any) -> GenerationRequest:
+def make_completion(*prompts: str, **fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", prompts=prompts, **fields)
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("x"),)),)
     return GenerationRequest(model="m", kind="chat", messages=said, **fields)
 
 
 # --- the requests ---------------------------------------------------------------------------------
 
-ASKED = completion("a", "b", n=2)
+ASKED = make_completion("a", "b", n=2)
 
 
-def test_choices_and_prompts_one_at_a_time() -> None:
+def test_choices_and_prompts_are_split_into_single_requests() -> None:
     spread = FanOut(ASKED, {"n", "prompts"})
 
     assert list(spread) == [
-        RequestPart(completion("a"), 0, 0, (0,)),
-        RequestPart(completion("a"), 1, 0, (1,)),
-        RequestPart(completion("b"), 2, 1, (2,)),
-        RequestPart(completion("b"), 3, 1, (3,)),
+        RequestPart(make_completion("a"), 0, 0, (0,)),
+        RequestPart(make_completion("a"), 1, 0, (1,)),
+        RequestPart(make_completion("b"), 2, 1, (2,)),
+        RequestPart(make_completion("b"), 3, 1, (3,)),
     ]
     assert (len(spread), spread.group_count) == (4, 2)
 
 
-def test_prompts_one_at_a_time_with_all_their_choices() -> None:
+def test_prompts_are_split_with_all_their_choices() -> None:
     spread = FanOut(ASKED, {"prompts"})
 
     assert list(spread) == [
-        RequestPart(completion("a", n=2), 0, 0, (0, 1)),
-        RequestPart(completion("b", n=2), 1, 1, (2, 3)),
+        RequestPart(make_completion("a", n=2), 0, 0, (0, 1)),
+        RequestPart(make_completion("b", n=2), 1, 1, (2, 3)),
     ]
     assert (len(spread), spread.group_count) == (2, 2)
 
 
-def test_choices_one_at_a_time_with_all_their_prompts() -> None:
+def test_choices_are_split_with_all_their_prompts() -> None:
     spread = FanOut(ASKED, {"n"})
 
     assert list(spread) == [
-        RequestPart(completion("a", "b"), 0, 0, (0, 2)),
-        RequestPart(completion("a", "b"), 1, 0, (1, 3)),
+        RequestPart(make_completion("a", "b"), 0, 0, (0, 2)),
+        RequestPart(make_completion("a", "b"), 1, 0, (1, 3)),
     ]
     assert (len(spread), spread.group_count) == (2, 1)
 
 
 @pytest.mark.parametrize("does", [{"n"}, {"n", "prompts"}])
-def test_the_choices_of_a_conversation(does: set[str]) -> None:
-    assert list(FanOut(chat(n=2), does)) == [
-        RequestPart(chat(), 0, 0, (0,)),
-        RequestPart(chat(), 1, 0, (1,)),
+def test_chat_choices_are_split_into_single_requests(does: set[str]) -> None:
+    assert list(FanOut(make_chat(n=2), does)) == [
+        RequestPart(make_chat(), 0, 0, (0,)),
+        RequestPart(make_chat(), 1, 0, (1,)),
     ]
 
 
-def test_one_of_everything_is_one_request() -> None:
-    spread = FanOut(completion("a", n=1), {"n", "prompts"})
+def test_one_choice_of_one_prompt_is_one_request() -> None:
+    spread = FanOut(make_completion("a", n=1), {"n", "prompts"})
 
-    assert list(spread) == [RequestPart(completion("a"), 0, 0, (0,))]
+    assert list(spread) == [RequestPart(make_completion("a"), 0, 0, (0,))]
     assert len(spread) == 1
 
 
-def test_inputs_one_at_a_time() -> None:
+def test_embedding_inputs_are_split_into_single_requests() -> None:
     def embed(*inputs: str) -> EmbeddingRequest:
         return EmbeddingRequest(model="m", inputs=inputs)
 
@@ -97,8 +97,8 @@ def test_inputs_one_at_a_time() -> None:
     ]
 
 
-def test_copies_have_seeds_of_their_own_and_a_prompt_s_first_has_the_client_s() -> None:
-    request = completion("a", "b", n=2, sampling=SamplingParams(seed=2**64 - 1, top_k=5))
+def test_copies_have_increasing_seeds_from_the_client_seed() -> None:
+    request = make_completion("a", "b", n=2, sampling=SamplingParams(seed=2**64 - 1, top_k=5))
 
     parts = list(FanOut(request, {"n", "prompts"}))
 
@@ -107,8 +107,8 @@ def test_copies_have_seeds_of_their_own_and_a_prompt_s_first_has_the_client_s() 
     assert parts[1].request.sampling.top_k == 5  # type: ignore[union-attr]
 
 
-def test_a_seed_stays_where_there_are_no_copies() -> None:
-    request = completion("a", "b", n=2, sampling=SamplingParams(seed=7))
+def test_seed_is_unchanged_without_copies() -> None:
+    request = make_completion("a", "b", n=2, sampling=SamplingParams(seed=7))
 
     assert all(
         part.request.sampling.seed == 7  # type: ignore[union-attr]
@@ -117,8 +117,10 @@ def test_a_seed_stays_where_there_are_no_copies() -> None:
 
 
 @pytest.mark.parametrize(("best_of", "left"), [(2, None), (3, 3), (None, None)])
-def test_as_many_as_are_returned_need_no_best(best_of: int | None, left: int | None) -> None:
-    parts = list(FanOut(completion("a", n=2, best_of=best_of), {"n"}))
+def test_best_of_equal_to_the_choice_count_is_dropped(
+    best_of: int | None, left: int | None
+) -> None:
+    parts = list(FanOut(make_completion("a", n=2, best_of=best_of), {"n"}))
 
     assert [part.request.best_of for part in parts] == [left, left]  # type: ignore[union-attr]
 
@@ -126,7 +128,7 @@ def test_as_many_as_are_returned_need_no_best(best_of: int | None, left: int | N
 # --- the answers ----------------------------------------------------------------------------------
 
 
-def merge(spread: FanOut, *answers: list[Event], running: bool = False) -> list[Event]:
+def merge_responses(spread: FanOut, *answers: list[Event], running: bool = False) -> list[Event]:
     """The parts' answers, one after the other, as one."""
     merged = FanIn(spread, running=running)
     out: list[Event] = []
@@ -135,13 +137,15 @@ def merge(spread: FanOut, *answers: list[Event], running: bool = False) -> list[
     return out + merged.finish()
 
 
-def said(text: str, prompt: int, completion_: int, **more: Any) -> list[Event]:
+def make_response(text: str, prompt: int, completion_: int, **more: Any) -> list[Event]:
     usage = Usage(prompt, completion_, **more)
     return [StreamStart(prompt), TextDelta(text), ChoiceEnd("eos"), usage, StreamEnd()]
 
 
-def test_copies_are_one_answer_and_their_prompt_counts_once() -> None:
-    out = merge(FanOut(chat(n=2), {"n"}), said("a", 5, 1), said("b", 5, 2))
+def test_copies_are_merged_and_their_prompt_counts_once() -> None:
+    out = merge_responses(
+        FanOut(make_chat(n=2), {"n"}), make_response("a", 5, 1), make_response("b", 5, 2)
+    )
 
     assert out == [
         StreamStart(5),
@@ -154,13 +158,13 @@ def test_copies_are_one_answer_and_their_prompt_counts_once() -> None:
     ]
 
 
-def test_different_prompts_count_each_and_their_sum_is_not_known_at_the_start() -> None:
-    out = merge(
+def test_prompt_tokens_of_different_prompts_are_summed_at_the_end() -> None:
+    out = merge_responses(
         FanOut(ASKED, {"n", "prompts"}),
-        said("a", 5, 1, cached_tokens=4),
-        said("b", 5, 2, cached_tokens=5),
-        said("c", 7, 3, reasoning_tokens=2),
-        said("d", 7, 4, reasoning_tokens=1, source="counted"),
+        make_response("a", 5, 1, cached_tokens=4),
+        make_response("b", 5, 2, cached_tokens=5),
+        make_response("c", 7, 3, reasoning_tokens=2),
+        make_response("d", 7, 4, reasoning_tokens=1, source="counted"),
     )
 
     assert out[0] == StreamStart()
@@ -168,11 +172,11 @@ def test_different_prompts_count_each_and_their_sum_is_not_known_at_the_start() 
     assert out[-2:] == [Usage(12, 10, 4, 3, source="counted"), StreamEnd()]
 
 
-def test_all_choices_of_a_part_find_their_places() -> None:
+def test_choices_of_a_part_get_their_global_index() -> None:
     spread = FanOut(ASKED, {"n"})
     answer: list[Event] = [TextDelta("x", 1), TextDelta("y", 0), Usage(9, 2), StreamEnd()]
 
-    out = merge(spread, answer, answer)
+    out = merge_responses(spread, answer, answer)
 
     assert [(one.text, one.index) for one in out if isinstance(one, TextDelta)] == [
         ("x", 2),
@@ -183,10 +187,10 @@ def test_all_choices_of_a_part_find_their_places() -> None:
     assert out[-2] == Usage(9, 4)
 
 
-def test_vectors_find_their_places() -> None:
+def test_embeddings_get_their_global_index() -> None:
     spread = FanOut(EmbeddingRequest(model="m", inputs=("a", "b")), {"inputs"})
 
-    out = merge(
+    out = merge_responses(
         spread,
         [Embedding(0, (1.0,)), Usage(1), StreamEnd()],
         [Embedding(0, (2.0,)), Usage(2, source="estimated"), StreamEnd()],
@@ -200,46 +204,50 @@ def test_vectors_find_their_places() -> None:
     ]
 
 
-def test_running_usage_runs_over_all_parts() -> None:
+def test_running_usage_is_summed_over_all_parts() -> None:
     one: list[Event] = [Usage(5, 1), Usage(5, 2, reasoning_tokens=1), StreamEnd()]
     two: list[Event] = [Usage(5, 3), StreamEnd()]
 
-    out = merge(FanOut(chat(n=2), {"n"}), one, two, running=True)
+    out = merge_responses(FanOut(make_chat(n=2), {"n"}), one, two, running=True)
 
     assert out == [Usage(5, 1), Usage(5, 2, None, 1), Usage(5, 5, None, 1), StreamEnd()]
 
 
-def test_a_start_that_is_late_is_none() -> None:
-    out = merge(
-        FanOut(chat(n=2), {"n"}), [TextDelta("a"), StreamEnd()], [StreamStart(5), StreamEnd()]
+def test_late_stream_start_is_dropped() -> None:
+    out = merge_responses(
+        FanOut(make_chat(n=2), {"n"}), [TextDelta("a"), StreamEnd()], [StreamStart(5), StreamEnd()]
     )
 
     assert out == [TextDelta("a"), Usage(0), StreamEnd()]
 
 
-def test_what_is_told_of_an_answer_is_told_by_one() -> None:
+def test_metadata_and_timing_are_taken_from_one_part() -> None:
     timing, other = Timing(queue=1.0), Timing(queue=2.0)
     one: list[Event] = [ResponseMetadata("m1"), timing, timing, StreamEnd()]
     two: list[Event] = [ResponseMetadata("m2"), other, StreamEnd()]
 
-    assert merge(FanOut(chat(n=2), {"n"}), one, two)[:-2] == [
+    assert merge_responses(FanOut(make_chat(n=2), {"n"}), one, two)[:-2] == [
         ResponseMetadata("m1"),
         timing,
         timing,
     ]
 
 
-def test_who_answers_may_come_late() -> None:
-    out = merge(FanOut(chat(n=2), {"n"}), [StreamEnd()], [ResponseMetadata("m2"), StreamEnd()])
+def test_late_response_metadata_is_forwarded() -> None:
+    out = merge_responses(
+        FanOut(make_chat(n=2), {"n"}), [StreamEnd()], [ResponseMetadata("m2"), StreamEnd()]
+    )
 
     assert out[0] == ResponseMetadata("m2")
 
 
-def test_a_part_without_its_end_is_no_answer() -> None:
+def test_part_without_stream_end_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken, match="ended early"):
-        merge(FanOut(chat(n=2), {"n"}), said("a", 1, 1), said("b", 1, 1)[:-1])
+        merge_responses(
+            FanOut(make_chat(n=2), {"n"}), make_response("a", 1, 1), make_response("b", 1, 1)[:-1]
+        )
 
 
-def test_a_choice_that_was_not_asked_for_is_the_worker_s_fault() -> None:
+def test_unrequested_choice_raises_worker_failed() -> None:
     with pytest.raises(WorkerFailed, match="not requested"):
-        merge(FanOut(chat(n=2), {"n"}), [TextDelta("a", 1)])
+        merge_responses(FanOut(make_chat(n=2), {"n"}), [TextDelta("a", 1)])

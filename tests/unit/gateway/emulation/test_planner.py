@@ -15,29 +15,29 @@ from protocols.core.request import (
 )
 
 
-def completion(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", prompts=("a", "b"), **fields)
 
 
-def test_nothing_lost_needs_nothing_done() -> None:
-    assert plan_emulation(completion(n=2), ()) == EmulationPlan()
+def test_no_loss_needs_no_emulation() -> None:
+    assert plan_emulation(make_completion(n=2), ()) == EmulationPlan()
 
 
 @pytest.mark.parametrize("reason", ["dropped", "clamped", "approximated"])
 @pytest.mark.parametrize(
     ("path", "request_"),
     [
-        ("stopping.stop", completion(stopping=StopConditions(stop=("x",)))),
-        ("stopping.include_stop", completion(stopping=StopConditions(include_stop=True))),
-        ("stopping.include_stop", completion(stopping=StopConditions(stop_token_ids=(1,)))),
-        ("n", completion(n=2)),
-        ("prompts", completion()),
+        ("stopping.stop", make_completion(stopping=StopConditions(stop=("x",)))),
+        ("stopping.include_stop", make_completion(stopping=StopConditions(include_stop=True))),
+        ("stopping.include_stop", make_completion(stopping=StopConditions(stop_token_ids=(1,)))),
+        ("n", make_completion(n=2)),
+        ("prompts", make_completion()),
         ("inputs", EmbeddingRequest(model="m", inputs=("a", "b"))),
-        ("echo", completion(echo=True)),
-        ("suffix", completion(suffix="!")),
+        ("echo", make_completion(echo=True)),
+        ("suffix", make_completion(suffix="!")),
     ],
 )
-def test_what_the_gateway_does_is_no_longer_lost(
+def test_emulated_parameter_is_not_reported_as_lost(
     path: str, request_: Request, reason: LossReason
 ) -> None:
     plan = plan_emulation(request_, [UnsupportedParameter("wire", reason, "4 to 2", path)])
@@ -51,18 +51,18 @@ def test_what_the_gateway_does_is_no_longer_lost(
 @pytest.mark.parametrize(
     ("path", "request_"),
     [
-        ("sampling.top_k", completion()),
-        ("", completion()),
-        ("echo", completion(echo=True, logprobs=LogprobsOptions())),
+        ("sampling.top_k", make_completion()),
+        ("", make_completion()),
+        ("echo", make_completion(echo=True, logprobs=LogprobsOptions())),
         (
             "stopping.include_stop",
-            completion(
+            make_completion(
                 stopping=StopConditions(stop=("x",), include_stop=True, stop_token_ids=(1,))
             ),
         ),
     ],
 )
-def test_what_nobody_makes_up_for_stays_as_it_was(path: str, request_: Request) -> None:
+def test_parameter_that_cannot_be_emulated_stays_lost(path: str, request_: Request) -> None:
     found = (UnsupportedParameter("wire", "dropped", path=path),)
     plan = plan_emulation(request_, found)
 
@@ -70,12 +70,12 @@ def test_what_nobody_makes_up_for_stays_as_it_was(path: str, request_: Request) 
     assert plan.lost_parameters == found
 
 
-def test_each_loss_is_judged_by_itself_and_keeps_its_place() -> None:
+def test_losses_are_planned_independently_in_order() -> None:
     found = [
         UnsupportedParameter("top_k", "dropped", path="sampling.top_k"),
         UnsupportedParameter("n", "dropped", path="n"),
     ]
-    plan = plan_emulation(completion(n=2), found)
+    plan = plan_emulation(make_completion(n=2), found)
 
     assert plan.unsupported_parameters == (
         found[0],

@@ -5,19 +5,19 @@ from protocols.core.events import ChoiceEnd, Event, PromptEcho, StreamEnd, TextD
 from protocols.core.request import EmbeddingRequest, GenerationRequest, LogprobsOptions
 
 
-def completion(**fields: object) -> GenerationRequest:
+def make_completion(**fields: object) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", prompts=("a", "b"), **fields)  # type: ignore[arg-type]
 
 
-def test_nothing_is_done_where_nothing_was_asked() -> None:
-    plain = completion()
+def test_request_without_echo_and_suffix_is_unchanged() -> None:
+    plain = make_completion()
 
     assert strip_echo_and_suffix(plain) == (plain, None)
     assert strip_echo_and_suffix(EmbeddingRequest(model="m", inputs=("a",)))[1] is None
 
 
-def test_the_prompt_comes_first_and_the_suffix_last_in_every_choice() -> None:
-    inner, outside = strip_echo_and_suffix(completion(echo=True, suffix="<e>", n=2))
+def test_every_choice_starts_with_the_prompt_and_ends_with_the_suffix() -> None:
+    inner, outside = strip_echo_and_suffix(make_completion(echo=True, suffix="<e>", n=2))
     assert outside is not None
     assert (inner.echo, inner.suffix) == (None, None)  # type: ignore[union-attr]
 
@@ -42,8 +42,8 @@ def test_the_prompt_comes_first_and_the_suffix_last_in_every_choice() -> None:
     ]
 
 
-def test_only_the_model_can_score_the_prompt() -> None:
-    inner, outside = strip_echo_and_suffix(completion(echo=True, logprobs=LogprobsOptions()))
+def test_echo_with_logprobs_is_left_to_the_worker() -> None:
+    inner, outside = strip_echo_and_suffix(make_completion(echo=True, logprobs=LogprobsOptions()))
 
     assert inner.echo is True  # type: ignore[union-attr]
     assert outside is not None

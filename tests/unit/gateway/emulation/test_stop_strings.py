@@ -32,23 +32,23 @@ FEW = st.text("abc", max_size=10)
 STOPS = st.lists(st.text("abc", max_size=4), max_size=4)
 
 
-def stops(*strings: str, include: bool = False, choices: int = 1) -> StopStringEmulator:
+def make_emulator(*strings: str, include: bool = False, choices: int = 1) -> StopStringEmulator:
     return StopStringEmulator(StopConditions(stop=strings, include_stop=include), choices)
 
 
-def token(text: str, id_: int, index: int = 0) -> TextDelta:
+def make_token(text: str, id_: int, index: int = 0) -> TextDelta:
     """A token as a worker with logprobs tells it."""
     return TextDelta(text, index, 1, (id_,), (TokenLogprob(text, -0.5, id=id_),))
 
 
-def spoken(events: Sequence[Event], index: int = 0) -> str:
+def join_text(events: Sequence[Event], index: int = 0) -> str:
     return "".join(one.text for one in events if isinstance(one, TextDelta) and one.index == index)
 
 
 # --- the law --------------------------------------------------------------------------------------
 
 
-def first(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
+def find_first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
     """Where the stop string begins that is complete first, and which: the longest of several."""
     for end in range(1, len(text) + 1):
         complete = [one for one in strings if one and text[:end].endswith(one)]
@@ -59,33 +59,33 @@ def first(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
 
 
 @given(pieces=st.lists(FEW, max_size=8), strings=STOPS, include=st.booleans())
-def test_however_a_text_is_cut_it_ends_before_the_first_stop_string(
+def test_text_ends_at_the_first_stop_string_for_any_chunking(
     pieces: list[str], strings: list[str], *, include: bool
 ) -> None:
     text = "".join(pieces)
-    found = first(text, strings)
+    found = find_first_stop(text, strings)
     allowed, end = text, ChoiceEnd("eos")
     if found is not None:
         at, matched = found
         allowed, end = text[: at + (len(matched) if include else 0)], ChoiceEnd("stop", 0, matched)
-    running = stops(*strings, include=include)
+    running = make_emulator(*strings, include=include)
     out: list[Event] = []
 
     for piece in pieces:
         out += running.apply([TextDelta(piece)])
-        assert allowed.startswith(spoken(out)), "what is sent can't be taken back"
+        assert allowed.startswith(join_text(out)), "what is sent can't be taken back"
     out += running.apply([ChoiceEnd("eos")])
 
-    assert spoken(out) == allowed
+    assert join_text(out) == allowed
     assert [one for one in out if isinstance(one, ChoiceEnd)] == [end]
     assert out[-1] == end
 
 
 @given(pieces=st.lists(FEW, max_size=8), strings=STOPS)
-def test_tokens_stay_with_their_text(pieces: list[str], strings: list[str]) -> None:
-    sent = [token(piece, i) for i, piece in enumerate(pieces)]
+def test_token_ids_and_logprobs_stay_with_their_text(pieces: list[str], strings: list[str]) -> None:
+    sent = [make_token(piece, i) for i, piece in enumerate(pieces)]
 
-    out = stops(*strings).apply([*sent, ChoiceEnd("eos")])
+    out = make_emulator(*strings).apply([*sent, ChoiceEnd("eos")])
 
     texts = [one for one in out if isinstance(one, TextDelta)]
     for got, given_ in zip(texts, sent, strict=False):
@@ -95,26 +95,29 @@ def test_tokens_stay_with_their_text(pieces: list[str], strings: list[str]) -> N
 
 
 @given(strings=STOPS, text=st.text("abc", max_size=30))
-def test_a_stop_string_that_can_never_be_the_first_makes_no_difference(
-    strings: list[str], text: str
-) -> None:
-    assert first(text, select_effective_stops(strings)) == first(text, strings)
+def test_ineffective_stop_strings_can_be_removed(strings: list[str], text: str) -> None:
+    assert find_first_stop(text, select_effective_stops(strings)) == find_first_stop(text, strings)
 
 
 # --- one choice -----------------------------------------------------------------------------------
 
 
-def test_a_text_is_held_back_whole_while_it_is_undecided() -> None:
-    running = stops("lo wor")
+def test_text_is_held_back_while_a_stop_string_may_match() -> None:
+    running = make_emulator("lo wor")
 
-    assert running.apply([token("Hello", 1)]) == []
-    assert running.apply([token(" there", 2)]) == [token("Hello", 1), token(" there", 2)]
+    assert running.apply([make_token("Hello", 1)]) == []
+    assert running.apply([make_token(" there", 2)]) == [
+        make_token("Hello", 1),
+        make_token(" there", 2),
+    ]
 
 
-def test_the_text_in_which_the_stop_begins_is_cut_and_later_ones_are_dropped() -> None:
-    running = stops("lo wor")
+def test_text_is_truncated_at_the_stop_string() -> None:
+    running = make_emulator("lo wor")
 
-    out = running.apply([token("Hello", 1), token(" w", 2), token("orld", 3), token("!", 4)])
+    out = running.apply(
+        [make_token("Hello", 1), make_token(" w", 2), make_token("orld", 3), make_token("!", 4)]
+    )
 
     assert out == [
         TextDelta("Hel", 0, 1, (1,), (TokenLogprob("Hello", -0.5, id=1),)),
@@ -122,27 +125,27 @@ def test_the_text_in_which_the_stop_begins_is_cut_and_later_ones_are_dropped() -
     ]
 
 
-def test_a_stop_at_the_beginning_of_a_text_leaves_nothing_of_it() -> None:
-    assert stops("b").apply([token("a", 1), token("b", 2)]) == [
-        token("a", 1),
+def test_delta_that_starts_with_the_stop_string_is_dropped() -> None:
+    assert make_emulator("b").apply([make_token("a", 1), make_token("b", 2)]) == [
+        make_token("a", 1),
         ChoiceEnd("stop", 0, "b"),
     ]
 
 
-def test_a_stop_that_was_asked_to_stay_stays() -> None:
-    assert stops("b", include=True).apply([token("abc", 1)]) == [
+def test_included_stop_string_stays_in_the_text() -> None:
+    assert make_emulator("b", include=True).apply([make_token("abc", 1)]) == [
         TextDelta("ab", 0, 1, (1,), (TokenLogprob("abc", -0.5, id=1),)),
         ChoiceEnd("stop", 0, "b"),
     ]
 
 
-def test_what_is_held_is_passed_on_before_the_natural_end() -> None:
-    out = stops("ab").apply([TextDelta("xa"), ChoiceEnd("length")])
+def test_held_text_is_flushed_before_the_end_of_the_choice() -> None:
+    out = make_emulator("ab").apply([TextDelta("xa"), ChoiceEnd("length")])
 
     assert out == [TextDelta("xa"), ChoiceEnd("length")]
 
 
-def test_calls_and_thoughts_are_not_searched_and_keep_their_order() -> None:
+def test_tool_calls_and_reasoning_are_not_searched_and_keep_their_order() -> None:
     said: list[Event] = [
         PromptEcho(0, "ab"),
         ReasoningDelta("ab"),
@@ -151,14 +154,14 @@ def test_calls_and_thoughts_are_not_searched_and_keep_their_order() -> None:
         ToolCallStart(0, 0, "id", "ab"),
         ToolCallDelta(0, 0, "ab"),
     ]
-    running = stops("ab")
+    running = make_emulator("ab")
 
     assert running.apply(said) == said[:3]
     assert running.apply([ChoiceEnd("tool_calls")]) == [*said[3:], ChoiceEnd("tool_calls")]
 
 
-def test_what_was_said_before_the_stop_is_passed_on_with_the_text_before_it() -> None:
-    running = stops("ab", "cd")
+def test_held_events_before_the_stop_string_are_flushed() -> None:
+    running = make_emulator("ab", "cd")
     running.apply([TextDelta("a"), ReasoningDelta("t")])
 
     assert running.apply([TextDelta("cd")]) == [
@@ -168,15 +171,15 @@ def test_what_was_said_before_the_stop_is_passed_on_with_the_text_before_it() ->
     ]
 
 
-def test_what_concerns_no_choice_passes_at_once() -> None:
-    assert stops("ab").apply([TextDelta("a"), Usage(1, 2)]) == [Usage(1, 2)]
+def test_usage_event_is_not_held_back() -> None:
+    assert make_emulator("ab").apply([TextDelta("a"), Usage(1, 2)]) == [Usage(1, 2)]
 
 
 # --- several choices, and the end -----------------------------------------------------------------
 
 
-def test_each_choice_has_its_own_text() -> None:
-    running = stops("ab", choices=2)
+def test_stop_strings_are_matched_per_choice() -> None:
+    running = make_emulator("ab", choices=2)
 
     out = running.apply(
         [
@@ -196,8 +199,8 @@ def test_each_choice_has_its_own_text() -> None:
     ]
 
 
-def test_a_choice_says_nothing_after_its_end_here() -> None:
-    running = stops("b", choices=2)
+def test_events_after_a_stop_string_are_dropped() -> None:
+    running = make_emulator("b", choices=2)
     running.apply([TextDelta("b", 0)])
 
     assert (
@@ -218,10 +221,10 @@ def test_a_choice_says_nothing_after_its_end_here() -> None:
         ([TextDelta("b", 0), TextDelta("b", 1), StreamEnd()], False),
     ],
 )
-def test_it_is_over_when_all_have_ended_and_the_worker_goes_on(
+def test_emulator_is_complete_if_all_choices_ended_before_the_worker(
     events: list[Event], *, over: bool
 ) -> None:
-    running = stops("b", choices=2)
+    running = make_emulator("b", choices=2)
     running.apply(events)
 
     assert running.is_complete is over
@@ -248,7 +251,7 @@ SPELT = (TokenLogprob("ab", -1.0), TokenLogprob("c", -1.0), TokenLogprob("de", -
         (TextDelta("abcde", 0, 0), 2, TextDelta("ab", 0, 0)),
     ],
 )
-def test_a_shorter_text_has_only_the_tokens_that_begin_in_it(
+def test_shortened_delta_keeps_only_tokens_that_begin_in_its_text(
     event: TextDelta, length: int, cut: TextDelta
 ) -> None:
     assert shorten_delta(event, length) == cut
@@ -257,19 +260,19 @@ def test_a_shorter_text_has_only_the_tokens_that_begin_in_it(
 # --- the request ----------------------------------------------------------------------------------
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="chat", stopping=StopConditions(**fields))
 
 
 @pytest.mark.parametrize(
     ("request_", "inner"),
     [
-        (chat(stop=("x",), include_stop=True, max_tokens=3), chat(max_tokens=3)),
-        (chat(stop=("x",), include_stop=False), chat(stop=("x",), include_stop=False)),
+        (make_chat(stop=("x",), include_stop=True, max_tokens=3), make_chat(max_tokens=3)),
+        (make_chat(stop=("x",), include_stop=False), make_chat(stop=("x",), include_stop=False)),
         (EmbeddingRequest(model="m", inputs=("a",)), EmbeddingRequest(model="m", inputs=("a",))),
     ],
 )
-def test_a_worker_that_takes_stops_off_is_not_told_of_those_that_stay(
+def test_included_stop_strings_are_removed_from_the_worker_request(
     request_: Request, inner: Request
 ) -> None:
     assert remove_stop_strings(request_) == inner

@@ -29,11 +29,11 @@ IDS = GenerationRequest(model="m", kind="completion", prompts=((7, 8, 9),))
 EMBED = EmbeddingRequest(model="m", inputs=("1234", (1, 2)), instruction="56")
 
 
-def after(request: Request, *events: Event) -> list[Event]:
+def add_usage_to_events(request: Request, *events: Event) -> list[Event]:
     return list(UsageCounter(request).apply(events))
 
 
-def test_tokens_are_those_of_the_texts() -> None:
+def test_completion_tokens_are_counted_from_text_deltas() -> None:
     events: list[Event] = [
         StreamStart(7),
         TextDelta("a"),
@@ -42,20 +42,20 @@ def test_tokens_are_those_of_the_texts() -> None:
         ChoiceEnd("eos", 1),
     ]
 
-    assert after(CHAT, *events, StreamEnd()) == [
+    assert add_usage_to_events(CHAT, *events, StreamEnd()) == [
         *events,
         Usage(7, 4, source="counted"),
         StreamEnd(),
     ]
 
 
-def test_what_the_worker_says_wins_wherever_it_says_it() -> None:
+def test_worker_usage_takes_precedence_at_any_position() -> None:
     events: list[Event] = [Usage(1, 2), TextDelta("a"), StreamEnd()]
 
-    assert after(CHAT, *events) == events
+    assert add_usage_to_events(CHAT, *events) == events
 
 
-def test_what_the_worker_says_wins_over_what_was_counted_before() -> None:
+def test_worker_usage_replaces_an_earlier_count() -> None:
     count = UsageCounter(CHAT)
     batches: list[list[Event]] = [
         [TextDelta("a")],
@@ -67,7 +67,7 @@ def test_what_the_worker_says_wins_over_what_was_counted_before() -> None:
     assert count.build_missing_usage() == ()
 
 
-def test_usage_may_come_in_any_batch() -> None:
+def test_worker_usage_is_accepted_in_any_batch() -> None:
     count = UsageCounter(CHAT)
     told, done = [Usage(1, 2)], [StreamEnd()]
 
@@ -85,10 +85,12 @@ def test_usage_may_come_in_any_batch() -> None:
         (EMBED, 2 + 2, "estimated"),
     ],
 )
-def test_a_prompt_of_which_nothing_was_said_is_a_guess_unless_it_is_ids(
+def test_prompt_tokens_are_estimated_unless_the_prompt_is_token_ids(
     request_: Request, prompt: int, source: str
 ) -> None:
-    [*_, usage, done] = after(request_, StreamStart(), Embedding(0, (1.0,)), StreamEnd())
+    [*_, usage, done] = add_usage_to_events(
+        request_, StreamStart(), Embedding(0, (1.0,)), StreamEnd()
+    )
 
     assert done == StreamEnd()
     assert isinstance(usage, Usage)
@@ -105,14 +107,16 @@ def test_a_prompt_of_which_nothing_was_said_is_a_guess_unless_it_is_ids(
         ([TextDelta("x" * 17), ReasoningDelta("1")], 5 + 1),
     ],
 )
-def test_what_has_no_tokens_of_its_own_is_a_guess(events: list[Event], tokens: int) -> None:
-    [*_, usage, _] = after(CHAT, StreamStart(1), *events, StreamEnd())
+def test_completion_tokens_are_estimated_without_a_token_count(
+    events: list[Event], tokens: int
+) -> None:
+    [*_, usage, _] = add_usage_to_events(CHAT, StreamStart(1), *events, StreamEnd())
 
     assert usage == Usage(1, tokens, source="estimated")
 
 
-def test_a_long_token_is_a_token() -> None:
-    [*_, usage, _] = after(CHAT, StreamStart(1), TextDelta("x" * 16), StreamEnd())
+def test_text_delta_of_16_characters_counts_as_one_token() -> None:
+    [*_, usage, _] = add_usage_to_events(CHAT, StreamStart(1), TextDelta("x" * 16), StreamEnd())
 
     assert usage == Usage(1, 1, source="counted")
 
@@ -132,7 +136,7 @@ BATCHES = st.lists(st.lists(st.sampled_from(SAID), max_size=4), max_size=4)
     end=st.sampled_from([[], [StreamEnd()], [Usage(3, 1), StreamEnd()]]),
     request_=st.sampled_from([CHAT, IDS, EMBED]),
 )
-def test_all_of_a_response_is_counted_as_its_batches_are(
+def test_usage_of_joined_batches_equals_usage_per_batch(
     batches: list[list[Event]], end: list[Event], request_: Request
 ) -> None:
     batches = [*batches, end]

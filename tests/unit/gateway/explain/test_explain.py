@@ -41,15 +41,17 @@ from protocols.core.loss import UnsupportedParameter
 CONFORMANCE, _ = read_built_in_config("conformance")
 
 
-def servers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> ServersByListener:
+def build_handlers(text: str = CONFORMANCE.partition("\nkeys:")[0]) -> ServersByListener:
     env = {"PORT": "0", "ALONE_PORT": "0"}
     return ConfigSnapshot(
         load_text(text, "test.yaml", env=env), build_services()
     ).handlers_by_address
 
 
-async def dry(question: ExplainRequest, made: ServersByListener | None = None) -> Explanation:
-    return await run_dry(question, made or servers(), lambda: 0.0)
+async def explain_dry_run(
+    question: ExplainRequest, made: ServersByListener | None = None
+) -> Explanation:
+    return await run_dry(question, made or build_handlers(), lambda: 0.0)
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -64,12 +66,12 @@ async def dry(question: ExplainRequest, made: ServersByListener | None = None) -
         ({"base64": b"\xff"}, b"\xff"),
     ],
 )
-def test_a_body_may_be_json_text_or_bytes(fields: dict[str, Any], content: bytes) -> None:
+def test_request_body_is_json_text_or_base64(fields: dict[str, Any], content: bytes) -> None:
     assert ExplainRequest(path="/", **fields).body_bytes == content
 
 
-async def test_what_would_do_something_is_not_tried() -> None:
-    made = servers()
+async def test_dry_run_does_not_execute_stop_and_tokenize() -> None:
+    made = build_handlers()
     paths = {
         (one.task, mount.prefix + one.path.replace("{model}", "mock")): mount.adapter.name
         for server in made.values()
@@ -80,25 +82,27 @@ async def test_what_would_do_something_is_not_tried() -> None:
 
     assert {task for task, _ in paths} == {"stop", "tokenize"}
     for (task, path), name in paths.items():
-        told = await dry(ExplainRequest(path=path, body=Raw(b"{}")), made)
+        told = await explain_dry_run(ExplainRequest(path=path, body=Raw(b"{}")), made)
         assert (told.task, told.protocol, told.answer) == (task, name, None)
         assert not told.requested_model
 
 
-async def test_a_body_over_the_limit_is_refused_as_it_would_be() -> None:
+async def test_body_over_the_limit_is_rejected_with_413() -> None:
     small = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 limits: {body: 1KiB}
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """
-    told = await dry(ExplainRequest(path="/v1/completions", base64=b"x" * 1025), servers(small))
+    told = await explain_dry_run(
+        ExplainRequest(path="/v1/completions", base64=b"x" * 1025), build_handlers(small)
+    )
 
     assert told.answer is not None
     assert (told.answer.status, told.answer.error) == (413, "RequestTooLarge")
 
 
-async def test_several_listeners_of_one_address_have_numbers() -> None:
+async def test_listeners_with_equal_addresses_are_numbered() -> None:
     two = """
 listeners:
   - {address: "127.0.0.1:0", protocols: [openai]}
@@ -106,7 +110,9 @@ listeners:
 backends: {a: {kind: echo}}
 models: {chat: {backend: a}}
 """
-    told = await dry(ExplainRequest(path="/v3/models", method="GET"), servers(two))
+    told = await explain_dry_run(
+        ExplainRequest(path="/v3/models", method="GET"), build_handlers(two)
+    )
 
     assert told.listener == "127.0.0.1:0 (2)"
 
@@ -114,18 +120,18 @@ models: {chat: {backend: a}}
 # --- what is made up ------------------------------------------------------------------------------
 
 
-class Mute:
+class FakeAdapter:
     """A dialect that no worker speaks."""
 
     name = "mute"
 
 
-def test_nothing_is_made_up_in_a_dialect_that_no_worker_speaks() -> None:
-    assert build_sample_request(AdapterMount(Mute()), "m", None, stream=False) is None  # type: ignore[arg-type]
+def test_protocol_without_upstream_adapter_has_no_sample_request() -> None:
+    assert build_sample_request(AdapterMount(FakeAdapter()), "m", None, stream=False) is None  # type: ignore[arg-type]
 
 
-def test_an_example_can_be_made_up_in_every_dialect_that_clients_speak() -> None:
-    mounts = [mount for one in servers().values() for mount in one.path_router.mounts]
+def test_every_client_protocol_has_a_sample_request() -> None:
+    mounts = [mount for one in build_handlers().values() for mount in one.path_router.mounts]
 
     for mount in mounts:
         for stream in (False, True):
@@ -162,10 +168,8 @@ CHAT = b'{"messages":[],"model":"mine"}'
         ),
     ],
 )
-def test_what_is_said_is_kept_and_the_rest_made_up(
-    wish: PartialRequest, path: str, body: bytes
-) -> None:
-    found = complete_request(ExplainRequest(path="/"), wish, servers())
+def test_partial_request_is_completed(wish: PartialRequest, path: str, body: bytes) -> None:
+    found = complete_request(ExplainRequest(path="/"), wish, build_handlers())
 
     assert (found.path, found.body_bytes) == (path, body)
 
@@ -181,13 +185,13 @@ def test_what_is_said_is_kept_and_the_rest_made_up(
         (PartialRequest("m", path="/v2/models/m/infer"), "give --model, or a --body"),
     ],
 )
-def test_what_has_to_be_said_is_asked_for(wish: PartialRequest, says: str) -> None:
+def test_missing_request_parts_are_reported(wish: PartialRequest, says: str) -> None:
     with pytest.raises(LookupError, match=says):
-        complete_request(ExplainRequest(path="/"), wish, servers())
+        complete_request(ExplainRequest(path="/"), wish, build_handlers())
 
 
-def test_a_listener_has_the_dialects_that_it_has() -> None:
-    made = servers()
+def test_completed_request_keeps_its_listener() -> None:
+    made = build_handlers()
     address = list(made)[-1]
 
     found = complete_request(ExplainRequest(path="/", listener=address), PartialRequest("m"), made)
@@ -198,7 +202,7 @@ def test_a_listener_has_the_dialects_that_it_has() -> None:
 # --- what is told ---------------------------------------------------------------------------------
 
 
-def test_secrets_are_masked_whatever_their_letters() -> None:
+def test_secret_headers_are_masked_in_any_letter_case() -> None:
     headers = (("Authorization", "a"), ("X-API-Key", "b"), ("api-key", "c"), ("X-More", "d"))
 
     assert [value for _, value in mask_headers(headers)] == ["***", "***", "***", "d"]
@@ -214,7 +218,7 @@ def test_secrets_are_masked_whatever_their_letters() -> None:
         (b"a\xc3", None, "a", False),
     ],
 )
-def test_a_body_is_shown_as_text_where_it_is_one(
+def test_upstream_body_is_shown_as_text_or_base64(
     body: bytes, most: int | None, shown: str, *, base64: bool
 ) -> None:
     told = explain_upstream_request("http://a", UpstreamRequest("/p", body), most)
@@ -222,21 +226,21 @@ def test_a_body_is_shown_as_text_where_it_is_one(
     assert (told.body, told.base64, told.size) == (shown, base64, len(body))
 
 
-def test_nobody_looks_on_where_nobody_may() -> None:
+def test_disabled_explain_uses_the_null_recorder() -> None:
     assert explain_nothing(RequestRecord("r"), None, open_to_all=True) is NULL_RECORDER
 
 
-def watch(record: RequestRecord) -> ExplanationRecorder:
+def make_recorder(record: RequestRecord) -> ExplanationRecorder:
     return ExplanationRecorder(record, lambda: 0.0, lambda: 0.5)
 
 
-def test_a_header_is_short_and_ascii_whatever_there_is_to_tell() -> None:
+def test_explain_header_is_ascii_and_limited_in_size() -> None:
     odd = '"\\é😀' * 1000
     record = RequestRecord("r", model=odd, version=odd, rule="r", sticky="header:" + "x" * 100)
     record.failed_attempts = (odd,) * 50
     record.unsupported_parameters = tuple(UnsupportedParameter(odd, "dropped") for _ in range(500))
 
-    text = watch(record).format_header()
+    text = make_recorder(record).format_header()
 
     assert text.isascii()
     assert len(text) <= 4096
@@ -260,13 +264,13 @@ CHOICE = WorkerSelection(
 WIRE = UpstreamRequest("/p", b"{}")
 
 
-async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> None:
-    found = watch(RequestRecord("r"))
-    told = await dry(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
+async def test_recorded_attempts_are_limited_but_all_are_counted() -> None:
+    found = make_recorder(RequestRecord("r"))
+    told = await explain_dry_run(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
     found._attempts = list(told.attempts)
 
     for number in range(20):
-        found.on_selection(_choice(number), WIRE)
+        found.on_selection(_make_selection(number), WIRE)
         found.on_send("http://a", WIRE)
         found.on_failure("http://a", WorkerUnreachable("gone"))
     found.on_failure("http://b", WorkerUnreachable("gone"))
@@ -277,7 +281,7 @@ async def test_of_many_workers_the_first_few_are_kept_and_all_are_counted() -> N
     assert json.loads(found.format_header())["attempts"] == 20
 
 
-def test_of_many_candidates_the_likely_one_is_kept() -> None:
+def test_recorded_candidates_are_limited_and_include_the_expected_worker() -> None:
     many = [
         WorkerCandidate(
             url=f"http://{n}",
@@ -291,7 +295,7 @@ def test_of_many_candidates_the_likely_one_is_kept() -> None:
         )
         for n in range(1000)
     ]
-    found = watch(RequestRecord("r"))
+    found = make_recorder(RequestRecord("r"))
     found._attempts = [TRY]
 
     found.on_selection(replace(CHOICE, candidates=many, expected_url="http://999"), WIRE)
@@ -311,32 +315,32 @@ TRY = ExplainedAttempt(
 ASKED = b'{"model":"mock","prompt":"a","max_tokens":5}'
 
 
-def _choice(number: int) -> WorkerSelection:
+def _make_selection(number: int) -> WorkerSelection:
     return replace(CHOICE, queue_length=number)
 
 
 # --- for people -----------------------------------------------------------------------------------
 
 
-def lines(told: Explanation) -> Mapping[str, str]:
+def format_lines(told: Explanation) -> Mapping[str, str]:
     found = {}
     for line in format_explanation(told).splitlines():
         found[line[:11].strip()] = line[11:]
     return found
 
 
-async def test_what_became_of_a_request_is_told_in_lines() -> None:
-    told = await dry(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
+async def test_explanation_is_formatted_in_lines() -> None:
+    told = await explain_dry_run(ExplainRequest(path="/v1/completions", body=Raw(ASKED)))
     record = RequestRecord("r", status=200, duration=1.5)
     record.failed_attempts = ("chat@1 WorkerUnreachable",)
-    live = watch(record)
+    live = make_recorder(record)
     live._attempts = list(told.attempts)
     live.on_selection(CHOICE, WIRE)
     live.on_send("http://a", UpstreamRequest("/p", b"\xff"))
     live.on_failure("http://a", WorkerUnreachable("gone"))
     live.format_header()
 
-    found = lines(live.build_explanation())
+    found = format_lines(live.build_explanation())
 
     assert found["failed"] == "chat@1 WorkerUnreachable"
     assert found["fallback"].startswith("mock@1: ")
@@ -346,9 +350,9 @@ async def test_what_became_of_a_request_is_told_in_lines() -> None:
     assert "1 bytes in base64:" in format_explanation(live.build_explanation())
 
 
-def test_tokens_are_told_by_who_counted_them() -> None:
+def test_formatted_tokens_name_the_source_of_the_usage() -> None:
     answer = ExplainedResponse(200, "ok", usage=Usage(3, 4, source="counted"))
 
-    told = lines(Explanation(id="r", dry_run=False, answer=answer))
+    told = format_lines(Explanation(id="r", dry_run=False, answer=answer))
 
     assert told["tokens"] == "3 prompt, 4 completion (counted)"

@@ -16,7 +16,7 @@ from gateway.pipeline.http import HttpRequest, ResponseWriter
 REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 
 
-class Held:
+class RequestLocal:
     """A local variable of an abandoned request."""
 
     def __init__(self, task: asyncio.Task[object] | None) -> None:
@@ -34,7 +34,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_an_abandoned_stream_leaves_no_reference_cycle(
+def test_abandoned_stream_leaves_no_reference_cycle(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither through its task and the error that cancelled it, nor through its parser."""
@@ -50,7 +50,7 @@ def test_an_abandoned_stream_leaves_no_reference_cycle(
 
     async def stream(http: HttpRequest, writer: ResponseWriter) -> None:
         task = asyncio.current_task()
-        held = Held(task)
+        held = RequestLocal(task)
         alive.add(held)
         alive.add(task)
         await http.body(10)

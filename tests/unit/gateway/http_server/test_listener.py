@@ -9,14 +9,14 @@ from gateway.http_server.listener import NativeListener
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 
-async def serve(http: HttpRequest, sink: ResponseWriter) -> None:
+async def fail_on_request(http: HttpRequest, sink: ResponseWriter) -> None:
     raise AssertionError
 
 
-async def test_who_was_let_in_before_the_end_and_is_met_after_it_is_let_go() -> None:
+async def test_connection_accepted_during_close_is_closed() -> None:
     loop, front = (
         asyncio.get_running_loop(),
-        NativeListener(serve, ServerLimitsConfig(connections=10)),
+        NativeListener(fail_on_request, ServerLimitsConfig(connections=10)),
     )
     await front.listen("127.0.0.1", 0)
     await front.close()

@@ -16,7 +16,7 @@ from protocols.core.interfaces import Endpoint, OpenApiFragment, OpenApiProvider
 ANSWER = {"responses": {"200": {"description": "."}}}
 
 
-class Told:
+class FakeAdapter:
     """A dialect, as far as it matters here."""
 
     roots = ("/",)
@@ -31,15 +31,15 @@ class Told:
         return OpenApiFragment({"ask": operation}, {"Body": {"title": self._about}})
 
 
-def read(*mounts: AdapterMount, keyed: bool = False) -> Any:
+def build_openapi(*mounts: AdapterMount, keyed: bool = False) -> Any:
     return msgspec.json.decode(build_document(mounts, version="1", keyed=keyed))
 
 
-def mounted(dialect: Any, prefix: str = "") -> AdapterMount:
+def make_mount(dialect: Any, prefix: str = "") -> AdapterMount:
     return AdapterMount(dialect, prefix)
 
 
-def kind(name: str) -> Any:
+def load_adapter_class(name: str) -> Any:
     module, _, attribute = PROTOCOLS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -47,21 +47,21 @@ def kind(name: str) -> Any:
 EVERY = [
     (name, profile)
     for name in sorted(PROTOCOLS)
-    if hasattr(kind(name), "read_routing_info")
-    for profile in kind(name).profiles
+    if hasattr(load_adapter_class(name), "read_routing_info")
+    for profile in load_adapter_class(name).profiles
 ]
 """Those that clients speak."""
 
 
-def nodes(node: Any) -> Iterator[dict[str, Any]]:
+def iterate_objects(node: Any) -> Iterator[dict[str, Any]]:
     match node:
         case dict():
             yield node
             for inner in node.values():
-                yield from nodes(inner)
+                yield from iterate_objects(inner)
         case list():
             for inner in node:
-                yield from nodes(inner)
+                yield from iterate_objects(inner)
         case _:
             pass
 
@@ -69,23 +69,25 @@ def nodes(node: Any) -> Iterator[dict[str, Any]]:
 ASK = Endpoint("POST", "/a/{model}", operation="ask")
 
 
-def test_a_path_stands_below_its_prefix_with_its_parameters() -> None:
-    found = read(mounted(Told("one", ASK), "/p"))
+def test_path_has_its_prefix_and_parameters() -> None:
+    found = build_openapi(make_mount(FakeAdapter("one", ASK), "/p"))
 
     [parameter] = found["paths"]["/p/a/{model}"]["parameters"]
     assert (parameter["name"], parameter["in"], parameter["required"]) == ("model", "path", True)
     assert found["paths"]["/p/a/{model}"]["post"]["tags"] == ["one"]
 
 
-def test_what_a_dialect_does_not_tell_of_is_left_out() -> None:
-    found = read(mounted(Told("one", Endpoint("GET", "/b", "inform", "other"))))
+def test_endpoint_without_an_operation_is_omitted() -> None:
+    found = build_openapi(make_mount(FakeAdapter("one", Endpoint("GET", "/b", "inform", "other"))))
 
     assert list(found["paths"]) == ["/health"]
 
 
-def test_two_dialects_may_call_their_schemas_alike() -> None:
+def test_equal_schema_names_of_two_protocols_are_kept_apart() -> None:
     other = Endpoint("POST", "/b", operation="ask")
-    found = read(mounted(Told("one", ASK)), mounted(Told("two", other, about="y")))
+    found = build_openapi(
+        make_mount(FakeAdapter("one", ASK)), make_mount(FakeAdapter("two", other, about="y"))
+    )
 
     assert found["components"]["schemas"] == {
         "one.0.Body": {"title": "x"},
@@ -95,10 +97,12 @@ def test_two_dialects_may_call_their_schemas_alike() -> None:
     assert body == {"$ref": "#/components/schemas/two.1.Body"}
 
 
-def test_of_two_dialects_with_one_path_the_first_has_it() -> None:
+def test_first_protocol_owns_a_shared_path() -> None:
     same = Endpoint("POST", "/a/{name}", operation="ask")
     more = Endpoint("GET", "/a/{name}", "inform", "ask")
-    found = read(mounted(Told("one", ASK)), mounted(Told("two", same, more, about="y")))
+    found = build_openapi(
+        make_mount(FakeAdapter("one", ASK)), make_mount(FakeAdapter("two", same, more, about="y"))
+    )
 
     item = found["paths"]["/a/{model}"]
     assert (item["post"]["summary"], item["get"]["summary"]) == ("x", "y")
@@ -106,27 +110,27 @@ def test_of_two_dialects_with_one_path_the_first_has_it() -> None:
     assert "/a/{name}" not in found["paths"]
 
 
-def test_a_key_is_asked_for_where_there_are_keys() -> None:
+def test_security_scheme_is_declared_if_keys_are_configured() -> None:
     open_ = Endpoint("GET", "/b", "inform", "ask", public=True)
-    found = read(mounted(Told("one", ASK, open_)), keyed=True)
+    found = build_openapi(make_mount(FakeAdapter("one", ASK, open_)), keyed=True)
 
     assert found["paths"]["/a/{model}"]["post"]["security"] == [{"key": []}]
     assert "security" not in found["paths"]["/b"]["get"]
     assert found["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
-    assert "securitySchemes" not in read(mounted(Told("one", ASK)))["components"]
+    assert "securitySchemes" not in build_openapi(make_mount(FakeAdapter("one", ASK)))["components"]
 
 
 @pytest.mark.parametrize(("name", "profile"), EVERY)
-def test_what_a_dialect_tells_is_sound(name: str, profile: str) -> None:
-    dialect = kind(name)(profile)
-    found = read(mounted(dialect))
+def test_openapi_document_of_every_profile_is_valid(name: str, profile: str) -> None:
+    dialect = load_adapter_class(name)(profile)
+    found = build_openapi(make_mount(dialect))
 
     schemas = {f"#/components/schemas/{one}" for one in found["components"]["schemas"]}
-    referred = {node["$ref"] for node in nodes(found) if "$ref" in node}
+    referred = {node["$ref"] for node in iterate_objects(found) if "$ref" in node}
     assert referred <= schemas
     for schema in found["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema)
-    for body in (node for node in nodes(found) if "schema" in node):
+    for body in (node for node in iterate_objects(found) if "schema" in node):
         jsonschema_rs.meta.validate(body["schema"])
     variants = {endpoint.operation for endpoint in dialect.endpoints}
     if isinstance(dialect, OpenApiProvider):

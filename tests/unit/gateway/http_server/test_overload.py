@@ -29,21 +29,21 @@ def admit_many(tracker: ConnectionTracker, *peers: str) -> list[bool]:
     return [tracker.admit(FakeConnection(peer)) for peer in peers]
 
 
-async def test_one_address_gets_half_of_the_connections_by_default() -> None:
+async def test_one_address_may_use_half_of_the_connections_by_default() -> None:
     tracker = ConnectionTracker(LIMITS)
     assert admit_many(tracker, "192.0.2.1", "192.0.2.1", "192.0.2.1") == [True, True, False]
     assert admit_many(tracker, "192.0.2.2") == [True]
     assert tracker.refused_by_reason == {"address": 1}
 
 
-async def test_the_default_limit_per_address_exempts_loopback_and_unix_sockets() -> None:
+async def test_default_limit_per_address_exempts_loopback_and_unix_sockets() -> None:
     for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1", ""):
         assert admit_many(ConnectionTracker(LIMITS), *[peer] * 4) == [True] * 4
         stated = ConnectionTracker(replace(LIMITS, connections_per_address=1))
         assert admit_many(stated, peer, peer) == [True, False]
 
 
-async def test_the_addresses_of_one_ipv6_network_count_together() -> None:
+async def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     assert admit_many(tracker, "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1") == [
         True,
@@ -58,7 +58,7 @@ async def test_the_addresses_of_one_ipv6_network_count_together() -> None:
     ]
 
 
-async def test_a_closed_connection_counts_no_more() -> None:
+async def test_closed_connection_is_no_longer_counted() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     connection = FakeConnection()
     assert tracker.admit(connection)
@@ -66,7 +66,7 @@ async def test_a_closed_connection_counts_no_more() -> None:
     assert admit_many(tracker, connection.peer) == [True]
 
 
-async def test_the_connection_idle_longest_makes_room_before_one_with_a_body() -> None:
+async def test_longest_idle_connection_is_evicted_before_one_with_a_body() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections=2))
     idle, receiving = FakeConnection("127.0.0.1"), FakeConnection("127.0.0.1", rate=1.0)
     for one in (receiving, idle):
@@ -79,7 +79,7 @@ async def test_the_connection_idle_longest_makes_room_before_one_with_a_body() -
     assert tracker.refused_by_reason == {"idle_evicted": 1}
 
 
-async def test_the_slowest_body_makes_room_if_no_connection_is_idle() -> None:
+async def test_slowest_body_is_evicted_if_no_connection_is_idle() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections=3))
     fast, slow, new = [FakeConnection("127.0.0.1", rate) for rate in (1e6, 2.0, None)]
     for one in (fast, slow, new):
@@ -92,7 +92,7 @@ async def test_the_slowest_body_makes_room_if_no_connection_is_idle() -> None:
     assert tracker.refused_by_reason == {"body_evicted": 1}
 
 
-async def test_a_connection_is_refused_if_none_can_make_room() -> None:
+async def test_connection_is_rejected_if_none_can_be_evicted() -> None:
     tracker = ConnectionTracker(replace(LIMITS, connections=1))
     busy = FakeConnection()
     tracker.admit(busy)
@@ -101,7 +101,7 @@ async def test_a_connection_is_refused_if_none_can_make_room() -> None:
     assert tracker.refused_by_reason == {"connections": 1}
 
 
-async def test_refused_connections_are_one_log_line_per_interval(
+async def test_rejected_connections_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http_server.overload._LOG_INTERVAL", 0.05)
@@ -117,7 +117,7 @@ async def test_refused_connections_are_one_log_line_per_interval(
     assert line.endswith("address 100, tls_handshake 1")
 
 
-def test_a_body_has_a_total_time_and_a_minimum_rate() -> None:
+def test_request_body_has_a_total_timeout_and_a_minimum_rate() -> None:
     limits = ServerLimitsConfig(body_total_timeout=300, min_body_rate=500)
     assert not is_body_overdue(limits, 19, 0)
     assert is_body_overdue(limits, 21, 0)
@@ -127,7 +127,7 @@ def test_a_body_has_a_total_time_and_a_minimum_rate() -> None:
     assert is_body_overdue(limits, 301, 1 << 30)
 
 
-def test_the_budget_has_room_up_to_its_limit() -> None:
+def test_body_budget_has_room_up_to_its_limit() -> None:
     budget = BodyBudget(limit=10, used=4)
     assert budget.has_room(6)
     assert not budget.has_room(7)

@@ -28,7 +28,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.mark.parametrize("status", LARGE)
-def test_a_part_that_is_too_large_is_refused_wherever_it_is_cut(
+def test_oversized_line_is_rejected_at_any_chunk_boundary(
     status: int, loop: asyncio.AbstractEventLoop
 ) -> None:
     whole = FIRST + LARGE[status]
@@ -43,7 +43,7 @@ def test_a_part_that_is_too_large_is_refused_wherever_it_is_cut(
         assert (first.path, second.status) == ("/first", status), at
 
 
-def test_what_is_as_large_as_it_may_be_is_read(loop: asyncio.AbstractEventLoop) -> None:
+def test_line_at_the_size_limit_is_accepted(loop: asyncio.AbstractEventLoop) -> None:
     arrived: list[IncomingRequest | BadRequest] = []
     reader = RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None)
     path, value = "/" + "x" * (LINE - 1), "y" * (LINE - 1)
@@ -53,7 +53,9 @@ def test_what_is_as_large_as_it_may_be_is_read(loop: asyncio.AbstractEventLoop) 
     assert (one.path, one.headers["a"]) == (path, value)
 
 
-def of(loop: asyncio.AbstractEventLoop) -> tuple[RequestParser, list[IncomingRequest | BadRequest]]:
+def make_parser(
+    loop: asyncio.AbstractEventLoop,
+) -> tuple[RequestParser, list[IncomingRequest | BadRequest]]:
     """A reader, and what comes of it."""
     arrived: list[IncomingRequest | BadRequest] = []
     return RequestParser(LINE, loop, BodyBudget(), arrived.append, lambda: None), arrived
@@ -67,7 +69,7 @@ VALUES = st.text(st.sampled_from("xy\xe9\xff"), max_size=5) | st.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.data())
-def test_of_several_headers_of_one_name_the_first_counts(
+def test_first_of_duplicate_headers_is_used(
     loop: asyncio.AbstractEventLoop, headers: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     headers = [("Host", "x"), *headers]
@@ -77,7 +79,7 @@ def test_of_several_headers_of_one_name_the_first_counts(
     for name, value in headers:
         found.setdefault(name.lower(), value.encode("latin-1").decode("utf-8", "surrogateescape"))
     hosts = sum(name.lower() == "host" for name, _ in headers)
-    reader, arrived = of(loop)
+    reader, arrived = make_parser(loop)
     at = data.draw(st.integers(0, len(whole)))
     reader.feed(whole[:at])
     reader.feed(whole[at:])
@@ -94,10 +96,10 @@ def test_of_several_headers_of_one_name_the_first_counts(
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize(("more", "fits"), [(127, True), (128, False)])
-def test_so_many_headers_may_come_and_no_more(
+def test_header_count_limit_is_exact(
     more: int, fits: bool, cut: bool, loop: asyncio.AbstractEventLoop
 ) -> None:
-    reader, arrived = of(loop)
+    reader, arrived = make_parser(loop)
     reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n")
     sent = b"a: b\r\n" * more
     for piece in (sent, b"\r\n") if cut else (sent + b"\r\n",):
@@ -107,20 +109,20 @@ def test_so_many_headers_may_come_and_no_more(
     assert fits or one == BadRequest(431, "the request's headers are too large or too many")
 
 
-def test_what_is_wrong_with_a_head_is_said_of_one_that_does_not_end(
+def test_oversized_incomplete_head_is_rejected_with_431_at_the_timeout(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    reader, arrived = of(loop)
+    reader, arrived = make_parser(loop)
     reader.feed(b"GET / HTTP/1.1\r\nA: " + b"x" * LINE + b"\r\nB: c\r\n")
     assert arrived == []
     reader.reject(408, "the request's head took too long")
     assert arrived == [BadRequest(431, "the request's headers are too large or too many")]
 
 
-def test_a_head_that_does_not_end_is_refused_when_it_is_as_large_as_eight_lines(
+def test_unfinished_head_is_rejected_at_the_total_size_limit(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    reader, arrived = of(loop)
+    reader, arrived = make_parser(loop)
     reader.feed(b"GET / HTTP/1.1\r\n")
     for _ in range(8):
         assert arrived == []
@@ -128,8 +130,8 @@ def test_a_head_that_does_not_end_is_refused_when_it_is_as_large_as_eight_lines(
     assert arrived == [BadRequest(431, "the request's head is too large")]
 
 
-def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventLoop) -> None:
-    reader, arrived = of(loop)
+def test_trailers_are_not_added_to_the_headers(loop: asyncio.AbstractEventLoop) -> None:
+    reader, arrived = make_parser(loop)
     chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     reader.feed(chunked + b"2\r\nhi\r\n0\r\nHost: b\r\n" + b"c: d\r\n" * 200 + b"\r\n" + FIRST)
     first, second = arrived
@@ -140,10 +142,10 @@ def test_what_follows_a_body_in_chunks_is_no_header(loop: asyncio.AbstractEventL
     assert (second.path, second.headers) == ("/first", {"host": "a"})
 
 
-def test_nothing_is_read_after_a_request_that_ends_the_connection(
+def test_request_after_connection_close_is_rejected(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    reader, arrived = of(loop)
+    reader, arrived = make_parser(loop)
     usual = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
     last = usual.replace(b"Host: a", b"Host: a\r\nConnection: close")
     for data in (usual, usual, last, usual):
@@ -151,7 +153,7 @@ def test_nothing_is_read_after_a_request_that_ends_the_connection(
     assert arrived[3:] == [BadRequest(400, "the request is not HTTP")]
 
 
-def test_a_request_line_has_one_blank_between_its_parts(loop: asyncio.AbstractEventLoop) -> None:
+def test_request_line_with_extra_spaces_is_rejected(loop: asyncio.AbstractEventLoop) -> None:
     """However the input is cut, and also after another request."""
     line = BadRequest(400, "the request's first line is not METHOD TARGET HTTP/1.1")
     chunked = (
@@ -162,7 +164,7 @@ def test_a_request_line_has_one_blank_between_its_parts(loop: asyncio.AbstractEv
         for before in (b"", FIRST, chunked):
             data = before + odd + FIRST
             for at in range(len(data)):
-                reader, arrived = of(loop)
+                reader, arrived = make_parser(loop)
                 reader.feed(data[:at])
                 reader.feed(data[at:])
                 assert arrived[-1] == line, (before, at)
@@ -170,18 +172,18 @@ def test_a_request_line_has_one_blank_between_its_parts(loop: asyncio.AbstractEv
 
 
 @pytest.mark.parametrize("protocol", [b"RTSP/1.0", b"ICE/1.0"])
-def test_a_request_of_another_protocol_is_refused(
+def test_request_of_another_protocol_is_rejected(
     protocol: bytes, loop: asyncio.AbstractEventLoop
 ) -> None:
     for method in (b"GET", b"OPTIONS", b"SOURCE"):
-        reader, arrived = of(loop)
+        reader, arrived = make_parser(loop)
         reader.feed(method + b" / " + protocol + b"\r\nHost: a\r\n\r\n")
         [one] = arrived
         assert isinstance(one, BadRequest)
         assert one.status == 400
 
 
-def test_a_second_authorization_and_a_list_of_hosts_are_refused(
+def test_duplicate_authorization_and_multiple_hosts_are_rejected(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     heads = {
@@ -190,16 +192,16 @@ def test_a_second_authorization_and_a_list_of_hosts_are_refused(
         b"Host: a b\r\n": "Host",
     }
     for head, name in heads.items():
-        reader, arrived = of(loop)
+        reader, arrived = make_parser(loop)
         reader.feed(b"GET / HTTP/1.1\r\n" + head + b"\r\n")
         [one] = arrived
         assert isinstance(one, BadRequest)
         assert (one.status, name in one.message) == (400, True)
 
 
-def test_a_body_in_many_chunks_is_one_buffer(loop: asyncio.AbstractEventLoop) -> None:
+def test_chunked_body_is_stored_in_one_buffer(loop: asyncio.AbstractEventLoop) -> None:
     """Its memory is its size, not one object for each chunk."""
-    reader, arrived = of(loop)
+    reader, arrived = make_parser(loop)
     reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
     chunks = b"2\r\nab\r\n" * 1000
     tracemalloc.start()
@@ -214,7 +216,9 @@ def test_a_body_in_many_chunks_is_one_buffer(loop: asyncio.AbstractEventLoop) ->
     assert loop.run_until_complete(one.body(1 << 20)) == b"ab" * 200_000
 
 
-def test_a_body_beyond_the_budget_is_dropped_and_refused(loop: asyncio.AbstractEventLoop) -> None:
+def test_body_beyond_the_memory_budget_is_dropped_and_rejected(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     budget = BodyBudget(limit=150)
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
     arrived: list[IncomingRequest | BadRequest] = []
@@ -237,7 +241,7 @@ def test_a_body_beyond_the_budget_is_dropped_and_refused(loop: asyncio.AbstractE
     assert budget.used == 0
 
 
-def test_a_declared_size_beyond_the_budget_is_refused_before_it_arrives(
+def test_content_length_beyond_the_memory_budget_is_rejected_early(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     arrived: list[IncomingRequest | BadRequest] = []

@@ -20,7 +20,7 @@ HEADERS = (
 )
 
 
-def test_what_the_front_says_itself_is_left_out() -> None:
+def test_headers_set_by_the_server_are_not_duplicated() -> None:
     lines, silent = render_headers(HEADERS, UNARY_PREFIXES)
     assert lines == ["X-Id: a", "Cache-Control: no-store", "100%: ü"]
     assert silent == ("date", "connection", "transfer-encoding")
@@ -30,7 +30,7 @@ def test_what_the_front_says_itself_is_left_out() -> None:
     assert silent == ("cache-control", "date", "connection", "transfer-encoding")
 
 
-def test_there_may_be_none() -> None:
+def test_response_head_is_rendered_without_own_headers() -> None:
     assert render_headers((), UNARY_PREFIXES) == ([], ())
     lines = render_head(299, ["A: b"]).split(b"\r\n")
     assert lines[0] == b"HTTP/1.1 299 "
@@ -40,14 +40,14 @@ def test_there_may_be_none() -> None:
 
 
 @pytest.mark.parametrize("end", ["\r", "\n", "\0", "\r\n"])
-def test_no_header_is_two(end: str) -> None:
+def test_line_break_in_a_header_is_rejected(end: str) -> None:
     with pytest.raises(ValueError, match="line break"):
         render_headers((("a", "x"), ("b", f"y{end}c: d")), UNARY_PREFIXES)
     with pytest.raises(ValueError, match="name"):
         render_headers((("a", "x"), (f"b{end}c", "y")), UNARY_PREFIXES)
 
 
-def test_so_many_names_are_remembered_and_no_more() -> None:
+def test_header_prefix_cache_is_bounded() -> None:
     starts = HeaderPrefixCache(frozenset({"date"}))
     for number in range(5000):
         assert starts[f"x-{number}"] == f"x-{number}: "

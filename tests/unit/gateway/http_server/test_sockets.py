@@ -13,7 +13,7 @@ from gateway.http_server.overload import ConnectionTracker
 from gateway.http_server.sockets import ListenSockets
 
 
-class Met(asyncio.Protocol):
+class ClosingProtocol(asyncio.Protocol):
     """Hangs up when it is met."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -22,13 +22,13 @@ class Met(asyncio.Protocol):
 
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_who_comes_as_the_door_shuts_is_not_left_waiting(
+def test_client_that_connects_during_close_is_disconnected(
     loop: Callable[[], asyncio.AbstractEventLoop], turns: int
 ) -> None:
     """So many turns of the loop before: each finds the connection further in."""
 
     async def come_and_shut() -> bytes:
-        door = ListenSockets(Met, ConnectionTracker(ServerLimitsConfig()))
+        door = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
         port = await door.listen("127.0.0.1", 0)
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             for _ in range(turns):
@@ -45,8 +45,8 @@ def test_who_comes_as_the_door_shuts_is_not_left_waiting(
     gc.collect()
 
 
-async def test_a_door_may_be_shut_again_and_then_nobody_comes_in() -> None:
-    door = ListenSockets(Met, ConnectionTracker(ServerLimitsConfig()))
+async def test_closed_socket_may_be_closed_again_and_rejects_connections() -> None:
+    door = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
     port = await door.listen("127.0.0.1", 0)
     door.stop_accepting()
     door.stop_accepting()
@@ -57,5 +57,5 @@ async def test_a_door_may_be_shut_again_and_then_nobody_comes_in() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
-async def test_a_door_that_was_never_open_can_be_shut() -> None:
-    await ListenSockets(Met, ConnectionTracker(ServerLimitsConfig())).close_sockets()
+async def test_unopened_socket_can_be_closed() -> None:
+    await ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig())).close_sockets()

@@ -17,21 +17,24 @@ if TYPE_CHECKING:
     from gateway.multiprocess.ipc import ServingProcess
 
 
-class Gone(Struct, eq=False):
+class UnreachableProcess(Struct, eq=False):
     """A member of whom nobody has heard yet that it is gone."""
 
     admin_socket: str
     ready_message: ProcessReady | None = ProcessReady((), ())
 
 
-async def nothing() -> object:
+async def do_nothing() -> object:
     return None
 
 
 @asynccontextmanager
-async def desk(*members: Gone) -> AsyncIterator[httpx.AsyncClient]:
+async def run_admin_proxy(*members: UnreachableProcess) -> AsyncIterator[httpx.AsyncClient]:
     made = AdminProxy(
-        "127.0.0.1:0", lambda: cast("list[ServingProcess]", members), lambda: b"own 1.0\n", nothing
+        "127.0.0.1:0",
+        lambda: cast("list[ServingProcess]", members),
+        lambda: b"own 1.0\n",
+        do_nothing,
     )
     async with httpx.AsyncClient(base_url=await made.listen()) as http:
         yield http
@@ -51,25 +54,25 @@ async def desk(*members: Gone) -> AsyncIterator[httpx.AsyncClient]:
         "/-/explain/x",
     ],
 )
-async def test_where_no_process_answers_it_says_so(path: str, tmp_path: Path) -> None:
+async def test_get_returns_503_if_no_process_is_ready(path: str, tmp_path: Path) -> None:
     """And what the supervisor counts is for those with the key, which only processes ask for."""
-    starting = Gone(str(tmp_path / "a"), None)
-    for members in [(), (starting,), (Gone(str(tmp_path / "b")),)]:
-        async with desk(*members) as http:
+    starting = UnreachableProcess(str(tmp_path / "a"), None)
+    for members in [(), (starting,), (UnreachableProcess(str(tmp_path / "b")),)]:
+        async with run_admin_proxy(*members) as http:
             told = await http.get(path)
         assert told.status_code == 503
         assert told.json() == {"error": {"message": "no process is ready", "field": None}}
 
 
-async def test_nothing_is_done_where_no_process_answers() -> None:
-    async with desk() as http:
+async def test_post_returns_503_if_no_process_is_ready() -> None:
+    async with run_admin_proxy() as http:
         for path in ("/-/drain", "/-/requests/x/cancel"):
             assert (await http.post(path)).status_code == 503
 
 
-async def test_a_body_may_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_request_body_is_rejected_with_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.multiprocess.admin_proxy._BODY_TIMEOUT", 0.05)
-    async with desk() as http:
+    async with run_admin_proxy() as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
         writer.write(b"POST /-/workers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")

@@ -6,7 +6,7 @@ from gateway.config.loader import ConfigText
 from gateway.multiprocess.ipc import IpcChannel, ListenerPort, PrepareReload
 
 
-async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:
+async def test_messages_are_received_completely_and_in_order() -> None:
     ours, theirs = socket.socketpair()
     one, other = await IpcChannel.connect(ours), await IpcChannel.connect(theirs)
     told = [
@@ -21,7 +21,7 @@ async def test_what_is_told_is_heard_whole_and_in_order_until_the_end() -> None:
     other.close()
 
 
-async def test_who_leaves_amid_a_message_has_said_nothing() -> None:
+async def test_truncated_message_is_discarded() -> None:
     ours, theirs = socket.socketpair()
     line = await IpcChannel.connect(theirs)
     with ours:

@@ -40,7 +40,7 @@ interlingua_request_duration_seconds_sum 0.25
 """
 
 
-def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
+def test_counters_are_summed_and_supervisor_metrics_are_kept() -> None:
     page = MetricsPage("# HELP own Mine.\n# TYPE own gauge\nown 2.0\n")
     page.merge(MetricsPage(ONE))
     page.merge(MetricsPage(OTHER))
@@ -67,7 +67,7 @@ def test_counts_are_added_and_the_supervisors_own_left_alone() -> None:
         ("interlingua_config_last_reload_successful", 1, 1, None),
     ],
 )
-def test_a_gauge_is_merged_as_it_is_documented(
+def test_gauges_are_merged_by_their_documented_function(
     name: str, one: float, other: float, together: float | None
 ) -> None:
     page = MetricsPage()
@@ -79,7 +79,7 @@ def test_a_gauge_is_merged_as_it_is_documented(
     assert (found and found.samples[name]) == together
 
 
-def test_each_metric_is_introduced_once_before_its_samples() -> None:
+def test_help_and_type_appear_once_per_metric() -> None:
     page = MetricsPage()
     page.merge(MetricsPage(OTHER))
     page.merge(MetricsPage(OTHER))
@@ -87,7 +87,7 @@ def test_each_metric_is_introduced_once_before_its_samples() -> None:
     assert heads == [line for line in OTHER.splitlines() if line.startswith("#")]
 
 
-def test_adding_changes_neither_of_those_that_are_added() -> None:
+def test_merge_does_not_modify_the_merged_pages() -> None:
     one, other = MetricsPage(ONE), MetricsPage(OTHER)
     before = one.render()
     page = MetricsPage()
@@ -96,14 +96,14 @@ def test_adding_changes_neither_of_those_that_are_added() -> None:
     assert one.render() == before
 
 
-def test_of_who_is_gone_only_counts_are_kept() -> None:
+def test_only_counters_are_kept_of_an_exited_process() -> None:
     kept = MetricsPage(ONE).select_counters().render()
     assert "interlingua_requests_total" in kept
     assert "duration_seconds_bucket" in kept
     assert "worker" not in kept
 
 
-def test_a_workers_requests_and_places_are_those_of_all_processes() -> None:
+def test_in_flight_requests_and_limits_of_workers_are_summed() -> None:
     x = {"url": "x", "state": "up", "in_flight": 1, "limit": 2}
     y = {"url": "y", "state": "up", "in_flight": 1, "limit": None}
     told = [{"p": [x, y]}, {"p": [x | {"state": "out", "in_flight": 3}, y]}]

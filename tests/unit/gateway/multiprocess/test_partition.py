@@ -44,7 +44,7 @@ def test_each_limit_is_divided_and_rounded_up() -> None:
     assert shadow.max_concurrency == 2
 
 
-def test_each_process_is_one_of_those_that_share_state() -> None:
+def test_replica_count_is_multiplied_by_the_process_count() -> None:
     part = partition_config(CONFIG, 3, SEATS)
     assert part.state is not None
     assert part.state.replicas == 6
@@ -65,7 +65,7 @@ keys:
 """
 
 
-def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
+def test_key_limits_are_divided_without_shared_state() -> None:
     config = loader.load_text(LIMITED, "x.yaml", env={})
     part = partition_config(config, 3, dict.fromkeys(listeners.listeners_by_id(config), 1))
     one, two = part.keys
@@ -85,7 +85,7 @@ def test_what_a_key_may_take_is_divided_where_no_state_is_shared() -> None:
     )
 
 
-def test_what_has_no_limit_stays_without() -> None:
+def test_missing_limits_stay_unset() -> None:
     part = partition_config(CONFIG, 3, SEATS)
     free = part.backends["free"]
     assert isinstance(free, PoolSettings)
@@ -95,12 +95,12 @@ def test_what_has_no_limit_stays_without() -> None:
     assert partition_config(replace(CONFIG, state=None), 3, SEATS).state is None
 
 
-def test_every_listener_has_the_port_that_all_have() -> None:
+def test_listeners_get_the_reserved_ports() -> None:
     addresses = [one.address for one in partition_config(CONFIG, 2, SEATS).listeners]
     assert addresses == ["127.0.0.1:5001", "127.0.0.1:5002"]
 
 
-def test_a_local_model_cannot_be_shared() -> None:
+def test_torch_backend_cannot_be_partitioned() -> None:
     text = "backends: {l: {kind: torch, path: /}, e: {kind: echo}}\nmodels: {m: {backend: l}}"
     found = loader.load_bytes(text.encode(), "x.yaml", env=os.environ)
     told = str(found.build_error(*find_unpartitionable(found.config)))

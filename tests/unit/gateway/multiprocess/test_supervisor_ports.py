@@ -8,7 +8,7 @@ from gateway.multiprocess.supervisor import PortReservations
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0"])
-def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
+def test_reserved_port_can_be_shared_with_reuse_port(address: str) -> None:
     held = PortReservations()
     held.reserve((address, 0))
     held.reserve((address, 1))
@@ -26,7 +26,7 @@ def test_a_free_port_is_held_for_those_that_share_it(address: str) -> None:
     held.release_others(frozenset())
 
 
-def test_what_is_not_kept_is_free_again() -> None:
+def test_released_port_is_free() -> None:
     held = PortReservations()
     held.reserve(("127.0.0.1:0", 0))
     held.reserve(("127.0.0.1:0", 1))
@@ -37,7 +37,7 @@ def test_what_is_not_kept_is_free_again() -> None:
         held.release_others(frozenset())
 
 
-def test_a_port_that_another_gateways_processes_share_is_taken() -> None:
+def test_port_in_use_by_another_gateway_is_rejected() -> None:
     held = PortReservations()
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as theirs:
         port = theirs.getsockname()[1]

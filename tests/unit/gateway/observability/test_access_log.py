@@ -53,7 +53,7 @@ def pipe() -> Iterator[Pipe]:
             os.close(one)
 
 
-def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
+def test_records_and_text_are_written_in_order(pipe: Pipe) -> None:
     lines = AccessLogWriter(pipe.writes, 10)
     lines.write_record(RequestRecord("a", model="m"))
     lines.write_text("and \ud800")
@@ -66,7 +66,7 @@ def test_exchanges_and_what_is_said_come_in_their_order(pipe: Pipe) -> None:
     assert msgspec.json.decode(second) == {"id": "b"}
 
 
-def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None:
+def test_log_requests_false_writes_no_records(pipe: Pipe) -> None:
     lines = AccessLogWriter(pipe.writes, 10, log_requests=False)
     lines.write_record(RequestRecord("a"))
     lines.write_text("hello")
@@ -75,7 +75,7 @@ def test_exchanges_have_no_lines_where_they_are_to_have_none(pipe: Pipe) -> None
     assert pipe.rest() == b"hello\n"
 
 
-def test_what_a_logger_says_comes_in_its_own_form_for_as_long_as_that_lasts(pipe: Pipe) -> None:
+def test_captured_logger_keeps_its_format_until_released(pipe: Pipe) -> None:
     logger = logging.getLogger("interlingua.test")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
@@ -90,7 +90,7 @@ def test_what_a_logger_says_comes_in_its_own_form_for_as_long_as_that_lasts(pipe
     assert pipe.rest() == b"WARNING: here: 1\n"
 
 
-def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pipe) -> None:
+def test_full_pipe_drops_lines_and_reports_their_number(pipe: Pipe) -> None:
     filled = pipe.fill()
     lines = AccessLogWriter(pipe.writes, 2)
     for name in "abcde":
@@ -107,7 +107,7 @@ def test_a_full_pipe_costs_lines_and_says_how_many_when_it_flows_again(pipe: Pip
     ]
 
 
-def test_lines_for_a_reader_that_is_gone_are_counted(pipe: Pipe) -> None:
+def test_lines_to_a_closed_pipe_are_counted_as_dropped(pipe: Pipe) -> None:
     os.close(pipe.reads)
     pipe.reads = -1
     lines = AccessLogWriter(pipe.writes, 10)
@@ -118,13 +118,13 @@ def test_lines_for_a_reader_that_is_gone_are_counted(pipe: Pipe) -> None:
     assert lines.count_dropped() == 2
 
 
-def test_the_log_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_access_log_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     with open_access_log(10, log_requests=True) as lines:
         lines.write_record(RequestRecord("a"))
     assert capfd.readouterr().err == '{"id":"a"}\n'
 
 
-def test_many_lines_are_written_so_that_no_other_process_gets_in_between() -> None:
+def test_lines_are_grouped_into_atomic_pipe_writes() -> None:
     """A pipe takes as much as PIPE_BUF at once, and more of it in pieces (POSIX, write)."""
     lines = [b"%d %b\n" % (n, b"x" * (n * 37 % 900)) for n in range(100)] + [b"y" * 9000 + b"\n"]
     pieces = list(_group_lines(lines))
@@ -135,7 +135,7 @@ def test_many_lines_are_written_so_that_no_other_process_gets_in_between() -> No
     assert list(_group_lines([])) == []
 
 
-def test_lines_that_are_together_are_cut_where_no_other_process_gets_in_between() -> None:
+def test_long_text_is_split_at_lines_into_atomic_pipe_writes() -> None:
     sizes = [*(n * 37 % 900 for n in range(100)), 9000, 0, select.PIPE_BUF - 1, select.PIPE_BUF, 3]
     lines = b"".join(b"x" * size + b"\n" for size in sizes)
     pieces = list(_split_lines(lines))
@@ -149,7 +149,7 @@ def test_lines_that_are_together_are_cut_where_no_other_process_gets_in_between(
     assert list(_split_lines(b"")) == []
 
 
-def test_what_the_gateway_says_and_its_exchanges_stay_in_their_order(pipe: Pipe) -> None:
+def test_text_between_records_keeps_its_position(pipe: Pipe) -> None:
     lines = AccessLogWriter(pipe.writes, 10)
     for one in (RequestRecord("a"), RequestRecord("b")):
         lines.write_record(one)

@@ -11,7 +11,7 @@ from gateway.observability.background_writer import BackgroundWriter
 PATIENCE = 20.0
 
 
-class Slow:
+class BlockingSink:
     """Takes batches only while it may; ``given_up`` of each it says are lost."""
 
     def __init__(self, given_up: int = 0) -> None:
@@ -26,8 +26,8 @@ class Slow:
         return self._given_up
 
 
-def test_what_is_put_is_written_in_its_order_and_in_batches() -> None:
-    slow = Slow()
+def test_items_are_written_in_order_and_in_batches() -> None:
+    slow = BlockingSink()
     scribe = BackgroundWriter("test", 10_000, slow.write)
     slow.may.set()
     for number in range(2500):
@@ -39,8 +39,8 @@ def test_what_is_put_is_written_in_its_order_and_in_batches() -> None:
     assert scribe.dropped == 0
 
 
-def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
-    slow = Slow()
+def test_idle_writer_wakes_for_a_new_item() -> None:
+    slow = BlockingSink()
     scribe = BackgroundWriter("test", 10, slow.write)
     scribe.start()
     slow.may.set()
@@ -52,7 +52,9 @@ def test_it_wakes_for_what_comes_while_it_sleeps() -> None:
     assert [one for batch in slow.batches for one in batch] == [0, 1, 2]
 
 
-def test_what_comes_while_it_gathers_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_during_the_batch_delay_do_not_wake_the_writer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     woken: list[float] = []
     scribe = BackgroundWriter[int]("test", 10_000, len, 0.5)
     wake = scribe._wake.set
@@ -71,8 +73,8 @@ def test_what_comes_while_it_gathers_wakes_nobody(monkeypatch: pytest.MonkeyPatc
     assert scribe.close(PATIENCE)
 
 
-def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
-    slow = Slow()
+def test_full_queue_drops_and_counts_items_without_blocking() -> None:
+    slow = BlockingSink()
     scribe = BackgroundWriter("test", 5, slow.write)
     scribe.start()
     scribe.enqueue(0)
@@ -86,8 +88,8 @@ def test_what_there_is_no_room_for_is_counted_and_nobody_waits() -> None:
     assert scribe.dropped == 3
 
 
-def test_what_is_given_up_is_counted_too() -> None:
-    slow = Slow(given_up=1)
+def test_items_lost_by_the_sink_are_counted_as_dropped() -> None:
+    slow = BlockingSink(given_up=1)
     slow.may.set()
     scribe = BackgroundWriter("test", 5, slow.write)
     scribe.enqueue(1)
@@ -96,8 +98,8 @@ def test_what_is_given_up_is_counted_too() -> None:
     assert scribe.dropped == 1
 
 
-def test_an_end_is_waited_for_only_so_long() -> None:
-    slow = Slow()
+def test_close_stops_waiting_at_the_timeout() -> None:
+    slow = BlockingSink()
     scribe = BackgroundWriter("test", 5, slow.write)
     scribe.start()
     scribe.enqueue(1)
@@ -107,5 +109,5 @@ def test_an_end_is_waited_for_only_so_long() -> None:
     assert scribe.close(PATIENCE)
 
 
-def test_one_that_never_began_has_nothing_to_end() -> None:
-    assert BackgroundWriter("test", 5, Slow().write).close(PATIENCE)
+def test_writer_that_was_never_started_can_be_closed() -> None:
+    assert BackgroundWriter("test", 5, BlockingSink().write).close(PATIENCE)

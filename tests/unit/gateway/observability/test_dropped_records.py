@@ -3,7 +3,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gateway.observability.metrics.system import DroppedRecordCollector
 
 
-def test_each_count_is_told() -> None:
+def test_dropped_record_counters_are_exported() -> None:
     registry = CollectorRegistry()
     registry.register(DroppedRecordCollector({"log_lines": lambda: 3, "usage_rows": int}))
     page = generate_latest(registry).decode().splitlines()

@@ -8,7 +8,7 @@ from gateway.observability.metrics.requests import MetricsCollector
 from gateway.observability.metrics.system import _ENGINE_COUNTERS, _ENGINE_GAUGES, EngineCollector
 
 
-class Told:
+class FakeEngine:
     """An engine that says what it is told to."""
 
     def __init__(self, first: float) -> None:
@@ -20,9 +20,9 @@ class Told:
         }
 
 
-def test_each_engine_by_its_backend() -> None:
+def test_engine_metrics_are_labeled_by_backend() -> None:
     metrics = MetricsCollector(lambda record: None, dict)
-    metrics.register(EngineCollector(lambda: {"tiny": Told(0), "large": Told(100)}))
+    metrics.register(EngineCollector(lambda: {"tiny": FakeEngine(0), "large": FakeEngine(100)}))
 
     families = text_string_to_metric_families(metrics.render_page().decode())
     found = {
@@ -38,5 +38,5 @@ def test_each_engine_by_its_backend() -> None:
     assert found["interlingua_engine_prompt_tokens_total", "tiny"] == len(_ENGINE_GAUGES)
 
 
-def test_without_engines_nothing_is_told() -> None:
+def test_no_engine_metrics_are_exported_without_engines() -> None:
     assert list(EngineCollector(dict).collect()) == []

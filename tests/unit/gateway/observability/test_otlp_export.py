@@ -16,11 +16,11 @@ RESOURCE = build_resource("i1")
 
 
 @pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_batch_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.observability.otlp._SPAN_BATCH_DELAY", 0.001)
 
 
-def exporter(url: str, *, buffer: int = 10) -> TraceExporter:
+def make_exporter(url: str, *, buffer: int = 10) -> TraceExporter:
     return TraceExporter(url, {"x-key": "canary"}, buffer, RESOURCE, 1.0)
 
 
@@ -44,24 +44,24 @@ def end_trace(traces: TraceExporter) -> None:
         ((401,), False, 1),
     ],
 )
-def test_a_busy_collector_is_asked_again(
+def test_retryable_collector_status_is_retried(
     statuses: tuple[int, ...], accepted: bool, attempts: int
 ) -> None:
     with Collector(*statuses) as collector:
-        traces = exporter(collector.url)
+        traces = make_exporter(collector.url)
         end_trace(traces)
         assert traces.close(10)
     assert traces.count_dropped() == (not accepted)
     assert len(collector.taken) == attempts
 
 
-def test_an_unreachable_collector_is_logged(
+def test_unreachable_collector_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.observability.otlp._EXPORT_TIMEOUT", 0.1)
     with Collector() as collector:
         pass
-    traces = exporter(collector.url)
+    traces = make_exporter(collector.url)
     end_trace(traces)
     assert traces.close(10)
     assert traces.count_dropped() == 1
@@ -70,9 +70,9 @@ def test_an_unreachable_collector_is_logged(
     ]
 
 
-def test_at_shutdown_a_failed_collector_is_not_asked_again() -> None:
+def test_failed_collector_gets_no_request_at_shutdown() -> None:
     with Collector(400, 400) as collector:
-        traces = exporter(collector.url)
+        traces = make_exporter(collector.url)
         metrics = MetricExporter(collector.url, {}, 0.001, RESOURCE)
         end_trace(traces)
         metrics.provider.get_meter("test").create_counter("c").add(1)
@@ -86,10 +86,10 @@ def test_at_shutdown_a_failed_collector_is_not_asked_again() -> None:
     assert [one.path for one in collector.taken].count("/v1/traces") == 1
 
 
-def test_a_failure_and_a_recovery_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_collector_failure_and_recovery_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with Collector(400, 400, 200, 200, 400) as collector:
-        traces = exporter(collector.url)
+        traces = make_exporter(collector.url)
         for number in range(5):
             end_trace(traces)
             while len(collector.taken) <= number:
@@ -105,15 +105,15 @@ def test_a_failure_and_a_recovery_are_logged_once(caplog: pytest.LogCaptureFixtu
 
 def test_dropped_traces_are_counted() -> None:
     with Collector(400) as collector:
-        traces = exporter(collector.url)
+        traces = make_exporter(collector.url)
         rejected = [traces.reserve() for _ in range(12)].count(False)
         assert rejected == traces.count_dropped() == 2
-        traces = exporter(collector.url)
+        traces = make_exporter(collector.url)
         end_trace(traces)
         assert traces.close(10)
         assert traces.count_dropped() == 1
     with Collector() as collector:
-        traces = exporter(collector.url, buffer=1)
+        traces = make_exporter(collector.url, buffer=1)
         for number in range(3):  # there is room again once a trace is exported
             end_trace(traces)
             while len(collector.spans()) < 2 * (number + 1):
@@ -123,7 +123,7 @@ def test_dropped_traces_are_counted() -> None:
     assert [span.name for span in collector.spans()] == ["server", "client"] * 3
 
 
-def test_metrics_are_exported_again_and_again() -> None:
+def test_metrics_are_exported_periodically() -> None:
     with Collector() as collector:
         push = MetricExporter(collector.url, {}, 0.001, RESOURCE)
         push.provider.get_meter("test").create_counter("c").add(1)
@@ -132,7 +132,7 @@ def test_metrics_are_exported_again_and_again() -> None:
         assert push.close(10)
 
 
-def test_metrics_are_exported_a_last_time() -> None:
+def test_metrics_are_exported_at_shutdown() -> None:
     with Collector() as collector:
         push = MetricExporter(collector.url, {}, 60.0, RESOURCE)
         metrics = OtelMetrics(STABLE_CONVENTIONS, push.provider)
@@ -148,5 +148,7 @@ def test_metrics_are_exported_a_last_time() -> None:
         lambda url: TraceExporter(url, {}, 10, RESOURCE, 1.0),
     ],
 )
-def test_an_unused_exporter_closes(create: Callable[[str], MetricExporter | TraceExporter]) -> None:
+def test_unused_exporter_can_be_closed(
+    create: Callable[[str], MetricExporter | TraceExporter],
+) -> None:
     assert create("http://127.0.0.1:9").close(10)

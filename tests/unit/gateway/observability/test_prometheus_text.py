@@ -16,7 +16,7 @@ d_seconds_sum 0.5
 """
 
 
-def test_a_page_is_written_as_it_was_read() -> None:
+def test_parsed_page_is_formatted_unchanged() -> None:
     families = parse_families(PAGE)
     assert {name: family.type for name, family in families.items()} == {
         "r_total": "counter",
@@ -33,18 +33,18 @@ def test_labels_are_unescaped() -> None:
     assert parse_labels("d_seconds_sum") == ("d_seconds_sum", {})
 
 
-def test_a_sample_without_comments_is_a_metric_of_its_own() -> None:
+def test_sample_without_comments_is_an_untyped_metric() -> None:
     families = parse_families("# other\n# HELP a A.\n# TYPE a gauge\na 1\nb_sum 2 1700000000\n\n")
     assert families["a"].samples == {"a": 1.0}
     assert (families["b_sum"].type, families["b_sum"].samples) == ("untyped", {"b_sum": 2.0})
 
 
 @pytest.mark.parametrize("line", ["x", "x{ 1", "x one", 'x{a="b" 1', "x 1 2 3", "0x 1"])
-def test_a_line_that_is_no_sample_is_refused(line: str) -> None:
+def test_malformed_sample_line_is_rejected(line: str) -> None:
     with pytest.raises(ValueError, match=r"not a sample|could not convert"):
         parse_families(f"{line}\n")
 
 
-def test_labels_that_are_cut_are_refused() -> None:
+def test_malformed_labels_are_rejected() -> None:
     with pytest.raises(ValueError, match="could not convert"):
         parse_labels('x{a="b,c="d"}')

@@ -23,7 +23,7 @@ from protocols.core.loss import UnsupportedParameter
 ARM = ("chat", "rollout", "2")
 
 
-def samples(metrics: MetricsCollector) -> dict[tuple[str, ...], float]:
+def collect_samples(metrics: MetricsCollector) -> dict[tuple[str, ...], float]:
     """Values by the name and the labels in the order of the labels' names."""
     families = text_string_to_metric_families(metrics.render_page().decode())
     return {
@@ -51,7 +51,7 @@ RECORD = RequestRecord(
 )
 
 
-def test_an_exchange_is_counted_by_its_labels() -> None:
+def test_requests_are_counted_by_their_labels() -> None:
     seen: list[RequestRecord] = []
     metrics = MetricsCollector(seen.append, dict)
     metrics.record_request(RECORD)
@@ -59,7 +59,7 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
     cut = replace(RECORD, outcome="truncated", error="StreamBroken", unsupported_parameters=())
     metrics.record_request(cut)
 
-    found = samples(metrics)
+    found = collect_samples(metrics)
 
     def one(name: str, **labels: str) -> float:
         every = {"model": "chat", "split": "rollout", "version": "2"} | labels
@@ -90,14 +90,14 @@ def test_an_exchange_is_counted_by_its_labels() -> None:
         ("completion_tokens", 2, 10, "8.0", 2),
     ],
 )
-def test_what_is_measured_lies_up_to_its_edge(
+def test_histogram_buckets_include_their_upper_bound(
     name: str, count: int, total: float, edge: str, below: int
 ) -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for record in (RECORD, RECORD, replace(RECORD, outcome="truncated")):
         metrics.record_request(record)
 
-    found = samples(metrics)
+    found = collect_samples(metrics)
 
     arm = ("chat", "rollout", "2")
     assert found[f"interlingua_{name}_count", *arm] == count
@@ -106,7 +106,7 @@ def test_what_is_measured_lies_up_to_its_edge(
     assert found[f"interlingua_{name}_bucket", "+Inf", *arm] == count
 
 
-def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
+def test_fallback_response_is_counted_outside_the_traffic_split() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(
         replace(
@@ -114,7 +114,7 @@ def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
         )
     )
 
-    found = samples(metrics)
+    found = collect_samples(metrics)
 
     assert found["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "2"] == 1
     assert found["interlingua_requests_total", "gpu", "chat", "ok", "openai", "", "1"] == 1
@@ -130,12 +130,12 @@ def test_who_was_diverted_is_no_sample_of_either_arm() -> None:
     ) not in found
 
 
-def test_nothing_is_told_before_there_is_anything() -> None:
-    assert samples(MetricsCollector(ignore_record, dict)) == {}
+def test_no_samples_are_exported_before_the_first_request() -> None:
+    assert collect_samples(MetricsCollector(ignore_record, dict)) == {}
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
+def test_scrape_includes_all_buffered_records(count: int) -> None:
     seen: list[RequestRecord] = []
     metrics = MetricsCollector(seen.append, dict)
     metrics.register(VllmCollector(metrics.collect_stats, dict))
@@ -146,7 +146,7 @@ def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
         assert len(seen) == n + 1
     assert metrics.collect_stats()["chat", "2", ""].outcomes.total() == count
     metrics.record_request(RECORD)
-    found = samples(metrics)
+    found = collect_samples(metrics)
     requests = ("interlingua_requests_total", "gpu", "chat", "ok", "openai")
     assert (found[*requests, "", "2"], found[*requests, "rollout", "2"]) == (count, 1)
     assert found["interlingua_requests_answered_by_fallback_total", "chat", "rollout", "1"] == count
@@ -154,31 +154,31 @@ def test_whoever_asks_sees_all_of_them_however_many_wait(count: int) -> None:
     assert found["vllm:prompt_tokens_total", "0", "chat"] == 3 * (count + 1)
 
 
-def test_names_without_end_do_not_fill_the_memory() -> None:
+def test_model_label_values_are_bounded() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for n in range(550):
         metrics.record_request(RequestRecord("r", model=f"m{n}"))
-    found = samples(metrics)
+    found = collect_samples(metrics)
     assert len(found) == 501
     assert found["interlingua_requests_total", "", "_other", "ok", "", "_other", "_other"] == 50
 
 
-def test_fallbacks_without_end_do_not_fill_the_memory() -> None:
+def test_fallback_label_values_are_bounded() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for n in range(10_050):
         metrics.record_request(RequestRecord("r", failed_attempts=(f"m{n}@1 WorkerFailed",)))
-    assert samples(metrics)["interlingua_fallbacks_total", "_other", "_other"] == 50
+    assert collect_samples(metrics)["interlingua_fallbacks_total", "_other", "_other"] == 50
 
 
-def test_a_name_is_written_so_that_it_can_be_read_again() -> None:
+def test_special_characters_in_labels_are_escaped() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     odd = 'a "b" \\ c\nd'
     metrics.record_request(replace(RECORD, model=odd))
-    found = samples(metrics)
+    found = collect_samples(metrics)
     assert found["interlingua_completion_tokens_count", odd, "rollout", "2"] == 1
 
 
-class Report(Struct):
+class FakeWorkerReport(Struct):
     url: str
     state: str
     in_flight: int
@@ -186,7 +186,7 @@ class Report(Struct):
     latency: float | None = None
 
 
-class Pool:
+class FakePool:
     """A crew of two, one of them out."""
 
     discovery_failures = 3
@@ -201,12 +201,15 @@ class Pool:
         tally.shed["queue_full"] += 8
         tally.queue_times.add(0.02)
 
-    def report_workers(self) -> list[Report]:
-        return [Report("http://a:1", "up", 4, 9, 0.25), Report("http://b:1", "out", 0)]
+    def report_workers(self) -> list[FakeWorkerReport]:
+        return [
+            FakeWorkerReport("http://a:1", "up", 4, 9, 0.25),
+            FakeWorkerReport("http://b:1", "out", 0),
+        ]
 
 
-def test_workers_are_told_of_as_they_are_now() -> None:
-    found = samples(MetricsCollector(ignore_record, lambda: {"gpu": Pool()}))
+def test_pool_metrics_show_the_current_worker_state() -> None:
+    found = collect_samples(MetricsCollector(ignore_record, lambda: {"gpu": FakePool()}))
     told = {name: value for name, value in found.items() if "bucket" not in name[0]}
     assert told == {
         ("interlingua_worker_up", "gpu", "http://a:1"): 1,
@@ -244,13 +247,13 @@ def test_workers_are_told_of_as_they_are_now() -> None:
         ({"outcome": "worker_error", "error": "WorkerFailed"}, "", ""),
     ],
 )
-def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
+def test_aborted_stream_is_counted_with_side_and_reason(
     changes: dict[str, Any], side: str, reason: str
 ) -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, **({"stream": True, "tokens": 7} | changes)))
-    aborts = {name: n for name, n in samples(metrics).items() if "stream_aborts" in name[0]}
-    wasted = samples(metrics).get(("interlingua_wasted_tokens_total", *ARM), 0)
+    aborts = {name: n for name, n in collect_samples(metrics).items() if "stream_aborts" in name[0]}
+    wasted = collect_samples(metrics).get(("interlingua_wasted_tokens_total", *ARM), 0)
     if side:
         assert [*aborts] == [
             ("interlingua_stream_aborts_total", "chat", reason, side, "rollout", "2")
@@ -259,17 +262,17 @@ def test_a_stream_that_was_cut_is_told_with_who_is_to_blame(
     assert wasted == (7 if side else 0)
 
 
-def test_what_is_cached_and_thought_is_told_beside_the_whole() -> None:
+def test_cached_and_reasoning_tokens_are_counted_separately() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(replace(RECORD, usage=Usage(9, 5, 4, 3), overhead=0.0004))
-    found = samples(metrics)
+    found = collect_samples(metrics)
     tokens = {name[1]: n for name, n in found.items() if name[0] == "interlingua_tokens_total"}
     assert tokens == {"input": 9, "output": 5, "cached": 4, "reasoning": 3}
     assert found["interlingua_overhead_seconds_sum", *ARM] == 0.0004
     assert found["interlingua_prompt_tokens_sum", *ARM] == 9
 
 
-def test_a_name_of_any_form_stays_one_label() -> None:
+def test_histogram_label_values_are_escaped() -> None:
     told = MetricDefinition("named", "histogram", "Says nothing.", ("who",))
     histogram = Histogram((1.0,))
     histogram.add(0.5)
@@ -279,7 +282,7 @@ def test_a_name_of_any_form_stays_one_label() -> None:
 
 
 @pytest.mark.parametrize(("full", "model"), [(499, "chat"), (500, "_other")])
-def test_arms_are_bounded(full: int, model: str) -> None:
+def test_stats_keys_are_bounded(full: int, model: str) -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for number in range(full):
         metrics.record_request(RequestRecord("r", model=f"m{number}"))
@@ -290,7 +293,7 @@ def test_arms_are_bounded(full: int, model: str) -> None:
 # --- what runs, and what runs it ------------------------------------------------------------------
 
 
-def test_what_is_not_over_is_told_by_its_phase() -> None:
+def test_running_requests_are_counted_by_phase() -> None:
     live = [
         RequestRecord("q", model="chat"),
         RequestRecord("w", model="chat"),
@@ -299,7 +302,7 @@ def test_what_is_not_over_is_told_by_its_phase() -> None:
     ]
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(RunningRequestCollector(lambda: live, lambda: {"q", "s"}))
-    assert samples(metrics) == {
+    assert collect_samples(metrics) == {
         ("interlingua_requests_in_flight", "chat", "queued"): 1,
         ("interlingua_requests_in_flight", "chat", "waiting"): 1,
         ("interlingua_requests_in_flight", "chat", "streaming"): 1,
@@ -307,20 +310,20 @@ def test_what_is_not_over_is_told_by_its_phase() -> None:
     }
 
 
-class Listening(Struct):
+class FakeListener(Struct):
     connections: int
     malformed_by_status: dict[int, int]
     refused_by_reason: dict[str, int]
 
 
-async def test_the_process_tells_of_itself() -> None:
-    listening = Listening(3, {400: 2, 431: 1, 418: 5}, {"address": 7})
+async def test_process_metrics_are_exported() -> None:
+    listening = FakeListener(3, {400: 2, 431: 1, 418: 5}, {"address": 7})
     process = ProcessCollector(lambda: {"127.0.0.1:8000": listening})
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(process)
     process.stop()
     process.start()
-    while ("interlingua_event_loop_lag_seconds_count",) not in (found := samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
+    while ("interlingua_event_loop_lag_seconds_count",) not in (found := collect_samples(metrics)):  # noqa: ASYNC110 - as a scraper asks
         await asyncio.sleep(0.05)
     process.stop()
     assert found["interlingua_event_loop_lag_seconds_bucket", "+Inf"] >= 1
@@ -335,25 +338,25 @@ async def test_the_process_tells_of_itself() -> None:
     assert [name for name in found if name[0] == "interlingua_build_info"]
 
 
-def test_a_machine_without_proc_tells_the_rest(
+def test_process_metrics_without_proc_omit_file_descriptors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("gateway.observability.metrics.system._STATM_FILE", tmp_path / "nothing")
     metrics = MetricsCollector(ignore_record, dict)
     metrics.register(ProcessCollector(dict))
-    names = {name for name, *_ in samples(metrics)}
+    names = {name for name, *_ in collect_samples(metrics)}
     assert "interlingua_cpu_seconds_total" in names
     assert "interlingua_open_fds" not in names
 
 
-def test_vllm_has_other_names_for_the_same() -> None:
+def test_vllm_metric_names_have_the_same_values() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for version in ("1", "2"):
         metrics.record_request(replace(RECORD, version=version))
     metrics.record_request(RequestRecord("r", path="/nowhere"))
     phases = {("chat", "queued"): 2, ("chat", "waiting"): 3, ("chat", "streaming"): 4}
     metrics.register(VllmCollector(metrics.collect_stats, lambda: phases))
-    found = samples(metrics)
+    found = collect_samples(metrics)
     vllm = {name: n for name, n in found.items() if name[0].startswith("vllm:")}
     told = {name: n for name, n in vllm.items() if not name[0].endswith(("_bucket", "_sum"))}
     assert told == {
@@ -373,8 +376,8 @@ def test_vllm_has_other_names_for_the_same() -> None:
     assert vllm["vllm:request_prompt_tokens_sum", "0", "chat"] == 6
 
 
-def test_vllms_gauges_are_there_before_anything_runs() -> None:
+def test_vllm_gauges_are_zero_without_running_requests() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     metrics.record_request(RECORD)
     metrics.register(VllmCollector(metrics.collect_stats, dict))
-    assert samples(metrics)["vllm:num_requests_running", "0", "chat"] == 0
+    assert collect_samples(metrics)["vllm:num_requests_running", "0", "chat"] == 0

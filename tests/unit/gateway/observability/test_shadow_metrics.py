@@ -6,22 +6,22 @@ from gateway.observability.metrics.system import ShadowCollector
 from gateway.pipeline.shadow import ShadowComparison, ShadowOutcome, ShadowSide
 
 
-def told(
+def make_comparison(
     outcome: ShadowOutcome, error: str = "", *, equal: bool | None = None, name: str = "c"
 ) -> ShadowComparison:
     shadow = ShadowSide(name, "2", outcome, error)
     return ShadowComparison("r", "r-shadow", ShadowSide("c", "1"), shadow, equal=equal)
 
 
-def test_shadows_are_counted_by_their_end() -> None:
+def test_shadow_requests_are_counted_by_outcome() -> None:
     counts, registry = ShadowCollector(), CollectorRegistry()
     registry.register(counts)
     for one in (
-        told("ok", equal=True),
-        told("ok", equal=False),
-        told("ok"),
-        told("dropped"),
-        told("worker_error", "WorkerFailed"),
+        make_comparison("ok", equal=True),
+        make_comparison("ok", equal=False),
+        make_comparison("ok"),
+        make_comparison("dropped"),
+        make_comparison("worker_error", "WorkerFailed"),
     ):
         counts.record_shadow(one)
 
@@ -37,10 +37,10 @@ def test_shadows_are_counted_by_their_end() -> None:
     assert (value("compared"), value("equal")) == (2, 1)
 
 
-def test_names_without_end_do_not_fill_the_memory() -> None:
+def test_shadow_label_values_are_bounded() -> None:
     counts = ShadowCollector()
     for n in range(1010):
-        counts.record_shadow(told("ok", name=f"m{n}"))
+        counts.record_shadow(make_comparison("ok", name=f"m{n}"))
     families = {family.name: family.samples for family in counts.collect()}
 
     samples = families["interlingua_shadow_requests"]

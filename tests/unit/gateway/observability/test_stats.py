@@ -28,7 +28,7 @@ STREAM = RequestRecord(
 )
 
 
-def counted(record: RequestRecord) -> tuple[int, int, int, int]:
+def count_measurements(record: RequestRecord) -> tuple[int, int, int, int]:
     """How often each thing was measured: first token, duration, time per token, length."""
     figures = RequestStats(Histogram)
     figures.add_records(record)
@@ -55,13 +55,13 @@ def counted(record: RequestRecord) -> tuple[int, int, int, int]:
         pytest.param(RequestRecord("r", duration=1.0), (0, 0, 0, 0), id="no answer of a model"),
     ],
 )
-def test_what_is_measured_of_which_exchange(
+def test_each_request_kind_adds_only_its_measurements(
     record: RequestRecord, wanted: tuple[int, int, int, int]
 ) -> None:
-    assert counted(record) == wanted
+    assert count_measurements(record) == wanted
 
 
-def test_the_first_token_is_no_part_of_the_time_per_token() -> None:
+def test_time_per_token_excludes_the_first_token() -> None:
     figures = RequestStats(Histogram)
     figures.add_records(STREAM)
     assert figures.per_token.total == pytest.approx(0.5)
@@ -101,7 +101,7 @@ RECORDS = st.lists(
 )
 
 
-def told(figures: RequestStats[Histogram]) -> dict[str, Any]:
+def get_counts(figures: RequestStats[Histogram]) -> dict[str, Any]:
     """All of them, but for the sums: those of another order differ in their last bits."""
     return {
         name: one.counts if isinstance(one, Histogram) else one
@@ -109,12 +109,12 @@ def told(figures: RequestStats[Histogram]) -> dict[str, Any]:
     }
 
 
-def sums(figures: RequestStats[Histogram]) -> list[float]:
+def get_sums(figures: RequestStats[Histogram]) -> list[float]:
     return [one.total for one in vars(figures).values() if isinstance(one, Histogram)]
 
 
 @given(RECORDS)
-def test_those_that_are_alike_are_counted_together_as_each_alone(
+def test_grouped_records_give_the_same_stats_as_single_records(
     records: list[RequestRecord],
 ) -> None:
     alone: dict[StatsKey, RequestStats[Histogram]] = defaultdict(lambda: RequestStats(Histogram))
@@ -125,11 +125,11 @@ def test_those_that_are_alike_are_counted_together_as_each_alone(
         together[build_stats_key(some[0])].add_records(*some)
     assert [*together] == [*alone]
     for arm, figures in alone.items():
-        assert told(together[arm]) == told(figures)
-        assert sums(together[arm]) == pytest.approx(sums(figures))
+        assert get_counts(together[arm]) == get_counts(figures)
+        assert get_sums(together[arm]) == pytest.approx(get_sums(figures))
 
 
-def test_an_edge_is_part_of_what_lies_below_it() -> None:
+def test_histogram_bucket_includes_its_upper_bound() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (1.0, 1.5, 2.0, 3.0):
         histogram.add(value)
@@ -152,6 +152,6 @@ def test_an_edge_is_part_of_what_lies_below_it() -> None:
         (TOKEN_COUNT_BUCKETS, "1 4 16 64 256 1024 4096 16384 65536 262144"),
     ],
 )
-def test_every_edge_of_the_standard_is_there(edges: tuple[float, ...], standard: str) -> None:
+def test_buckets_include_all_standard_bounds(edges: tuple[float, ...], standard: str) -> None:
     assert list(edges) == sorted(edges)
     assert set(edges) >= set(map(float, standard.split()))

@@ -12,26 +12,26 @@ from gateway.observability.tracing import RequestTracer
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-class Queue:
+class UnlimitedQueue:
     def reserve(self) -> bool:
         return True
 
 
-class Http:
+class FakeHttpRequest:
     method = "POST"
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
 
 
-def link_of(headers: dict[str, str]) -> Link | None:
+def get_link(headers: dict[str, str]) -> Link | None:
     """The link of a request with these headers, from a gateway that does not trust them."""
     provider = TracerProvider(ALWAYS_ON, shutdown_on_exit=False)
     tracer = RequestTracer(
-        provider, Queue(), STABLE_CONVENTIONS, trust_parent=False, now=lambda: 1.0
+        provider, UnlimitedQueue(), STABLE_CONVENTIONS, trust_parent=False, now=lambda: 1.0
     )
     record = RequestRecord("r")
-    tracer.start_trace(record, Http(headers))
+    tracer.start_trace(record, FakeHttpRequest(headers))
     trace = tracer.get_trace(record)
     assert trace is not None
     links = getattr(trace.span, "links")  # noqa: B009 - the SDK's span has it, the API's has not
@@ -55,8 +55,8 @@ def link_of(headers: dict[str, str]) -> Link | None:
         ("", None),
     ],
 )
-def test_a_traceparent_is_of_its_form_or_none(traceparent: str, sampled: bool | None) -> None:
-    link = link_of({"traceparent": traceparent})
+def test_only_a_valid_traceparent_creates_a_link(traceparent: str, sampled: bool | None) -> None:
+    link = get_link({"traceparent": traceparent})
     if sampled is None:
         assert link is None
         return
@@ -76,11 +76,11 @@ def test_a_traceparent_is_of_its_form_or_none(traceparent: str, sampled: bool | 
         ("a=ä", ""),
     ],
 )
-def test_a_state_is_kept_where_a_header_can_hold_it(state: str, kept: str) -> None:
-    link = link_of({"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": state})
+def test_only_a_valid_tracestate_is_kept(state: str, kept: str) -> None:
+    link = get_link({"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": state})
     assert link is not None
     assert link.context.trace_state.to_header() == kept
 
 
-def test_a_state_alone_says_nothing() -> None:
-    assert link_of({"tracestate": "a=1"}) is None
+def test_tracestate_without_traceparent_is_ignored() -> None:
+    assert get_link({"tracestate": "a=1"}) is None

@@ -33,7 +33,7 @@ from protocols.core.request import (
     SamplingParams,
     StopConditions,
 )
-from tests.otlp_collector import told
+from tests.otlp_collector import decode_attributes
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORD = RequestRecord(
@@ -50,7 +50,7 @@ RECORD = RequestRecord(
 )
 
 
-class Http:
+class FakeHttpRequest:
     headers: Mapping[str, str]
     method = "POST"
     path = "/v1/chat/completions"
@@ -65,7 +65,7 @@ class Http:
         raise AssertionError(limit)
 
 
-class HalfwayIds(RandomIdGenerator):
+class FixedIdGenerator(RandomIdGenerator):
     """Trace ids that a sampler takes from a share above 0.5 on."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class HalfwayIds(RandomIdGenerator):
         return self._spans
 
 
-class Traced:
+class TracerTestBench:
     """A tracer, and the spans that it ended."""
 
     def __init__(self, share: float, *, trust: bool = False, buffer: int = 10) -> None:
         self._ended = InMemorySpanExporter()
         exporter = TraceExporter("http://127.0.0.1:9", {}, buffer, build_resource("i1"), share)
-        exporter.provider.id_generator = HalfwayIds()
+        exporter.provider.id_generator = FixedIdGenerator()
         assert exporter.close(10)  # nothing is sent
         exporter.provider.add_span_processor(SimpleSpanProcessor(self._ended))
         self.exporter = exporter
@@ -100,7 +100,7 @@ class Traced:
     def begin(self, flags: str = "") -> RequestRecord:
         record = replace(RECORD)
         headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"} if flags else {}
-        self.follower.start_trace(record, Http(headers))
+        self.follower.start_trace(record, FakeHttpRequest(headers))
         return record
 
     @property
@@ -124,10 +124,10 @@ class Traced:
         (0.5, True, "01", True),
     ],
 )
-def test_only_who_is_trusted_decides_what_is_sampled(
+def test_only_a_trusted_parent_decides_the_sampling(
     share: float, trust: bool, flags: str, traced: bool
 ) -> None:
-    found = Traced(share, trust=trust)
+    found = TracerTestBench(share, trust=trust)
     record = found.begin(flags)
     assert (found.follower.get_trace(record) is not None) == traced
     assert bool(record.span_id) == traced
@@ -136,27 +136,27 @@ def test_only_who_is_trusted_decides_what_is_sampled(
     assert found.follower.get_trace(record) is None
 
 
-def test_an_exchange_that_ended_is_put_once() -> None:
-    found = Traced(1)
+def test_ended_trace_is_exported_once() -> None:
+    found = TracerTestBench(1)
     record = found.begin()
     found.follower.end_trace(record)
     found.follower.end_trace(record)
     assert len(found.put) == 1
 
 
-def test_a_trace_without_room_is_dropped_and_counted() -> None:
-    found = Traced(1, buffer=1)
+def test_trace_beyond_the_buffer_is_dropped_and_counted() -> None:
+    found = TracerTestBench(1, buffer=1)
     for record in (found.begin(), found.begin()):
         found.follower.end_trace(record)
     assert len(found.put) == 1
     assert found.exporter.count_dropped() == 1
 
 
-def test_workers_get_the_span_of_their_attempt() -> None:
-    found = Traced(0, trust=True)
+def test_worker_request_has_the_trace_context_of_its_attempt() -> None:
+    found = TracerTestBench(0, trust=True)
     record = replace(RECORD)
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-03", "tracestate": "a=1,b=2"}
-    found.follower.start_trace(record, Http(headers))
+    found.follower.start_trace(record, FakeHttpRequest(headers))
     trace = found.follower.get_trace(record)
     assert trace is not None
     assert trace.start_attempt("http://w") == (
@@ -165,9 +165,9 @@ def test_workers_get_the_span_of_their_attempt() -> None:
     )
 
 
-def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
+def trace_request(record: RequestRecord, *, trust: bool = False, request: Any = None) -> list[Span]:
     """The spans of an exchange that two workers were asked for."""
-    found = Traced(1, trust=trust)
+    found = TracerTestBench(1, trust=trust)
     begun = found.begin("01")
     trace = found.follower.get_trace(begun)
     assert trace is not None
@@ -183,17 +183,17 @@ def one(record: RequestRecord, *, trust: bool = False, request: Any = None) -> l
     return found.put
 
 
-def test_a_failure_is_told_by_its_class_and_where_it_was() -> None:
+def test_failed_attempt_span_has_error_type_and_server_address() -> None:
     chat = GenerationRequest(model="m", kind="chat", sampling=SamplingParams(seed=2**64 - 1), n=2)
-    server, first, second = one(replace(RECORD, stream=True), request=chat)
+    server, first, second = trace_request(replace(RECORD, stream=True), request=chat)
     assert server.status.code == Status.STATUS_CODE_UNSET
     assert server.name == "POST openai"
     assert (first.status.code, second.status.code) == (Status.STATUS_CODE_ERROR, 0)
-    facts = told(first.attributes)
+    facts = decode_attributes(first.attributes)
     assert (facts["server.address"], facts["server.port"]) == ("::1", 8001)
     assert facts["error.type"] == "WorkerUnreachable"
     assert "gen_ai.usage.output_tokens" not in facts
-    facts = told(second.attributes)
+    facts = decode_attributes(second.attributes)
     assert (facts["server.address"], facts["server.port"]) == ("worker.example", 443)
     assert facts["gen_ai.request.seed"] == -1
     assert facts["gen_ai.request.choice.count"] == 2
@@ -201,14 +201,14 @@ def test_a_failure_is_told_by_its_class_and_where_it_was() -> None:
     assert facts["gen_ai.response.finish_reasons"] == ["stop"]
 
 
-def test_whatever_a_client_sends_can_be_told() -> None:
+def test_any_client_input_is_encoded_as_span_attributes() -> None:
     odd = replace(RECORD, path="/\udcff\x00é", model="\udcff")
     stopping = StopConditions(max_tokens=10**30)
     asked = GenerationRequest(model="m", kind="chat", stopping=stopping)
-    server, _, last = one(odd, request=asked)
-    assert told(server.attributes)["url.path"] == "/?\x00é"
-    assert told(server.attributes)["interlingua.model"] == "?"
-    assert told(last.attributes)["gen_ai.request.max_tokens"] == 2**63 - 1
+    server, _, last = trace_request(odd, request=asked)
+    assert decode_attributes(server.attributes)["url.path"] == "/?\x00é"
+    assert decode_attributes(server.attributes)["interlingua.model"] == "?"
+    assert decode_attributes(last.attributes)["gen_ai.request.max_tokens"] == 2**63 - 1
     assert Span.FromString(last.SerializeToString()).name == "chat chat"
 
 
@@ -220,24 +220,26 @@ def test_whatever_a_client_sends_can_be_told() -> None:
         ({"status": 404, "outcome": "client_error", "error": "ModelNotFound"}, False),
     ],
 )
-def test_a_clients_fault_is_none_of_the_servers(changes: dict[str, Any], failed: bool) -> None:
-    [server] = one(replace(RECORD, **changes))
+def test_client_error_does_not_set_the_span_status_to_error(
+    changes: dict[str, Any], failed: bool
+) -> None:
+    [server] = trace_request(replace(RECORD, **changes))
     assert (server.status.code == Status.STATUS_CODE_ERROR) == failed
-    assert told(server.attributes)["error.type"] == changes["error"]
+    assert decode_attributes(server.attributes)["error.type"] == changes["error"]
 
 
-def test_a_trace_that_is_trusted_goes_on() -> None:
-    [server] = one(RECORD, trust=True)
+def test_trusted_parent_trace_is_continued() -> None:
+    [server] = trace_request(RECORD, trust=True)
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, SPAN)
-    [alone] = one(RECORD)
+    [alone] = trace_request(RECORD)
     assert alone.trace_id == bytes([*[0] * 7, 7, 0x80, *[0] * 7])
     assert alone.parent_span_id == b""
 
 
-def test_vectors_have_their_own_operation() -> None:
+def test_embedding_request_has_its_own_span_attributes() -> None:
     asked = EmbeddingRequest(model="e", inputs=("x",), dimensions=64)
     record = replace(RECORD, operation="embedding", finish_reasons=(), first_token=None, usage=None)
-    facts = told(one(record, request=asked)[-1].attributes)
+    facts = decode_attributes(trace_request(record, request=asked)[-1].attributes)
     assert facts["gen_ai.operation.name"] == "embeddings"
     assert facts["gen_ai.embeddings.dimension.count"] == 64
     assert "gen_ai.usage.input_tokens" not in facts
@@ -246,7 +248,7 @@ def test_vectors_have_their_own_operation() -> None:
 # --- what all of them come to ---------------------------------------------------------------------
 
 
-class Measured:
+class OtelMetricsTestBench:
     """Metrics, and how they are sent."""
 
     def __init__(self, version: SemanticConventions) -> None:
@@ -263,13 +265,13 @@ class Measured:
         )
 
 
-def figures(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
+def collect_points(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
     """The attributes of each metric's last point, with its sum."""
-    found = Measured(version)
+    found = OtelMetricsTestBench(version)
     for record in records:
         found.figures.record_request(record)
     return {
-        metric.name: {**told(point.attributes), "sum": point.sum, "count": point.count}
+        metric.name: {**decode_attributes(point.attributes), "sum": point.sum, "count": point.count}
         for metric in found.sent()
         for point in metric.histogram.data_points
     }
@@ -278,8 +280,8 @@ def figures(version: Any, *records: RequestRecord) -> dict[str, dict[str, Any]]:
 EMBEDDED = replace(RECORD, operation="embedding", first_token=None, usage=Usage(3))
 
 
-def test_the_last_names_that_were_released_are_told() -> None:
-    found = figures(STABLE_CONVENTIONS, EMBEDDED, RECORD, RECORD)
+def test_metrics_have_the_stable_convention_names_by_default() -> None:
+    found = collect_points(STABLE_CONVENTIONS, EMBEDDED, RECORD, RECORD)
     assert set(found) == {
         "gen_ai.server.request.duration",
         "gen_ai.server.time_to_first_token",
@@ -298,14 +300,14 @@ def test_the_last_names_that_were_released_are_told() -> None:
     assert found["gen_ai.client.token.usage"]["gen_ai.token.type"] == "output"
 
 
-def test_the_newest_names_have_to_be_asked_for() -> None:
+def test_experimental_convention_names_require_the_opt_in() -> None:
     assert select_conventions({}) is STABLE_CONVENTIONS
     assert select_conventions({"OTEL_SEMCONV_STABILITY_OPT_IN": "http"}) is STABLE_CONVENTIONS
     asked = select_conventions(
         {"OTEL_SEMCONV_STABILITY_OPT_IN": "http, gen_ai_latest_experimental"}
     )
     assert asked is EXPERIMENTAL_CONVENTIONS
-    found = figures(asked, EMBEDDED, RECORD)
+    found = collect_points(asked, EMBEDDED, RECORD)
     assert "gen_ai.client.token.usage" not in found
     assert found["gen_ai.client.inference.operation.input_tokens"]["sum"] == 3
     assert found["gen_ai.client.inference.operation.output_tokens"]["sum"] == 5
@@ -325,25 +327,27 @@ def test_the_newest_names_have_to_be_asked_for() -> None:
         (replace(RECORD, usage=None), "gen_ai.client.token.usage"),
     ],
 )
-def test_what_was_not_measured_is_not_told(record: RequestRecord, missing: str) -> None:
-    assert missing in figures(STABLE_CONVENTIONS, RECORD)
-    assert missing not in figures(STABLE_CONVENTIONS, record)
+def test_missing_measurement_adds_no_metric_point(record: RequestRecord, missing: str) -> None:
+    assert missing in collect_points(STABLE_CONVENTIONS, RECORD)
+    assert missing not in collect_points(STABLE_CONVENTIONS, record)
 
 
-def test_figures_are_bounded_whatever_names_come() -> None:
-    found = Measured(STABLE_CONVENTIONS)
+def test_otel_metric_points_are_bounded() -> None:
+    found = OtelMetricsTestBench(STABLE_CONVENTIONS)
     for number in range(2500):
         record = replace(RECORD, model=f"m{number}", usage=None, first_token=None)
         found.figures.record_request(record)
     for metric in found.sent():
         points = [*metric.histogram.data_points]
         assert len(points) <= 2001
-        others = [one for one in points if "otel.metric.overflow" in told(one.attributes)]
+        others = [
+            one for one in points if "otel.metric.overflow" in decode_attributes(one.attributes)
+        ]
         assert [one.count for one in others] == [2500 - len(points) + 1]
 
 
-def test_buckets_are_those_of_the_conventions() -> None:
-    found = Measured(STABLE_CONVENTIONS)
+def test_otel_buckets_match_the_conventions() -> None:
+    found = OtelMetricsTestBench(STABLE_CONVENTIONS)
     found.figures.record_request(RECORD)
     bounds = {
         metric.name: [*metric.histogram.data_points[0].explicit_bounds] for metric in found.sent()
@@ -360,7 +364,7 @@ def test_buckets_are_those_of_the_conventions() -> None:
         ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=own, zone = b,odd"}, "own", "b"),
     ],
 )
-def test_who_sends_is_what_the_environment_says(
+def test_otel_resource_is_read_from_the_environment(
     environment: dict[str, str], name: str, more: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, value in environment.items():

@@ -37,19 +37,19 @@ RECORD = RequestRecord(
 )
 
 
-def now() -> float:
+def get_now() -> float:
     return 1_700_000_100.0
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(path)) as file:
         names = [name for name, _ in USAGE_COLUMNS]
         found = file.execute("SELECT * FROM usage ORDER BY at, id").fetchall()
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def written(path: Path, *records: RequestRecord, keep: float = FOREVER) -> None:
-    ledger = SqliteUsageRecorder(str(path), keep, now)
+def write_records(path: Path, *records: RequestRecord, keep: float = FOREVER) -> None:
+    ledger = SqliteUsageRecorder(str(path), keep, get_now)
     for record in records:
         ledger.record_usage(record)
     ledger.start()
@@ -57,7 +57,7 @@ def written(path: Path, *records: RequestRecord, keep: float = FOREVER) -> None:
     assert ledger.count_dropped() == 0
 
 
-class Sounds(logging.Handler):
+class LogWaiter(logging.Handler):
     """Waits for what is logged."""
 
     def __init__(self) -> None:
@@ -76,17 +76,17 @@ class Sounds(logging.Handler):
 
 
 @pytest.fixture
-def sounds(monkeypatch: pytest.MonkeyPatch) -> Sounds:
-    heard = Sounds()
+def log_waiter(monkeypatch: pytest.MonkeyPatch) -> LogWaiter:
+    heard = LogWaiter()
     monkeypatch.setattr(usage.log, "handlers", [heard])
     monkeypatch.setattr(usage, "_RETRY_DELAY", 0.01)
     return heard
 
 
-def test_a_row_says_who_asked_what_answered_and_the_tokens(tmp_path: Path) -> None:
+def test_usage_row_contains_key_target_and_tokens(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    written(file, RECORD)
-    assert rows(file) == [
+    write_records(file, RECORD)
+    assert read_rows(file) == [
         {
             "at": 1_700_000_000.25,
             "id": "r",
@@ -110,97 +110,99 @@ def test_a_row_says_who_asked_what_answered_and_the_tokens(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tokens", "told"), [(7, (0, 7, "estimated")), (0, (0, 0, ""))], ids=["some", "none"]
 )
-def test_tokens_that_nobody_counted(tmp_path: Path, tokens: int, told: tuple[object, ...]) -> None:
+def test_uncounted_tokens_are_recorded_as_estimated(
+    tmp_path: Path, tokens: int, told: tuple[object, ...]
+) -> None:
     file = tmp_path / "usage.sqlite"
     left = replace(RECORD, usage=None, tokens=tokens, outcome="cancelled", first_token=None)
-    written(file, left)
-    [row] = rows(file)
+    write_records(file, left)
+    [row] = read_rows(file)
     assert (row["prompt_tokens"], row["completion_tokens"], row["source"]) == told
     assert row["first_token"] is None
 
 
-def test_what_another_target_answered_is_of_no_split(tmp_path: Path) -> None:
+def test_fallback_response_is_recorded_without_a_split(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    written(file, replace(RECORD, fallback_from="chat@2"))
-    assert [row["split"] for row in rows(file)] == [""]
+    write_records(file, replace(RECORD, fallback_from="chat@2"))
+    assert [row["split"] for row in read_rows(file)] == [""]
 
 
-def test_what_came_to_no_model_used_nothing(tmp_path: Path) -> None:
+def test_request_without_a_model_writes_no_usage_row(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    written(file, RECORD, replace(RECORD, id="x", model="", error="Unauthorized"))
-    assert [row["id"] for row in rows(file)] == ["r"]
+    write_records(file, RECORD, replace(RECORD, id="x", model="", error="Unauthorized"))
+    assert [row["id"] for row in read_rows(file)] == ["r"]
 
 
-def test_a_row_is_written_once_and_a_name_may_be_used_again(tmp_path: Path) -> None:
+def test_usage_rows_are_unique_by_time_and_id(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     later = replace(RECORD, started_at=1_700_000_001.5)
-    written(file, RECORD, later, RECORD)
-    written(file, RECORD)
-    assert [row["at"] for row in rows(file)] == [1_700_000_000.25, 1_700_000_001.5]
+    write_records(file, RECORD, later, RECORD)
+    write_records(file, RECORD)
+    assert [row["at"] for row in read_rows(file)] == [1_700_000_000.25, 1_700_000_001.5]
 
 
-def test_old_rows_are_removed(tmp_path: Path) -> None:
+def test_expired_rows_are_deleted(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    old = replace(RECORD, id="old", started_at=now() - 3601)
-    written(file, old)
-    written(file, RECORD, keep=3600)
-    assert [row["id"] for row in rows(file)] == ["r"]
+    old = replace(RECORD, id="old", started_at=get_now() - 3601)
+    write_records(file, old)
+    write_records(file, RECORD, keep=3600)
+    assert [row["id"] for row in read_rows(file)] == ["r"]
 
 
-def test_old_rows_are_looked_for_once_an_hour(tmp_path: Path) -> None:
-    file, moment = tmp_path / "usage.sqlite", now()
+def test_expired_rows_are_deleted_once_per_hour(tmp_path: Path) -> None:
+    file, moment = tmp_path / "usage.sqlite", get_now()
     ledger = SqliteUsageRecorder(str(file), 200, lambda: moment)
     ledger._write_batch([RECORD])
     moment += 3599
     ledger._write_batch([replace(RECORD, id="s")])
-    assert [row["id"] for row in rows(file)] == ["r", "s"]
+    assert [row["id"] for row in read_rows(file)] == ["r", "s"]
     moment += 1
     ledger._write_batch([replace(RECORD, id="t", started_at=moment)])
-    assert [row["id"] for row in rows(file)] == ["t"]
+    assert [row["id"] for row in read_rows(file)] == ["t"]
     ledger.close(PATIENCE)
 
 
-def test_a_file_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
+def test_deleted_usage_file_is_recreated(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, get_now)
     ledger._write_batch([RECORD])
     file.unlink()
     ledger._write_batch([replace(RECORD, id="s")])
-    assert [row["id"] for row in rows(file)] == ["s"]
+    assert [row["id"] for row in read_rows(file)] == ["s"]
     file.rename(tmp_path / "elsewhere.sqlite")
     ledger._write_batch([replace(RECORD, id="t")])
     ledger.close(PATIENCE)
-    assert [row["id"] for row in rows(file)] == ["t"]
+    assert [row["id"] for row in read_rows(file)] == ["t"]
 
 
-def test_rows_wait_for_a_locked_file(tmp_path: Path, sounds: Sounds) -> None:
+def test_rows_wait_for_a_locked_file(tmp_path: Path, log_waiter: LogWaiter) -> None:
     file = tmp_path / "usage.sqlite"
-    written(file, RECORD)
-    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
+    write_records(file, RECORD)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, get_now)
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         ledger.start()
         ledger.record_usage(replace(RECORD, id="s"))
-        sounds.hear(f"usage is not written to {file} for now: database is locked")
+        log_waiter.hear(f"usage is not written to {file} for now: database is locked")
         other.execute("ROLLBACK")
-        sounds.hear(f"usage is written to {file} again")
+        log_waiter.hear(f"usage is written to {file} again")
     ledger.close(PATIENCE)
-    assert [row["id"] for row in rows(file)] == ["r", "s"]
-    assert len(sounds.said) == 2
+    assert [row["id"] for row in read_rows(file)] == ["r", "s"]
+    assert len(log_waiter.said) == 2
     assert ledger.count_dropped() == 0
 
 
-def _no_folder(file: Path) -> None:
+def _remove_folder(file: Path) -> None:
     file.parent.rmdir()
 
 
-def _no_database(file: Path) -> None:
+def _write_invalid_database(file: Path) -> None:
     file.write_text("This is no database, and long enough to be known for none." * 9)
 
 
-@pytest.mark.parametrize("harm", [_no_folder, _no_database])
-def test_rows_that_can_never_be_written_are_counted_and_said(
-    tmp_path: Path, sounds: Sounds, harm: Callable[[Path], None]
+@pytest.mark.parametrize("harm", [_remove_folder, _write_invalid_database])
+def test_unwritable_rows_are_counted_and_logged(
+    tmp_path: Path, log_waiter: LogWaiter, harm: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -210,7 +212,7 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
     def tried() -> float:
         if next(tries) == 3:
             again.set()
-        return now()
+        return get_now()
 
     ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, tried)
     ledger.start()
@@ -218,69 +220,71 @@ def test_rows_that_can_never_be_written_are_counted_and_said(
     assert again.wait(PATIENCE)
     ledger.close(PATIENCE)
     assert ledger.count_dropped() == 1
-    began, ended = sounds.said
+    began, ended = log_waiter.said
     assert began.startswith(f"usage is not written to {folder / 'usage.sqlite'} for now: ")
     assert ended == "usage: 1 rows were dropped"
 
 
-def test_what_was_lost_is_said_when_rows_are_written_again(
-    tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
+def test_dropped_rows_are_logged_when_writing_resumes(
+    tmp_path: Path, log_waiter: LogWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "_MAX_WAITING_ROWS", 1)
     folder = tmp_path / "folder"
-    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, get_now)
     ledger.start()
     ledger.record_usage(RECORD)
-    sounds.hear("usage is not written to")
+    log_waiter.hear("usage is not written to")
     ledger.record_usage(replace(RECORD, id="s"))
     ledger.record_usage(replace(RECORD, id="t"))
     folder.mkdir()
-    sounds.hear("usage: 1 rows were dropped")
+    log_waiter.hear("usage: 1 rows were dropped")
     ledger.close(PATIENCE)
-    assert [row["id"] for row in rows(folder / "usage.sqlite")] == ["r", "s"]
+    assert [row["id"] for row in read_rows(folder / "usage.sqlite")] == ["r", "s"]
 
 
-def test_at_its_end_it_is_tried_once_more(
-    tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
+def test_close_retries_the_last_write(
+    tmp_path: Path, log_waiter: LogWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "_RETRY_DELAY", PATIENCE)
     folder = tmp_path / "folder"
-    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(folder / "usage.sqlite"), FOREVER, get_now)
     ledger.start()
     ledger.record_usage(RECORD)
-    sounds.hear("usage is not written to")
+    log_waiter.hear("usage is not written to")
     folder.mkdir()
     ledger.close(PATIENCE)
     assert ledger.count_dropped() == 0
-    assert len(rows(folder / "usage.sqlite")) == 1
+    assert len(read_rows(folder / "usage.sqlite")) == 1
 
 
-def test_a_file_that_never_was_one_is_let_go(tmp_path: Path, sounds: Sounds) -> None:
+def test_file_without_a_table_is_replaced(tmp_path: Path, log_waiter: LogWaiter) -> None:
     """It has no table yet when it is taken away."""
     file = tmp_path / "usage.sqlite"
     file.symlink_to("/dev/full")
-    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, get_now)
     ledger.start()
     ledger.record_usage(RECORD)
-    sounds.hear("database or disk is full")
+    log_waiter.hear("database or disk is full")
     file.unlink()
-    sounds.hear("is written to")
+    log_waiter.hear("is written to")
     ledger.close(PATIENCE)
-    assert len(rows(file)) == 1
+    assert len(read_rows(file)) == 1
 
 
-def test_an_end_within_which_not_all_was_written_is_said(
-    tmp_path: Path, sounds: Sounds, monkeypatch: pytest.MonkeyPatch
+def test_incomplete_close_is_logged(
+    tmp_path: Path, log_waiter: LogWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = SqliteUsageRecorder(str(tmp_path / "usage.sqlite"), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(tmp_path / "usage.sqlite"), FOREVER, get_now)
     monkeypatch.setattr(BackgroundWriter, "close", lambda self, within: False)
     ledger.close(0)
-    assert sounds.said == [f"usage: the last rows were not written to {tmp_path / 'usage.sqlite'}"]
+    assert log_waiter.said == [
+        f"usage: the last rows were not written to {tmp_path / 'usage.sqlite'}"
+    ]
 
 
-def test_rows_are_summed_while_they_are_written(tmp_path: Path) -> None:
+def test_usage_can_be_queried_during_writes(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
-    ledger = SqliteUsageRecorder(str(file), FOREVER, now)
+    ledger = SqliteUsageRecorder(str(file), FOREVER, get_now)
     ledger._write_batch([RECORD])
     assert [one.requests for one in query_sqlite_usage(str(file), ["model"], 0)] == [1]
     ledger._write_batch([replace(RECORD, id="s")])

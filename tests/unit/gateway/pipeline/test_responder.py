@@ -26,7 +26,7 @@ from protocols.core.events import (
 from protocols.core.interfaces import Headers, HttpResponse, ResponseEncoder
 
 
-class Clock:
+class FakeClock:
     """Goes on by a second with each batch."""
 
     now = 100.0
@@ -35,11 +35,11 @@ class Clock:
         return self.now
 
 
-class Batches:
+class FakeStrategy:
     """An answer whose every batch has its bytes; all but the first are given, if it ``pours``."""
 
     def __init__(
-        self, clock: Clock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
+        self, clock: FakeClock, *batches: tuple[bytes, Sequence[Event]], pours: bool = False
     ) -> None:
         self._pours = pours
         self._clock = clock
@@ -71,10 +71,10 @@ class Batches:
         return self._batches
 
 
-class Lingering(Batches):
+class HangingStrategy(FakeStrategy):
     """The same from a worker that does not end its answer."""
 
-    def __init__(self, clock: Clock, *batches: tuple[bytes, Sequence[Event]]) -> None:
+    def __init__(self, clock: FakeClock, *batches: tuple[bytes, Sequence[Event]]) -> None:
         super().__init__(clock, *batches)
         self.ends = asyncio.Event()
 
@@ -85,7 +85,7 @@ class Lingering(Batches):
         raise StreamBroken("the worker's answer stopped before its end")
 
 
-class Sink:
+class FakeWriter:
     """Takes it all."""
 
     started = False
@@ -108,9 +108,9 @@ class Sink:
         raise AssertionError
 
 
-def responder(
-    strategy: Batches,
-    clock: Clock,
+def make_responder(
+    strategy: FakeStrategy,
+    clock: FakeClock,
     seconds: float = 60.0,
     writer: ResponseWriter | None = None,
     record: RequestRecord | None = None,
@@ -119,7 +119,7 @@ def responder(
     timer = DeadlineTimer(clock, asyncio.get_running_loop)
     record = RequestRecord("r") if record is None else record
     make: Any = Responder
-    made: Responder = make(strategy, context, writer or Sink(), record, timer)
+    made: Responder = make(strategy, context, writer or FakeWriter(), record, timer)
     return made
 
 
@@ -148,17 +148,17 @@ END: tuple[bytes, Sequence[Event]] = (
     ],
 )
 @pytest.mark.parametrize("pours", [False, True], ids=["read", "poured"])
-async def test_the_first_token_is_not_the_heading(
+async def test_first_token_time_excludes_the_stream_start(
     batches: list[tuple[bytes, Sequence[Event]]],
     first_byte: float,
     first_token: float | None,
     *,
     pours: bool,
 ) -> None:
-    clock, record = Clock(), RequestRecord("r")
+    clock, record = FakeClock(), RequestRecord("r")
 
-    answer = Batches(clock, *batches, pours=pours)
-    await responder(answer, clock, record=record).run(set(), stream=True)
+    answer = FakeStrategy(clock, *batches, pours=pours)
+    await make_responder(answer, clock, record=record).run(set(), stream=True)
 
     assert (record.first_byte, record.first_token) == (first_byte, first_token)
     assert record.finish_reasons == ("stop", "length")
@@ -166,9 +166,9 @@ async def test_the_first_token_is_not_the_heading(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
-    clock, live = Clock(), set[Responder]()
-    exchange = responder(Batches(clock), clock, seconds=0.0)
+async def test_exceeded_deadline_sends_no_upstream_request(*, stream: bool) -> None:
+    clock, live = FakeClock(), set[Responder]()
+    exchange = make_responder(FakeStrategy(clock), clock, seconds=0.0)
 
     with pytest.raises(DeadlineExceeded):
         await exchange.run(live, stream=stream)
@@ -177,11 +177,11 @@ async def test_nothing_is_asked_once_the_time_is_up(*, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["broken", "stopped", "gone"])
-async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(how: str) -> None:
-    clock, record, sink = Clock(), RequestRecord("r"), Sink()
+async def test_stream_ends_with_stream_end_even_if_the_worker_stays_connected(how: str) -> None:
+    clock, record, sink = FakeClock(), RequestRecord("r"), FakeWriter()
     said: list[Event] = [TextDelta("a")]
-    answer = Lingering(clock, (b"t", said), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
-    exchange = responder(answer, clock, writer=sink, record=record)
+    answer = HangingStrategy(clock, (b"t", said), (b"end", [ChoiceEnd("stop"), StreamEnd()]))
+    exchange = make_responder(answer, clock, writer=sink, record=record)
     task = asyncio.create_task(exchange.run(set(), stream=True))
     await asyncio.sleep(0)
     assert (sink.finished, task.done()) == (1, False)
@@ -198,7 +198,7 @@ async def test_a_stream_ends_with_its_last_piece_whatever_its_worker_does_then(h
     assert (record.outcome, record.error, record.finish_reasons) == ("ok", "", ("stop",))
 
 
-class Unary(Batches):
+class FakeUnaryStrategy(FakeStrategy):
     """A response that is not streamed, and what it is built of."""
 
     built: tuple[Sequence[Event], bytes | None] = (), None
@@ -208,7 +208,7 @@ class Unary(Batches):
         return HttpResponse(200)
 
 
-class UnarySink(Sink):
+class FakeUnaryWriter(FakeWriter):
     """Takes a response in one piece."""
 
     def send_response(self, status: int, headers: Headers, body: bytes) -> None:
@@ -216,18 +216,22 @@ class UnarySink(Sink):
 
 
 @pytest.mark.parametrize("data", [b"body", None])
-async def test_a_unary_response_is_built_of_all_batches(data: bytes | None) -> None:
-    clock, record = Clock(), RequestRecord("r")
-    answer = Unary(clock, (b"", [TextDelta("a")]), (data or b"", END[1]))
+async def test_unary_response_is_built_from_all_batches(data: bytes | None) -> None:
+    clock, record = FakeClock(), RequestRecord("r")
+    answer = FakeUnaryStrategy(clock, (b"", [TextDelta("a")]), (data or b"", END[1]))
 
-    await responder(answer, clock, writer=UnarySink(), record=record).run(set(), stream=False)
+    await make_responder(answer, clock, writer=FakeUnaryWriter(), record=record).run(
+        set(), stream=False
+    )
 
     assert answer.built == ([TextDelta("a"), *END[1]], data)
     assert (record.status, record.usage) == (200, Usage(1, 2))
     assert record.finish_reasons == ("stop", "length")
 
 
-async def test_a_unary_response_without_its_end_is_broken() -> None:
-    clock = Clock()
+async def test_unary_response_without_stream_end_raises_stream_broken() -> None:
+    clock = FakeClock()
     with pytest.raises(StreamBroken):
-        await responder(Unary(clock, (b"b", [TextDelta("a")])), clock).run(set(), stream=False)
+        await make_responder(FakeUnaryStrategy(clock, (b"b", [TextDelta("a")])), clock).run(
+            set(), stream=False
+        )

@@ -20,17 +20,17 @@ from protocols.core.events import (
 from tests.fakes import FakeClock
 
 
-def noted(*events: Event) -> ResponseSummary:
+def summarize(*events: Event) -> ResponseSummary:
     one = ResponseSummary(lambda: 0.0)
     one.add_events(events)
     return one
 
 
-def arm(one: ResponseSummary) -> ShadowSide:
+def build_side(one: ResponseSummary) -> ShadowSide:
     return one.build_side(("chat", "2"), ("ok", ""))
 
 
-def test_an_answer_in_figures() -> None:
+def test_response_summary_contains_tokens_lengths_and_times() -> None:
     clock = FakeClock()
     one = ResponseSummary(clock)
     clock.now += 1
@@ -43,13 +43,13 @@ def test_an_answer_in_figures() -> None:
     )
 
     expected = ShadowSide("chat", "2", "ok", "", ("eos", "length"), 4, 13, 2.0, 3.0)
-    assert arm(one) == expected
+    assert build_side(one) == expected
     one.add_events([Usage(3, 9)])
-    assert arm(one).tokens == 9
+    assert build_side(one).tokens == 9
     assert one.build_side(("c", "1"), ("worker_error", "StreamBroken")).error == "StreamBroken"
 
 
-def test_a_new_try_begins_anew() -> None:
+def test_new_attempt_resets_the_summary() -> None:
     clock = FakeClock()
     one = ResponseSummary(clock)
     one.add_events([TextDelta("half"), Usage(1, 1), ChoiceEnd("eos")])
@@ -57,16 +57,16 @@ def test_a_new_try_begins_anew() -> None:
     one.start()
     clock.now += 1
 
-    assert arm(one) == ShadowSide("chat", "2", duration=1.0)
-    assert one.has_same_content(noted())
+    assert build_side(one) == ShadowSide("chat", "2", duration=1.0)
+    assert one.has_same_content(summarize())
 
 
 @pytest.mark.parametrize(
     "event", [TextDelta("a"), ReasoningDelta("a"), Embedding(0, (1.0,)), RefusalDelta("a")]
 )
-def test_whatever_is_said_is_the_first_of_it(event: Event) -> None:
-    assert arm(noted(event)).first_token == 0.0
-    assert arm(noted(StreamStart(1), Usage(1), StreamEnd())).first_token is None
+def test_first_content_event_of_any_kind_sets_the_first_token_time(event: Event) -> None:
+    assert build_side(summarize(event)).first_token == 0.0
+    assert build_side(summarize(StreamStart(1), Usage(1), StreamEnd())).first_token is None
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_whatever_is_said_is_the_first_of_it(event: Event) -> None:
         ([TextDelta("\ud800")], [TextDelta("\ud800")], True),
     ],
 )  # fmt: skip
-def test_two_answers_are_the_same_by_their_words(
+def test_responses_are_equal_if_their_content_is_equal(
     one: list[Event], other: list[Event], *, same: bool
 ) -> None:
-    assert noted(*one).has_same_content(noted(*other)) is same
+    assert summarize(*one).has_same_content(summarize(*other)) is same
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_two_answers_are_the_same_by_their_words(
         ([Embedding(0, (1.0,)), StreamEnd()], True),
     ],
 )
-def test_an_answer_is_complete_when_each_choice_is(events: list[Event], *, complete: bool) -> None:
-    assert noted(*events).is_complete is complete
+def test_summary_is_complete_if_every_choice_ended(events: list[Event], *, complete: bool) -> None:
+    assert summarize(*events).is_complete is complete

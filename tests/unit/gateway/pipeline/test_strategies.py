@@ -35,29 +35,29 @@ MODEL = compile_model(ModelInfo("m", ()), TARGETS, {"1": 1})
 ROUTE = Router({"m": MODEL}, draw=random.Random(1).random).route("m")
 
 
-def ask(prompts: int, n: int) -> GenerationRequest:
+def make_request(prompts: int, n: int) -> GenerationRequest:
     return GenerationRequest(model="m", kind="completion", prompts=("a",) * prompts, n=n)
 
 
-def test_the_target_s_own_name_is_asked_for() -> None:
-    assert apply_model_settings(ask(1, 1), ROUTE, {}, "dialect").model == "real"
+def test_request_uses_the_model_name_of_the_target() -> None:
+    assert apply_model_settings(make_request(1, 1), ROUTE, {}, "dialect").model == "real"
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, MAX_CHOICES), (MAX_CHOICES // 64, 64)])
-def test_as_many_answers_as_anybody_may_ask_for(prompts: int, n: int) -> None:
+def test_maximum_number_of_choices_is_accepted(prompts: int, n: int) -> None:
     assert isinstance(
-        apply_model_settings(ask(prompts, n), ROUTE, {}, "dialect"), GenerationRequest
+        apply_model_settings(make_request(prompts, n), ROUTE, {}, "dialect"), GenerationRequest
     )
 
 
 @pytest.mark.parametrize(("prompts", "n"), [(1, 10**15), (MAX_CHOICES // 64, 65)])
-def test_more_answers_than_anybody_may_ask_for(prompts: int, n: int) -> None:
+def test_too_many_choices_are_rejected(prompts: int, n: int) -> None:
     with pytest.raises(InvalidParameter, match=r"'best' must be at most 8192 in all") as caught:
-        apply_model_settings(ask(prompts, n), ROUTE, {"n": "best"}, "dialect")
+        apply_model_settings(make_request(prompts, n), ROUTE, {"n": "best"}, "dialect")
     assert caught.value.problem == "above"
 
 
-def test_more_alternatives_to_a_token_than_anybody_may_ask_for() -> None:
+def test_too_many_top_logprobs_are_rejected() -> None:
     many = GenerationRequest(
         model="m", kind="completion", prompts=("a",), logprobs=LogprobsOptions(MAX_TOP_LOGPROBS + 1)
     )
@@ -68,7 +68,7 @@ def test_more_alternatives_to_a_token_than_anybody_may_ask_for() -> None:
 # --- how a target serves a request ----------------------------------------------------------------
 
 
-class Dropping(EchoBackend):
+class LossyBackend(EchoBackend):
     """Supports no seed, and may pass a request through as often as it is offered."""
 
     offered = 0
@@ -81,7 +81,7 @@ class Dropping(EchoBackend):
         )
 
 
-def strategy(
+def make_strategy(
     backend: EchoBackend, on_loss: OnLoss = "report", *, strict: str = "", **fields: object
 ) -> ResponseStrategy:
     adapter = OpenAI()
@@ -103,44 +103,42 @@ def strategy(
     ("on_loss", "strict", "offered"),
     [("report", "", 1), ("ignore", "", 1), ("report", "0", 1), ("report", "1", 0)],
 )
-def test_a_request_is_offered_for_pass_through_unless_the_client_is_strict(
+def test_strict_request_is_not_offered_for_passthrough(
     on_loss: OnLoss, strict: str, offered: int
 ) -> None:
-    backend = Dropping()
+    backend = LossyBackend()
     if strict == "1":
         with pytest.raises(UnsupportedFeature, match="can't honour: seed"):
-            strategy(backend, on_loss, strict=strict)
+            make_strategy(backend, on_loss, strict=strict)
     else:
-        made = strategy(backend, on_loss, strict=strict)
+        made = make_strategy(backend, on_loss, strict=strict)
         reported = [one.field for one in made.unsupported_parameters]
         assert reported == ([] if on_loss == "ignore" else ["seed"])
     assert backend.offered == offered
 
 
-def test_a_model_that_rejects_losses_passes_nothing_through() -> None:
-    backend = Dropping()
+def test_on_loss_reject_disables_passthrough() -> None:
+    backend = LossyBackend()
     with pytest.raises(UnsupportedFeature):
-        strategy(backend, "reject")
+        make_strategy(backend, "reject")
     assert backend.offered == 0
 
 
-async def report(made: ResponseStrategy, *, unary: bool) -> list[Event]:
+async def collect_events(made: ResponseStrategy, *, unary: bool) -> list[Event]:
     items = await (made.send_unary() if unary else collect_items(made.stream()))
     return [event for _, batch in items for event in made.process_events(batch)]
 
 
 @pytest.mark.parametrize("unary", [False, True], ids=["stream", "unary"])
 @pytest.mark.parametrize("stop", [None, "!"], ids=["as it is", "emulated"])
-async def test_the_events_that_are_reported_can_be_observed(
-    stop: str | None, *, unary: bool
-) -> None:
-    made = strategy(EchoBackend(script=["Hello", "!"]), echo=True, stop=stop)
+async def test_observer_gets_the_reported_events(stop: str | None, *, unary: bool) -> None:
+    made = make_strategy(EchoBackend(script=["Hello", "!"]), echo=True, stop=stop)
     if stop:
         made.plan = replace(made.plan, emulated_fields=frozenset({"stopping.stop"}))
     observed: list[Event] = []
     made.observe_events = observed.extend
 
-    events = await report(made, unary=unary)
+    events = await collect_events(made, unary=unary)
 
     assert observed == events
     assert [type(event) for event in events].count(Usage) == 1

@@ -20,11 +20,11 @@ PERIOD: Final = 16.0
 MIDNIGHT: Final = 20_000 * SECONDS_PER_DAY
 
 
-def rate(spent: BucketState | None = None, *, by_token: bool = True) -> TokenBucket:
+def make_bucket(spent: BucketState | None = None, *, by_token: bool = True) -> TokenBucket:
     return TokenBucket(AMOUNT, PERIOD, spent or BucketState(), by_token=by_token)
 
 
-class Bucket:
+class ExactBucket:
     """The oracle: what is left, in exact numbers."""
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS)
-def test_a_rate_admits_what_a_bucket_in_exact_numbers_does(
+def test_token_bucket_matches_a_bucket_of_exact_numbers(
     steps: list[tuple[Fraction, int, int | None]],
 ) -> None:
-    counter, oracle, now = rate(), Bucket(), Fraction(0)
+    counter, oracle, now = make_bucket(), ExactBucket(), Fraction(0)
     running: list[tuple[int, int]] = []
     for pause, weight, used in steps:
         now += pause
@@ -82,10 +82,10 @@ def test_a_rate_admits_what_a_bucket_in_exact_numbers_does(
 
 @settings(max_examples=300)
 @given(STEPS)
-def test_what_is_used_is_never_more_than_the_amount_and_what_came_back(
+def test_used_tokens_never_exceed_capacity_plus_refill(
     steps: list[tuple[Fraction, int, int | None]],
 ) -> None:
-    counter, now, total = rate(), 0.0, 0
+    counter, now, total = make_bucket(), 0.0, 0
     for pause, weight, used in steps:
         now += float(pause)
         if not counter.reserve(weight, now):
@@ -96,8 +96,8 @@ def test_what_is_used_is_never_more_than_the_amount_and_what_came_back(
     assert counter.get_status(now + PERIOD) == RateLimitStatus(AMOUNT, AMOUNT, 0.0)
 
 
-def test_tokens_beyond_what_was_taken_are_owed() -> None:
-    counter = rate()
+def test_tokens_used_beyond_the_reservation_are_owed() -> None:
+    counter = make_bucket()
     assert counter.reserve(10, 0.0) == 0
     counter.settle(10, 3 * AMOUNT, 0.0, 0.0)
     assert counter.get_status(0.0) == RateLimitStatus(AMOUNT, 0, 3 * PERIOD)
@@ -105,9 +105,9 @@ def test_tokens_beyond_what_was_taken_are_owed() -> None:
     assert counter.reserve(AMOUNT, 3 * PERIOD) == 0
 
 
-def test_of_requests_each_takes_one_and_gets_none_back() -> None:
+def test_request_bucket_counts_one_per_request_without_refund() -> None:
     spent = BucketState()
-    counter = rate(spent, by_token=False)
+    counter = make_bucket(spent, by_token=False)
     waits = [counter.reserve(1000, 0.0) for _ in range(AMOUNT + 1)]
     assert waits == [0.0] * AMOUNT + [PERIOD / AMOUNT]
     counter.settle(1000, 5, 0.0, 0.0)
@@ -117,19 +117,19 @@ def test_of_requests_each_takes_one_and_gets_none_back() -> None:
     assert counter.description == "64 requests in 16 s"
 
 
-def test_what_is_used_stays_used_under_another_limit() -> None:
+def test_used_amount_is_kept_when_the_limit_changes() -> None:
     spent = BucketState()
-    assert rate(spent).reserve(AMOUNT, 0.0) == 0
+    assert make_bucket(spent).reserve(AMOUNT, 0.0) == 0
     wider = TokenBucket(2 * AMOUNT, PERIOD, spent, by_token=True)
     assert wider.reserve(AMOUNT + 1, 0.0) > 0
     assert wider.reserve(AMOUNT, 0.0) == 0
-    assert rate(spent).get_status(0.0).remaining == 0
+    assert make_bucket(spent).get_status(0.0).remaining == 0
 
 
 # --- a day ----------------------------------------------------------------------------------------
 
 
-class Clock:
+class FakeClock:
     """Both of them."""
 
     def __init__(self, unix: float) -> None:
@@ -141,8 +141,8 @@ class Clock:
         self.now += seconds
 
 
-def test_a_budget_begins_anew_at_midnight() -> None:
-    clock = Clock(MIDNIGHT + SECONDS_PER_DAY - 10)
+def test_daily_token_budget_resets_at_midnight() -> None:
+    clock = FakeClock(MIDNIGHT + SECONDS_PER_DAY - 10)
     day = DailyBudget(100, BucketState(), lambda: clock.unix)
     assert day.reserve(60, clock.now) == 0
     assert day.reserve(60, clock.now) == 10
@@ -155,8 +155,8 @@ def test_a_budget_begins_anew_at_midnight() -> None:
     assert day.description == "100 tokens a day"
 
 
-def test_what_began_yesterday_is_yesterdays() -> None:
-    clock = Clock(MIDNIGHT - 10)
+def test_tokens_are_charged_to_the_day_of_the_request_start() -> None:
+    clock = FakeClock(MIDNIGHT - 10)
     day = DailyBudget(100, BucketState(), lambda: clock.unix)
     began = clock.now
     assert day.reserve(60, began) == 0
@@ -168,8 +168,8 @@ def test_what_began_yesterday_is_yesterdays() -> None:
     assert day.spent_today == 0
 
 
-def test_a_clock_that_is_put_forward_gives_nobody_more_than_the_day() -> None:
-    clock = Clock(MIDNIGHT + 100)
+def test_clock_jump_forward_does_not_exceed_the_daily_budget() -> None:
+    clock = FakeClock(MIDNIGHT + 100)
     day = DailyBudget(100, BucketState(), lambda: clock.unix)
     assert day.reserve(60, clock.now) == 0
     clock.unix += 3 * SECONDS_PER_DAY
@@ -178,7 +178,7 @@ def test_a_clock_that_is_put_forward_gives_nobody_more_than_the_day() -> None:
     assert day.reserve(101, clock.now) > 0
 
 
-def test_a_budget_may_be_overdrawn_by_what_was_not_foreseen() -> None:
+def test_daily_budget_can_be_overdrawn_by_unreserved_tokens() -> None:
     day = DailyBudget(100, BucketState(), lambda: MIDNIGHT)
     assert day.reserve(100, 0.0) == 0
     day.settle(100, 300, 0.0, 0.0)
@@ -191,7 +191,7 @@ def test_a_budget_may_be_overdrawn_by_what_was_not_foreseen() -> None:
 
 @settings(max_examples=300)
 @given(st.lists(st.booleans(), max_size=60))
-def test_so_many_at_a_time_and_no_more(steps: list[bool]) -> None:
+def test_concurrency_limit_is_exact(steps: list[bool]) -> None:
     slots, running = ConcurrencyLimit(3, BucketState()), 0
     for comes in steps:
         if comes:
@@ -204,7 +204,7 @@ def test_so_many_at_a_time_and_no_more(steps: list[bool]) -> None:
         assert slots.get_status(0.0) == RateLimitStatus(3, 3 - running, 0.0)
 
 
-def test_a_place_that_was_not_needed_is_free_again() -> None:
+def test_cancelled_reservation_releases_its_slot() -> None:
     slots = ConcurrencyLimit(1, BucketState(), of=" of the model 'm'")
     assert slots.reserve(1, 0.0) == 0
     assert slots.reserve(1, 0.0) == 1

@@ -33,7 +33,7 @@ OPENAI, TRITON = OpenAI(), Triton()
 ALL: Final = RateLimitConfig((3, 60), (1000, 60), 2, 5000)
 
 
-class Entry(Struct):
+class LimitedRequest(Struct):
     key: str = "web"
     usage: Usage | None = None
     tokens: int = 0
@@ -63,7 +63,7 @@ class Entry(Struct):
             self.reservation.settle(self)
 
 
-class World:
+class LimiterTestBench:
     """A limiter and its clocks."""
 
     def __init__(self, wide: RateLimitConfig = ALL, **models: RateLimitConfig) -> None:
@@ -76,8 +76,8 @@ class World:
             {"web": KeyRateLimitConfig(**asdict(wide), models=models)}, self.accounts
         )
 
-    def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> Entry:
-        entry = Entry()
+    def ask(self, weight: int = 0, model: str = "chat", dialect: Any = TRITON) -> LimitedRequest:
+        entry = LimitedRequest()
         body = b'{"max_tokens":%d}' % weight  # of 4 tokens, where the weight has three digits
         entry.reserve(self.limiter, model, body, dialect)
         return entry
@@ -87,7 +87,7 @@ class World:
             self.ask(weight, model)
         return caught.value
 
-    def end(self, entry: Entry, usage: Usage | None = None, **told: Any) -> None:
+    def end(self, entry: LimitedRequest, usage: Usage | None = None, **told: Any) -> None:
         entry.usage = usage
         for name, value in told.items():
             setattr(entry, name, value)
@@ -116,7 +116,7 @@ class World:
         (b'{"max_tokens": 7}', ModelInfo("m", (), task="embedding"), (4, 0)),
     ],
 )
-def test_what_a_request_may_take_is_guessed_by_its_bytes(
+def test_request_tokens_are_estimated_from_its_body(
     body: bytes, model: ModelInfo, tokens: tuple[int, int]
 ) -> None:
     assert estimate_tokens(body, model) == tokens
@@ -125,8 +125,8 @@ def test_what_a_request_may_take_is_guessed_by_its_bytes(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_each_limit_refuses_in_its_own_words() -> None:
-    world = World()
+def test_each_limit_has_its_own_error_message() -> None:
+    world = LimiterTestBench()
     kept = [world.ask(), world.ask()]
     error = world.refused()
     assert (error.message, error.retry_after) == ("at most 2 requests at a time are allowed", 1.0)
@@ -152,8 +152,10 @@ def test_each_limit_refuses_in_its_own_words() -> None:
     )
 
 
-def test_a_refusal_takes_nothing_of_any_limit() -> None:
-    world = World(RateLimitConfig((3, 60), None, 2, 5000), other=RateLimitConfig(tokens=(10, 60)))
+def test_rejected_request_consumes_no_limit() -> None:
+    world = LimiterTestBench(
+        RateLimitConfig((3, 60), None, 2, 5000), other=RateLimitConfig(tokens=(10, 60))
+    )
     world.end(world.ask(5, "other"), Usage(5, 5))
     before = world.left()
     assert world.refused(5, "other").message == (
@@ -162,24 +164,24 @@ def test_a_refusal_takes_nothing_of_any_limit() -> None:
     assert world.left() == before
 
 
-def test_who_has_no_limits_is_not_held_to_any() -> None:
-    world = World(RateLimitConfig())
-    entry = Entry(key="free")
+def test_key_without_limits_is_never_rejected() -> None:
+    world = LimiterTestBench(RateLimitConfig())
+    entry = LimitedRequest(key="free")
     entry.reserve(world.limiter, "chat", b"")
     entry.settle()
     assert (entry.reservation, entry.rate_limit_headers) == (None, ())
     world.end(world.ask(10**9))
 
 
-def test_a_request_that_is_too_long_for_a_limit_may_take_all_of_it() -> None:
-    world = World(RateLimitConfig(tokens=(1000, 60), budget=5000))
+def test_request_larger_than_a_limit_may_use_the_full_limit() -> None:
+    world = LimiterTestBench(RateLimitConfig(tokens=(1000, 60), budget=5000))
     world.end(world.ask(4000), Usage(2000, 0))
     assert world.left()["tokens"] == 0
     assert world.left()["budget"] == 3000
 
 
-def test_a_model_has_limits_beside_those_of_the_key() -> None:
-    world = World(RateLimitConfig((3, 60)), other=RateLimitConfig((1, 60)))
+def test_model_limits_apply_in_addition_to_key_limits() -> None:
+    world = LimiterTestBench(RateLimitConfig((3, 60)), other=RateLimitConfig((1, 60)))
     world.end(world.ask(model="other"))
     assert world.refused(model="other").message == (
         "at most 1 request in 60 s of the model 'other' are allowed"
@@ -189,21 +191,21 @@ def test_a_model_has_limits_beside_those_of_the_key() -> None:
     assert world.refused().retry_after == 20
 
 
-def test_what_takes_no_tokens_takes_none() -> None:
-    world = World()
-    entry = Entry()
+def test_request_without_a_body_reserves_no_tokens() -> None:
+    world = LimiterTestBench()
+    entry = LimitedRequest()
     entry.reserve(world.limiter, "chat", None)
     assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 1000, "budget": 5000}
 
 
-def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_jwt_principal_has_the_default_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.ratelimit.limiter.MAX_JWT_PRINCIPALS", 2)
-    world = World()
+    world = LimiterTestBench()
     common = KeyRateLimitConfig((1, 60))
 
     def asks(who: str) -> bool:
         try:
-            Entry(key=who).reserve(limiter, "chat", b"")
+            LimitedRequest(key=who).reserve(limiter, "chat", b"")
         except RateLimitExceeded:
             return False
         return True
@@ -234,8 +236,8 @@ def test_each_holder_of_a_token_has_the_common_limits(monkeypatch: pytest.Monkey
         ({"outcome": "gateway_error"}, 0),
     ],
 )
-def test_what_was_not_used_is_given_back(told: dict[str, Any], used: int) -> None:
-    world = World()
+def test_unused_tokens_are_refunded(told: dict[str, Any], used: int) -> None:
+    world = LimiterTestBench()
     entry = world.ask(100)
     assert world.left() == {"concurrency": 1, "requests": 2, "tokens": 896, "budget": 4896}
     world.end(entry, **told)
@@ -259,9 +261,9 @@ STEPS: Final = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS)
-def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int, int, bool]]) -> None:
-    world = World(WIDE, other=NARROW)
-    running: list[Entry] = []
+def test_random_requests_leak_no_reservation(steps: list[tuple[str, int, int, bool]]) -> None:
+    world = LimiterTestBench(WIDE, other=NARROW)
+    running: list[LimitedRequest] = []
     used = 0
     for model, number, pause, first in steps:
         if model:
@@ -286,8 +288,8 @@ def test_nothing_leaks_whatever_happens(steps: list[tuple[str, int, int, bool]])
 # --- from one configuration to the next -----------------------------------------------------------
 
 
-def test_what_is_used_outlives_the_configuration() -> None:
-    world = World()
+def test_used_amounts_are_kept_across_reloads() -> None:
+    world = LimiterTestBench()
     entry = world.ask(100)
     world.limiter = world.limiting(RateLimitConfig((9, 60), (2000, 60), 1, 10_000))
     assert world.refused().message == "at most 1 request at a time are allowed"
@@ -296,8 +298,8 @@ def test_what_is_used_outlives_the_configuration() -> None:
     assert world.left() == left
 
 
-def test_what_no_configuration_names_any_more_is_forgotten() -> None:
-    world = World()
+def test_counters_of_removed_limits_are_dropped() -> None:
+    world = LimiterTestBench()
     world.end(world.ask(100), Usage(300, 0))
     world.limiter = world.limiting(RateLimitConfig((3, 60)))
     left = {"concurrency": 2, "requests": 2, "tokens": 1000, "budget": 5000}
@@ -307,8 +309,8 @@ def test_what_no_configuration_names_any_more_is_forgotten() -> None:
 # --- what is told ---------------------------------------------------------------------------------
 
 
-def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
-    world = World(RateLimitConfig((3, 60), (1000, 60)), other=RateLimitConfig((2, 1)))
+def test_rate_limit_headers_show_the_tightest_limit() -> None:
+    world = LimiterTestBench(RateLimitConfig((3, 60), (1000, 60)), other=RateLimitConfig((2, 1)))
     told = dict(world.ask(100, "other", OPENAI).rate_limit_headers)
     assert told == {
         "x-ratelimit-limit-requests": "2",
@@ -319,17 +321,17 @@ def test_a_dialect_that_tells_what_is_left_tells_the_least_of_it() -> None:
         "x-ratelimit-reset-tokens": "7s",
     }
     assert world.ask().rate_limit_headers == ()
-    world = World(RateLimitConfig((2, 60)), other=RateLimitConfig((3, 1)))
+    world = LimiterTestBench(RateLimitConfig((2, 60)), other=RateLimitConfig((3, 1)))
     assert (
         dict(world.ask(100, "other", OPENAI).rate_limit_headers)["x-ratelimit-limit-requests"]
         == "2"
     )
 
 
-def test_a_refusal_tells_it_too() -> None:
-    world = World(RateLimitConfig((1, 60)))
+def test_rejected_response_has_rate_limit_headers() -> None:
+    world = LimiterTestBench(RateLimitConfig((1, 60)))
     world.ask()
-    entry = Entry()
+    entry = LimitedRequest()
     with pytest.raises(RateLimitExceeded):
         entry.reserve(world.limiter, "chat", b"", OPENAI)
     assert dict(entry.rate_limit_headers)["x-ratelimit-remaining-requests"] == "0"
@@ -338,8 +340,10 @@ def test_a_refusal_tells_it_too() -> None:
     assert world.left() == left
 
 
-def test_what_came_of_it_is_counted() -> None:
-    world = World(RateLimitConfig((2, 60), None, 9, 5000), other=RateLimitConfig(budget=100))
+def test_rate_limit_decisions_and_budgets_are_exported() -> None:
+    world = LimiterTestBench(
+        RateLimitConfig((2, 60), None, 9, 5000), other=RateLimitConfig(budget=100)
+    )
     world.end(world.ask(100), Usage(30, 0))
     world.ask(20, "other")
     world.refused()
@@ -368,11 +372,11 @@ def test_what_came_of_it_is_counted() -> None:
     ("rates", "calls"),
     [(RateLimitConfig((3, 60)), 14), (RateLimitConfig((3, 60), (10**6, 60)), 22), (ALL, 34)],
 )
-def test_a_request_costs_so_many_calls(rates: RateLimitConfig, calls: int) -> None:
+def test_rate_limiting_uses_a_bounded_number_of_calls(rates: RateLimitConfig, calls: int) -> None:
     """Whoever adds some raises the number on purpose; what OpenAI's headers cost is beside that."""
-    world = World(rates)
+    world = LimiterTestBench(rates)
     world.end(world.ask())
-    entry, body, counted = Entry(usage=Usage(1, 2)), b'{"max_tokens":5}', 0
+    entry, body, counted = LimitedRequest(usage=Usage(1, 2)), b'{"max_tokens":5}', 0
 
     def count(frame: object, event: str, arg: object) -> None:
         nonlocal counted

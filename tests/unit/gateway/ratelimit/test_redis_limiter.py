@@ -22,14 +22,14 @@ from gateway.ratelimit.redis_limiter import (
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import GatewayError, Overloaded, RateLimitExceeded
 from protocols.core.events import Usage
-from tests.unit.gateway.ratelimit.test_limiter import Entry
+from tests.unit.gateway.ratelimit.test_limiter import LimitedRequest
 
 CHAT: Final = ModelInfo("chat", (), task="embedding")
 LASTS: Final = 2.0
 RATES: Final = RateLimitConfig((64, 16), (640, 16), 8, 64_000)
 
 
-class Bank:
+class FakeLeaseStore:
     """What is left of each limit, in memory."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -56,11 +56,15 @@ class Bank:
         return LeaseGrant(granted, LASTS, 3600.0 if limit.kind == "day" else 0.0)
 
 
-class Process:
+class FakeProcess:
     """One of those that share."""
 
     def __init__(
-        self, bank: Bank, name: str, policy: StoreFailurePolicy = "local", replicas: int = 2
+        self,
+        bank: FakeLeaseStore,
+        name: str,
+        policy: StoreFailurePolicy = "local",
+        replicas: int = 2,
     ) -> None:
         self.bank = bank
         self.name = name
@@ -69,7 +73,7 @@ class Process:
         self.bell = asyncio.Event()
         self.accounts = CounterRegistry(bank.now, lambda: 86400 + bank.now(), self, self.bell.set)
         self.limiter = RateLimiter({"web": KeyRateLimitConfig(*astuple(RATES))}, self.accounts)
-        self.running: list[Entry] = []
+        self.running: list[LimitedRequest] = []
         self.leasing = LeaseRenewer(
             self, lambda: self.limiter.leased_counters, self.bell, bank.now, lambda: 0.5
         )
@@ -83,8 +87,8 @@ class Process:
     def tick(self, *, last: bool = False) -> None:
         asyncio.run(self.leasing.renew_leases(last=last))
 
-    def ask(self, weight: int = 1) -> Entry:
-        entry = Entry()
+    def ask(self, weight: int = 1) -> LimitedRequest:
+        entry = LimitedRequest()
         entry.reserve(self.limiter, "chat", b"1234" * weight, target=CHAT)
         self.running.append(entry)
         return entry
@@ -104,12 +108,13 @@ class Process:
         return {one.scope: one.get_status(self.bank.now()).remaining for one in counters}
 
 
-class World:
+class RedisLimiterTestBench:
     def __init__(self, *policies: StoreFailurePolicy) -> None:
         self.now = 1000.0
-        self.bank = Bank(lambda: self.now)
+        self.bank = FakeLeaseStore(lambda: self.now)
         self.processes = [
-            Process(self.bank, str(n), policy, len(policies)) for n, policy in enumerate(policies)
+            FakeProcess(self.bank, str(n), policy, len(policies))
+            for n, policy in enumerate(policies)
         ]
 
     def fail(self) -> None:
@@ -119,9 +124,11 @@ class World:
         self.processes[0].tick()
 
 
-def started(policy: StoreFailurePolicy = "local") -> tuple[World, Process]:
+def start_with_lease(
+    policy: StoreFailurePolicy = "local",
+) -> tuple[RedisLimiterTestBench, FakeProcess]:
     """Two processes, of which the first was asked once and has its loans."""
-    world = World(policy, policy)
+    world = RedisLimiterTestBench(policy, policy)
     first = world.processes[0]
     first.ask()
     first.end(1)
@@ -132,8 +139,8 @@ def started(policy: StoreFailurePolicy = "local") -> tuple[World, Process]:
 # --- without a loan -------------------------------------------------------------------------------
 
 
-def test_who_has_no_loan_admits_what_one_would_be_and_has_more_asked_for_at_once() -> None:
-    world = World("local", "local")
+def test_limiter_without_a_lease_admits_an_initial_amount_and_requests_one() -> None:
+    world = RedisLimiterTestBench("local", "local")
     one = world.processes[0]
     one.tick()
     assert not world.bank.wishes
@@ -158,8 +165,8 @@ def test_who_has_no_loan_admits_what_one_would_be_and_has_more_asked_for_at_once
     one.ask(1)
 
 
-def test_what_nobody_asks_for_is_let_go() -> None:
-    world, one = started()
+def test_idle_lease_is_released() -> None:
+    world, one = start_with_lease()
     for _ in range(int(4 * LEASE_IDLE_TIMEOUT)):
         world.now += 0.5
         one.tick()
@@ -172,8 +179,8 @@ def test_what_nobody_asks_for_is_let_go() -> None:
     one.ask()
 
 
-def test_a_loan_that_is_over_is_not_used() -> None:
-    world, one = started()
+def test_expired_lease_is_not_used() -> None:
+    world, one = start_with_lease()
     world.now += LASTS
     for _ in range(16):
         one.ask()
@@ -184,8 +191,8 @@ def test_a_loan_that_is_over_is_not_used() -> None:
 # --- with one -------------------------------------------------------------------------------------
 
 
-def test_a_loan_is_used_up_and_no_more() -> None:
-    world, one = started()
+def test_requests_beyond_the_lease_are_rejected() -> None:
+    world, one = start_with_lease()
     assert one.left() == {"concurrency": 2, "requests": 16, "tokens": 160, "budget": 640}
     for _ in range(16):
         one.ask()
@@ -199,9 +206,9 @@ def test_a_loan_is_used_up_and_no_more() -> None:
     world.now += 0.25
 
 
-def test_places_are_lent_as_they_are_wanted() -> None:
-    _, one = started()
-    two = Process(one.bank, "two")
+def test_concurrency_slots_are_leased_on_demand() -> None:
+    _, one = start_with_lease()
+    two = FakeProcess(one.bank, "two")
     for _ in range(2):
         one.ask(0)
     error = one.refused(0)
@@ -221,8 +228,8 @@ def test_places_are_lent_as_they_are_wanted() -> None:
     assert one.left()["concurrency"] == 2
 
 
-def test_more_than_twice_what_is_needed_is_given_back() -> None:
-    world, one = started()
+def test_lease_of_more_than_twice_the_demand_is_returned() -> None:
+    world, one = start_with_lease()
     one.refused(320)
     one.tick()
     one.ask(320)
@@ -238,8 +245,8 @@ def test_more_than_twice_what_is_needed_is_given_back() -> None:
     assert one.left()["tokens"] == 320
 
 
-def test_tokens_beyond_a_loan_are_told_and_taken_off_the_next() -> None:
-    world, one = started()
+def test_tokens_used_beyond_the_lease_reduce_the_next_lease() -> None:
+    world, one = start_with_lease()
     one.ask(10)
     one.end(500)
     assert one.left()["tokens"] == 0
@@ -252,8 +259,8 @@ def test_tokens_beyond_a_loan_are_told_and_taken_off_the_next() -> None:
     assert one.bank.spent["web/tokens/"][0] == 1
 
 
-def test_a_budget_is_spent_when_the_lender_has_no_more_of_it() -> None:
-    world = World("local")
+def test_daily_budget_is_exhausted_when_the_store_grants_no_more() -> None:
+    world = RedisLimiterTestBench("local")
     [one] = world.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(budget=1000)}, one.accounts)
     one.ask(10)
@@ -280,10 +287,10 @@ def test_a_budget_is_spent_when_the_lender_has_no_more_of_it() -> None:
         max_size=60,
     )
 )
-def test_all_together_never_use_more_than_there_is(
+def test_processes_together_never_exceed_the_limits(
     steps: list[tuple[int, int, int, str]],
 ) -> None:
-    world = World("local", "local")
+    world = RedisLimiterTestBench("local", "local")
     began, used, requests, most = world.now, 0, 0, 0
     for n, weight, pause, what in steps:
         process = world.processes[n]
@@ -315,8 +322,8 @@ def test_all_together_never_use_more_than_there_is(
 # --- while the lender fails -----------------------------------------------------------------------
 
 
-def test_each_takes_its_part() -> None:
-    world, one = started("local")
+def test_local_policy_applies_a_share_of_each_limit_if_the_store_fails() -> None:
+    world, one = start_with_lease("local")
     world.fail()
     for _ in range(4):
         one.ask(0)
@@ -334,8 +341,8 @@ def test_each_takes_its_part() -> None:
     assert one.left() == {"concurrency": 4, "requests": 31, "tokens": 300, "budget": 31_979}
 
 
-def test_everything_is_admitted() -> None:
-    world, one = started("open")
+def test_open_policy_admits_all_requests_if_the_store_fails() -> None:
+    world, one = start_with_lease("open")
     world.fail()
     for _ in range(100):
         one.ask(100)
@@ -347,8 +354,8 @@ def test_everything_is_admitted() -> None:
     assert world.bank.spent["web/tokens/"][0] == 0
 
 
-def test_nothing_is_admitted() -> None:
-    world, one = started("closed")
+def test_closed_policy_rejects_all_requests_if_the_store_fails() -> None:
+    world, one = start_with_lease("closed")
     world.fail()
     error = one.refused()
     assert isinstance(error, Overloaded)
@@ -358,8 +365,8 @@ def test_nothing_is_admitted() -> None:
     one.ask()
 
 
-def test_nothing_of_a_day_is_admitted_while_its_limit_cannot_be_checked() -> None:
-    world = World("closed")
+def test_closed_policy_rejects_requests_with_a_daily_budget() -> None:
+    world = RedisLimiterTestBench("closed")
     [one] = world.processes
     one.limiter = RateLimiter({"web": KeyRateLimitConfig(budget=100)}, one.accounts)
     one.ask()
@@ -368,10 +375,10 @@ def test_nothing_of_a_day_is_admitted_while_its_limit_cannot_be_checked() -> Non
 
 
 @pytest.mark.parametrize("policy", ["local", "open"])
-def test_what_began_before_and_after_a_failure_is_settled_where_it_was_taken(
+def test_requests_around_a_store_failure_are_settled_with_their_own_counter(
     policy: StoreFailurePolicy,
 ) -> None:
-    world, one = started(policy)
+    world, one = start_with_lease(policy)
     one.ask(100)
     world.fail()
     one.tick()
@@ -395,8 +402,8 @@ def test_what_began_before_and_after_a_failure_is_settled_where_it_was_taken(
 # --- who asks -------------------------------------------------------------------------------------
 
 
-async def test_the_lender_is_asked_again_and_again_and_told_at_the_end() -> None:
-    world = World("local")
+async def test_leases_are_renewed_periodically_and_returned_at_close() -> None:
+    world = RedisLimiterTestBench("local")
     [one] = world.processes
     one.leasing.start()
     one.ask(7)
@@ -414,14 +421,14 @@ async def test_the_lender_is_asked_again_and_again_and_told_at_the_end() -> None
     assert not any(n for held in world.bank.held.values() for n, _ in held.values())
 
 
-def test_more_is_asked_for_holders_of_tokens_by_the_limiter_that_they_have() -> None:
-    world = World("local")
+def test_leases_of_jwt_principals_are_requested_by_their_current_limiter() -> None:
+    world = RedisLimiterTestBench("local")
     [one] = world.processes
     former, one.limiter = (
         one.limiter,
         RateLimiter({}, one.accounts, KeyRateLimitConfig(*astuple(RATES))),
     )
-    Entry(key="jwt:a").reserve(one.limiter, "chat", b"", target=CHAT)
+    LimitedRequest(key="jwt:a").reserve(one.limiter, "chat", b"", target=CHAT)
     one.tick()
     assert {wish.name.partition("/")[0] for wish in world.bank.wishes} == {"jwt:a"}
     world.now += LASTS
@@ -431,7 +438,7 @@ def test_more_is_asked_for_holders_of_tokens_by_the_limiter_that_they_have() -> 
     assert not world.bank.wishes
 
 
-async def test_what_was_never_started_asks_for_nothing() -> None:
-    world = World("local")
+async def test_unstarted_lease_renewer_requests_no_lease() -> None:
+    world = RedisLimiterTestBench("local")
     await world.processes[0].leasing.aclose()
     assert not world.bank.wishes

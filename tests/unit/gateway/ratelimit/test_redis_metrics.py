@@ -4,28 +4,28 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gateway.observability.metrics.system import RATE_LIMIT_STORE_METRICS, RateLimitStoreCollector
 
 
-class Asked(Struct):
+class FakeStore(Struct):
     errors: int = 0
     up: bool = True
 
 
-def page(store: Asked) -> list[str]:
+def render_samples(store: FakeStore) -> list[str]:
     registry = CollectorRegistry()
     registry.register(RateLimitStoreCollector(store))
     lines = generate_latest(registry).decode().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
-def test_how_it_goes_is_told() -> None:
-    assert page(Asked()) == [
+def test_rate_limit_store_metrics_are_exported() -> None:
+    assert render_samples(FakeStore()) == [
         "interlingua_ratelimit_store_errors_total 0.0",
         "interlingua_ratelimit_store_up 1.0",
     ]
-    assert page(Asked(3, up=False)) == [
+    assert render_samples(FakeStore(3, up=False)) == [
         "interlingua_ratelimit_store_errors_total 3.0",
         "interlingua_ratelimit_store_up 0.0",
     ]
 
 
-def test_one_process_that_does_not_share_is_told() -> None:
+def test_store_errors_are_summed_and_store_up_is_the_minimum() -> None:
     assert [one.merge_mode for one in RATE_LIMIT_STORE_METRICS] == ["sum", "smallest"]

@@ -24,7 +24,7 @@ from protocols.core.errors import (
 )
 
 
-def route(name: str, context: int | None = None) -> Route:
+def make_route(name: str, context: int | None = None) -> Route:
     target = Target("1", name, EchoBackend(), "echo")
     model = compile_model(ModelInfo(name, (), context_length=context), {"1": target}, {"1": 1})
     return Route(model, target)
@@ -51,40 +51,46 @@ DOWN = WorkerUnreachable("gone")
         (InternalError("bug"), False),
     ],
 )
-def test_only_what_is_not_the_clients_fault_leads_on(
+def test_only_errors_not_caused_by_the_client_lead_to_fallback(
     error: GatewayError, *, leads_on: bool
 ) -> None:
     assert is_fallback_error(error) is leads_on
 
 
-def told(trail: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
+def describe_history(trail: FallbackHistory, at: Route) -> tuple[tuple[str, ...], str]:
     return trail.list_failures(at), trail.get_first_target(at)
 
 
-def test_the_way_is_told_in_its_order_without_its_end() -> None:
-    trail = FallbackHistory(route("a"), BUSY)
-    trail.record_skipped(route("b"), describe_missing("tools", "images"))
+def test_fallback_history_lists_failed_targets_in_order() -> None:
+    trail = FallbackHistory(make_route("a"), BUSY)
+    trail.record_skipped(make_route("b"), describe_missing("tools", "images"))
 
-    assert told(trail, route("c")) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
-    assert trail.record_failure(route("c"), DOWN)
+    assert describe_history(trail, make_route("c")) == (
+        ("a@1 Overloaded", "b@1 lacks tools, images"),
+        "a@1",
+    )
+    assert trail.record_failure(make_route("c"), DOWN)
     assert (trail.route.target_name, trail.error) == ("c@1", DOWN)
-    assert told(trail, trail.route) == (("a@1 Overloaded", "b@1 lacks tools, images"), "a@1")
-    assert told(FallbackHistory(route("a"), BUSY), route("a")) == ((), "")
+    assert describe_history(trail, trail.route) == (
+        ("a@1 Overloaded", "b@1 lacks tools, images"),
+        "a@1",
+    )
+    assert describe_history(FallbackHistory(make_route("a"), BUSY), make_route("a")) == ((), "")
 
 
 @pytest.mark.parametrize("error", [UnsupportedFeature("no"), InvalidParameter("no", param="n")])
-def test_who_can_not_does_not_have_the_last_word(error: GatewayError) -> None:
-    trail = FallbackHistory(route("a"), BUSY)
+def test_unsupported_request_error_of_a_fallback_keeps_the_first_error(error: GatewayError) -> None:
+    trail = FallbackHistory(make_route("a"), BUSY)
 
-    assert trail.record_failure(route("b"), error)
+    assert trail.record_failure(make_route("b"), error)
     assert (trail.route.target_name, trail.error) == ("a@1", BUSY)
 
 
 @pytest.mark.parametrize(
     "error", [ContentFiltered("no"), ClientDisconnected("left"), InternalError("bug")]
 )
-def test_some_words_are_the_last(error: GatewayError) -> None:
-    assert not FallbackHistory(route("a"), BUSY).record_failure(route("b"), error)
+def test_final_errors_stop_the_fallback(error: GatewayError) -> None:
+    assert not FallbackHistory(make_route("a"), BUSY).record_failure(make_route("b"), error)
 
 
 @pytest.mark.parametrize(
@@ -99,36 +105,36 @@ def test_some_words_are_the_last(error: GatewayError) -> None:
         (None, None, 1_000_000, False),
     ],
 )
-def test_too_long_for_one_needs_more_by_declaration(
+def test_fallback_after_context_too_long_needs_a_larger_declared_context(
     context: int | None, limit: int | None, other: int | None, *, fits: bool
 ) -> None:
-    trail = FallbackHistory(route("a", context), ContextTooLong("long", limit=limit))
-    assert trail.fits_context(route("b", other)) is fits
-    assert FallbackHistory(route("a", context), BUSY).fits_context(route("b", other))
+    trail = FallbackHistory(make_route("a", context), ContextTooLong("long", limit=limit))
+    assert trail.fits_context(make_route("b", other)) is fits
+    assert FallbackHistory(make_route("a", context), BUSY).fits_context(make_route("b", other))
 
 
 @pytest.mark.parametrize(
     ("context", "limit", "fits"), [(8, None, False), (8, 4, True), (None, 4, True), (4, None, True)]
 )
-def test_too_long_in_its_stead_rules_out_what_is_shorter(
+def test_context_too_long_at_a_fallback_excludes_smaller_contexts(
     context: int | None, limit: int | None, *, fits: bool
 ) -> None:
-    trail = FallbackHistory(route("a"), BUSY)
-    assert trail.record_failure(route("b", context), ContextTooLong("long", limit=limit))
+    trail = FallbackHistory(make_route("a"), BUSY)
+    assert trail.record_failure(make_route("b", context), ContextTooLong("long", limit=limit))
 
     assert trail.error is BUSY
-    assert trail.fits_context(route("c", 5)) is fits
-    assert trail.fits_context(route("c")) is False
+    assert trail.fits_context(make_route("c", 5)) is fits
+    assert trail.fits_context(make_route("c")) is False
 
 
-def test_too_long_for_nobody_knows_what_leaves_who_declares_something() -> None:
-    trail = FallbackHistory(route("a"), BUSY)
-    assert trail.record_failure(route("b"), ContextTooLong("long"))
-    assert trail.fits_context(route("c", 1))
-    assert not trail.fits_context(route("c"))
+def test_context_too_long_without_a_limit_allows_declared_contexts_only() -> None:
+    trail = FallbackHistory(make_route("a"), BUSY)
+    assert trail.record_failure(make_route("b"), ContextTooLong("long"))
+    assert trail.fits_context(make_route("c", 1))
+    assert not trail.fits_context(make_route("c"))
 
 
-def test_who_was_passed_over_is_counted_by_what_was_lacking() -> None:
+def test_skipped_targets_are_counted_by_missing_capability() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     lacked = ("chat@1 Overloaded", "my model@1 lacks tools, images")
     metrics.record_request(RequestRecord("r", model="spare", version="1", failed_attempts=lacked))

@@ -10,7 +10,7 @@ from protocols.core.errors import MethodNotAllowed, PathNotFound
 from protocols.core.interfaces import ClientAdapter, Endpoint
 
 
-class Fake(Struct):
+class FakeAdapter(Struct):
     """As much of a dialect as paths need."""
 
     name: str
@@ -18,7 +18,7 @@ class Fake(Struct):
     endpoints: tuple[Endpoint, ...]
 
 
-ONE = Fake(
+ONE = FakeAdapter(
     "one",
     ("/v1",),
     (
@@ -30,18 +30,18 @@ ONE = Fake(
         Endpoint("GET", "/v1/models/{model}/at/{version}.{kind}"),
     ),
 )
-TWO = Fake(
+TWO = FakeAdapter(
     "two",
     ("/v1/deep", "/v2"),
     (Endpoint("POST", "/v1/chat"), Endpoint("GET", "/v2", strict_slash=True)),
 )
 
 
-def mount(fake: Fake, prefix: str = "") -> AdapterMount:
+def make_mount(fake: FakeAdapter, prefix: str = "") -> AdapterMount:
     return AdapterMount(cast("ClientAdapter", cast("Any", fake)), prefix)
 
 
-PATHS = PathRouter([mount(ONE), mount(TWO), mount(TWO, "/other")])
+PATHS = PathRouter([make_mount(ONE), make_mount(TWO), make_mount(TWO, "/other")])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,9 @@ PATHS = PathRouter([mount(ONE), mount(TWO), mount(TWO, "/other")])
         ("GET", "/v1/models/m/at/1.x/", "one", {"model": "m", "version": "1", "kind": "x"}),
     ],
 )
-def test_a_path_is_found(method: str, path: str, dialect: str, params: dict[str, str]) -> None:
+def test_path_matches_its_endpoint(
+    method: str, path: str, dialect: str, params: dict[str, str]
+) -> None:
     found = PATHS.find_endpoint(method, path)
 
     assert found.mount.adapter.name == dialect
@@ -70,19 +72,19 @@ def test_a_path_is_found(method: str, path: str, dialect: str, params: dict[str,
 @pytest.mark.parametrize(
     "path", ["/", "/v3", "/v2/", "/V1/chat", "/v1/chat/x", "/v1/models/a/b", "/v1/models/m/ready/"]
 )
-def test_any_other_path_is_not(path: str) -> None:
+def test_unknown_path_raises_path_not_found(path: str) -> None:
     with pytest.raises(PathNotFound):
         PATHS.find_endpoint("GET", path)
 
 
-def test_a_path_without_a_parameter_is_searched_for_once() -> None:
+def test_route_of_a_static_path_is_cached() -> None:
     assert PATHS.find_endpoint("POST", "/v1/chat") is PATHS.find_endpoint("POST", "/v1/chat")
     assert [
         one.mount.adapter.name for one in PATHS.find_endpoint("POST", "/v1/chat").alternatives
     ] == ["two"]
 
 
-def test_a_wrong_method_is_told_the_right_ones() -> None:
+def test_wrong_method_error_lists_the_allowed_methods() -> None:
     with pytest.raises(MethodNotAllowed) as e:
         PATHS.find_endpoint("DELETE", "/v1/chat")
     assert (e.value.allowed, e.value.path) == (("POST",), "/v1/chat")
@@ -95,5 +97,5 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
     ("path", "dialect"),
     [("/v1/nope", "one"), ("/v1/deep/x", "two"), ("/v2/x", "two"), ("/nope", "one")],
 )
-def test_an_unknown_path_belongs_to_the_longest_root(path: str, dialect: str) -> None:
+def test_unknown_path_belongs_to_the_longest_prefix(path: str, dialect: str) -> None:
     assert PATHS.find_owner(path).adapter.name == dialect

@@ -29,7 +29,7 @@ BODY = (
         ("none", None),
     ],
 )
-def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
+def test_only_top_level_scalars_are_read_from_the_body(name: str, value: Any) -> None:
     found = RequestAttributes(body=BODY).read_field(name)
 
     assert (found, type(found)) == (value, type(value))
@@ -47,14 +47,14 @@ def test_a_field_is_a_scalar_of_the_top_level(name: str, value: Any) -> None:
     ],
     ids=["empty", "list", "cut", "encoding", "surrogate", "deep"],
 )
-def test_a_body_that_cannot_be_read_says_nothing(body: bytes) -> None:
+def test_invalid_body_has_no_attributes(body: bytes) -> None:
     traits = RequestAttributes(body=body)
 
     assert traits.read_field("user") is None
     assert traits.find_first_source(["body:user"]) == ("", "")
 
 
-def test_the_body_is_read_when_a_field_is_asked_for_and_once() -> None:
+def test_body_is_parsed_lazily_and_once() -> None:
     traits = RequestAttributes(headers={"x-a": "1"}, body=BODY, key="k", address="::1")
 
     assert [traits.read_source(one) for one in ("header:x-a", "key", "address")] == [
@@ -80,7 +80,7 @@ def test_the_body_is_read_when_a_field_is_asked_for_and_once() -> None:
         ([], ("", "")),
     ],
 )
-def test_the_first_that_says_something_tells_who_asks(
+def test_first_non_empty_source_identifies_the_client(
     sources: Sequence[str], found: tuple[str, str]
 ) -> None:
     headers = {"x-a": "1", "x-empty": ""}

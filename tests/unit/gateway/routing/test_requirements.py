@@ -37,7 +37,7 @@ TALK = GenerationRequest(
 TEXT = GenerationRequest(model="m", kind="completion", prompts=("hi",), source="elsewhere")
 
 
-def of(path: str, reason: Any = "dropped", detail: str = "") -> UnsupportedParameter:
+def make_loss(path: str, reason: Any = "dropped", detail: str = "") -> UnsupportedParameter:
     return UnsupportedParameter(path, reason, detail, path)
 
 
@@ -45,28 +45,38 @@ def of(path: str, reason: Any = "dropped", detail: str = "") -> UnsupportedParam
     ("losses", "missing"),
     [
         ((), ()),
-        ((of("sampling.top_k"), of("priority"), UnsupportedParameter("own", "dropped")), ()),
-        ((of("tools"), of("tool_choice")), ("tools", "tool choice")),
-        ((of("tools", "approximated"),), ("tools",)),
-        ((of("tools", "renamed"), of("tools", "emulated")), ()),
-        ((of("logprobs.top", "clamped"), of("logprobs.prompt")), ("logprobs",)),
-        ((of("output"), of("adapter")), ("structured output", "adapters")),
-        ((of("insert_before"), of("dimensions")), ("infilling", "dimensions")),
-        ((of("messages", "approximated", "no chat template"),), ()),
-        ((of("messages", detail="audio, names, videos"),), ("audio", "videos")),
-        ((of("messages", detail="files, images, tool calls"),), ("files", "images", "tools")),
+        (
+            (
+                make_loss("sampling.top_k"),
+                make_loss("priority"),
+                UnsupportedParameter("own", "dropped"),
+            ),
+            (),
+        ),
+        ((make_loss("tools"), make_loss("tool_choice")), ("tools", "tool choice")),
+        ((make_loss("tools", "approximated"),), ("tools",)),
+        ((make_loss("tools", "renamed"), make_loss("tools", "emulated")), ()),
+        ((make_loss("logprobs.top", "clamped"), make_loss("logprobs.prompt")), ("logprobs",)),
+        ((make_loss("output"), make_loss("adapter")), ("structured output", "adapters")),
+        ((make_loss("insert_before"), make_loss("dimensions")), ("infilling", "dimensions")),
+        ((make_loss("messages", "approximated", "no chat template"),), ()),
+        ((make_loss("messages", detail="audio, names, videos"),), ("audio", "videos")),
+        (
+            (make_loss("messages", detail="files, images, tool calls"),),
+            ("files", "images", "tools"),
+        ),
     ],
 )
-def test_only_what_is_needed_is_lacking(
+def test_only_required_capabilities_are_missing(
     losses: tuple[UnsupportedParameter, ...], missing: tuple[str]
 ) -> None:
     assert find_missing_requirements(TALK, losses, None) == missing
 
 
-def test_tools_that_are_not_to_be_called_are_not_needed() -> None:
+def test_tools_with_tool_choice_none_are_not_required() -> None:
     idle = replace(TALK, tools=(Tool("look"),), tool_choice="none")
-    assert find_missing_requirements(idle, (of("tools"),), None) == ()
-    assert find_missing_requirements(idle, (of("tools"), of("output")), None) == (
+    assert find_missing_requirements(idle, (make_loss("tools"),), None) == ()
+    assert find_missing_requirements(idle, (make_loss("tools"), make_loss("output")), None) == (
         "structured output",
     )
 
@@ -92,7 +102,7 @@ def test_tools_that_are_not_to_be_called_are_not_needed() -> None:
         (EmbeddingRequest(model="m", inputs=((1, 2, 3),), overflow="truncate"), 2, ()),
     ],
 )
-def test_only_counted_tokens_are_too_many(
+def test_only_token_id_prompts_exceed_the_context(
     request_: Any, context: int | None, missing: tuple[str, ...]
 ) -> None:
     assert find_missing_requirements(request_, (), context) == missing
@@ -101,7 +111,7 @@ def test_only_counted_tokens_are_too_many(
 # --- a law over all worker dialects ---------------------------------------------------------------
 
 
-def every_worker() -> Iterator[Any]:
+def iterate_upstream_adapters() -> Iterator[Any]:
     for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
             dialect = build_adapter(name, profile, {})
@@ -109,7 +119,7 @@ def every_worker() -> Iterator[Any]:
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
-every_worker_dialect = pytest.mark.parametrize("dialect", list(every_worker()))
+every_worker_dialect = pytest.mark.parametrize("dialect", list(iterate_upstream_adapters()))
 MARK = "needle"
 NEEDED: dict[str, GenerationRequest] = {
     "tools": replace(TALK, tools=(Tool(MARK),)),
@@ -136,7 +146,7 @@ CALLED = replace(
 )
 
 
-def missing(dialect: Any, request: GenerationRequest) -> tuple[str, ...]:
+def find_missing(dialect: Any, request: GenerationRequest) -> tuple[str, ...]:
     return find_missing_requirements(
         request,
         plan_emulation(request, dialect.unsupported_parameters(request, {})).unsupported_parameters,
@@ -146,19 +156,19 @@ def missing(dialect: Any, request: GenerationRequest) -> tuple[str, ...]:
 
 @every_worker_dialect
 @pytest.mark.parametrize("ability", NEEDED)
-def test_what_is_not_sent_is_lacking(dialect: Any, ability: str) -> None:
+def test_capability_is_sent_to_the_worker_or_reported_missing(dialect: Any, ability: str) -> None:
     request = NEEDED[ability]
     try:
         body = dialect.encode_request(request).body
     except UnsupportedFeature:
         return
     said = b"logprobs" if ability == "logprobs" else MARK.encode()
-    assert (said in body) or (ability in missing(dialect, request))
-    assert missing(dialect, TALK) == ()
+    assert (said in body) or (ability in find_missing(dialect, request))
+    assert find_missing(dialect, TALK) == ()
 
 
 @every_worker_dialect
-def test_calls_that_are_not_sent_are_lacking(dialect: Any) -> None:
-    assert MARK.encode() in dialect.encode_request(CALLED).body or "tools" in missing(
+def test_tool_calls_are_sent_to_the_worker_or_reported_missing(dialect: Any) -> None:
+    assert MARK.encode() in dialect.encode_request(CALLED).body or "tools" in find_missing(
         dialect, CALLED
     )

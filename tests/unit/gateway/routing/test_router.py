@@ -13,30 +13,30 @@ from protocols.core.errors import ModelNotFound, VersionNotFound
 BACKEND = EchoBackend()
 
 
-def target(version: str, model: str) -> Target:
+def make_target(version: str, model: str) -> Target:
     return Target(version, model, BACKEND, "echo")
 
 
-def model(name: str, weights: dict[str, int], **info: object) -> Model:
-    targets = {version: target(version, f"{name}-{version}") for version in weights}
+def make_model(name: str, weights: dict[str, int], **info: object) -> Model:
+    targets = {version: make_target(version, f"{name}-{version}") for version in weights}
     return compile_model(ModelInfo(name, (), **info), targets, weights)  # type: ignore[arg-type]
 
 
-def router(*models: Model, draw: float = 0.0) -> Router:
+def make_router(*models: Model, draw: float = 0.0) -> Router:
     return Router({one.info.name: one for one in models}, draw=lambda: draw)
 
 
 @pytest.mark.parametrize(("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999, "2")])
-def test_a_split_follows_its_weights(draw: float, version: str) -> None:
-    table = router(model("chat", {"1": 90, "2": 10}), draw=draw)
+def test_traffic_split_follows_its_weights(draw: float, version: str) -> None:
+    table = make_router(make_model("chat", {"1": 90, "2": 10}), draw=draw)
 
     route = table.route("chat")
 
     assert (route.target.version, route.pinned) == (version, False)
 
 
-def test_a_version_without_weight_is_reached_by_its_name_only() -> None:
-    table = router(model("chat", {"1": 1, "2": 0}), draw=0.9999)
+def test_version_without_weight_is_reached_only_by_name() -> None:
+    table = make_router(make_model("chat", {"1": 1, "2": 0}), draw=0.9999)
 
     assert table.route("chat").target.version == "1"
     assert table.route("chat", "2").target.backend_model == "chat-2"
@@ -53,9 +53,9 @@ class Observer:
         raise AssertionError
 
 
-def test_nothing_is_drawn_where_nothing_is_shared_unless_somebody_looks_on() -> None:
+def test_single_version_draws_no_random_number_unless_observed() -> None:
     never, twice = iter(()), iter([0.5, 0.5])
-    table = Router({"chat": model("chat", {"1": 1, "2": 0})}, draw=never.__next__)
+    table = Router({"chat": make_model("chat", {"1": 1, "2": 0})}, draw=never.__next__)
 
     assert table.route("chat") is table.route("chat")
     assert table.route("chat", observer=Observer(twice)) == table.route("chat")
@@ -63,15 +63,15 @@ def test_nothing_is_drawn_where_nothing_is_shared_unless_somebody_looks_on() -> 
     assert next(twice, None) is None
 
 
-def test_an_alias_is_the_model() -> None:
-    table = router(model("chat", {"1": 1}, aliases=("gpt-4o",)))
+def test_alias_routes_to_its_model() -> None:
+    table = make_router(make_model("chat", {"1": 1}, aliases=("gpt-4o",)))
 
     assert table.route("gpt-4o").model.info.name == "chat"
     assert table.find_model("gpt-4o").name == "chat"
 
 
-def test_what_does_not_exist_is_named() -> None:
-    table = router(model("chat", {"1": 1}))
+def test_unknown_model_or_version_is_named_in_the_error() -> None:
+    table = make_router(make_model("chat", {"1": 1}))
 
     with pytest.raises(ModelNotFound, match="'nope'"):
         table.route("nope")
@@ -86,8 +86,8 @@ def test_what_does_not_exist_is_named() -> None:
     assert len(e.value.message) < 300
 
 
-def test_the_model_for_every_name_passes_the_name_on() -> None:
-    table = router(model("*", {"1": 1}), model("chat", {"1": 1}))
+def test_wildcard_model_passes_the_requested_name_on() -> None:
+    table = make_router(make_model("*", {"1": 1}), make_model("chat", {"1": 1}))
 
     route = table.route("any/thing")
 
@@ -98,8 +98,8 @@ def test_the_model_for_every_name_passes_the_name_on() -> None:
         table.route("")
 
 
-def test_the_listing_says_shares_in_percent_and_readiness() -> None:
-    [info] = router(model("chat", {"1": 3, "2": 1})).list_models()
+def test_model_list_contains_shares_in_percent_and_readiness() -> None:
+    [info] = make_router(make_model("chat", {"1": 3, "2": 1})).list_models()
 
     assert [(v.name, v.backend_model, v.share, v.ready) for v in info.versions] == [
         ("1", "chat-1", 75, True),
@@ -118,10 +118,12 @@ def test_the_listing_says_shares_in_percent_and_readiness() -> None:
         (None, "report", RequestDefaults(stopping={"max_tokens": 1}), False),
     ],
 )
-def test_requests_may_be_passed_through_if_the_model_changes_nothing_of_them(
+def test_passthrough_is_allowed_only_if_the_model_changes_nothing(
     most: int | None, on_loss: OnLoss, defaults: RequestDefaults, *, as_it_is: bool
 ) -> None:
     info = ModelInfo("*", (), max_tokens=most)
-    table = router(compile_model(info, {"1": target("1", "m")}, {"1": 1}, on_loss, defaults))
+    table = make_router(
+        compile_model(info, {"1": make_target("1", "m")}, {"1": 1}, on_loss, defaults)
+    )
 
     assert table.route("any").target.allows_passthrough is as_it_is

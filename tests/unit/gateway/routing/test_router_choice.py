@@ -30,28 +30,28 @@ BETA: dict[str, Any] = {"header": {"x-cohort": "beta"}}
 SOMEBODY = RequestAttributes(headers={"x-user-id": "user-4"}, key="web")
 
 
-def model(name: str, weights: Mapping[str, int], **more: Any) -> Model:
+def make_model(name: str, weights: Mapping[str, int], **more: Any) -> Model:
     targets = {one: Target(one, f"{name}-{one}", BACKEND, "echo") for one in weights}
     info = ModelInfo(name, (), aliases=more.pop("aliases", ()))
     compiled = compile_model(info, targets, weights, salt=more.pop("salt", ""))
     return replace(compiled, **more)
 
 
-def router(*models: Model, rules: tuple[RouteRule, ...] = (), draw: float = 0.0) -> Router:
+def make_router(*models: Model, rules: tuple[RouteRule, ...] = (), draw: float = 0.0) -> Router:
     return Router({one.info.name: one for one in models}, draw=lambda: draw, rules=rules)
 
 
-def told(route: Route) -> tuple[str, str, str]:
+def describe_route(route: Route) -> tuple[str, str, str]:
     return route.target_name, route.reason.rule, route.reason.sticky
 
 
-def asks(**traits: Any) -> Any:
+def make_attributes(**traits: Any) -> Any:
     return lambda: RequestAttributes(**traits)
 
 
-CHAT = model("chat", {"1": 90, "2": 10}, aliases=("talk",))
-OTHER = model("other", {"1": 90, "2": 10}, sticky=STICKY)
-SALTED = model("chat", {"1": 90, "2": 10}, salt="llama31-rollout", sticky=STICKY)
+CHAT = make_model("chat", {"1": 90, "2": 10}, aliases=("talk",))
+OTHER = make_model("other", {"1": 90, "2": 10}, sticky=STICKY)
+SALTED = make_model("chat", {"1": 90, "2": 10}, salt="llama31-rollout", sticky=STICKY)
 
 
 # --- sticky ---------------------------------------------------------------------------------------
@@ -66,132 +66,150 @@ SALTED = model("chat", {"1": 90, "2": 10}, salt="llama31-rollout", sticky=STICKY
         ({"address": "user-4"}, "address"),
     ],
 )
-def test_the_first_that_is_there_holds_the_client(traits: Any, sticky: str) -> None:
-    route = router(SALTED).route("chat", None, asks(**traits))
+def test_first_available_sticky_source_assigns_the_version(traits: Any, sticky: str) -> None:
+    route = make_router(SALTED).route("chat", None, make_attributes(**traits))
 
     assert route.target_name == "chat@2"
     assert route.reason == RouteReason("", sticky, compute_bucket("llama31-rollout", "2", "user-4"))
     assert not route.pinned
 
 
-def test_where_nobody_is_told_luck_decides() -> None:
-    assert told(router(SALTED, draw=0.95).route("chat", None, asks())) == ("chat@2", "", "")
-    assert told(router(SALTED, draw=0.1).route("chat")) == ("chat@1", "", "")
+def test_request_without_a_sticky_source_is_assigned_at_random() -> None:
+    assert describe_route(
+        make_router(SALTED, draw=0.95).route("chat", None, make_attributes())
+    ) == ("chat@2", "", "")
+    assert describe_route(make_router(SALTED, draw=0.1).route("chat")) == ("chat@1", "", "")
 
 
-def test_a_split_without_a_name_has_the_models_and_every_alias_is_the_model() -> None:
+def test_unnamed_split_assigns_by_the_model_name_for_every_alias() -> None:
     one = replace(CHAT, sticky=("key",))
     people = [f"user-{n}" for n in range(200)]
     split = TrafficSplit({"1": 90, "2": 10}, "chat")
 
     for who in people:
         for name in ("chat", "talk"):
-            found = router(one).route(name, None, asks(key=who)).target.version
+            found = make_router(one).route(name, None, make_attributes(key=who)).target.version
             assert found == split.assign_version(who).version
 
 
-def test_a_pin_is_before_all() -> None:
-    table = router(SALTED, rules=(make_rule("all", version="1"),))
+def test_pinned_version_overrides_rules_and_split() -> None:
+    table = make_router(SALTED, rules=(make_rule("all", version="1"),))
 
-    for route in (table.route("chat@2", None, _never), table.route("chat", "2", _never)):
+    for route in (
+        table.route("chat@2", None, _fail_if_called),
+        table.route("chat", "2", _fail_if_called),
+    ):
         assert route.pinned
-        assert told(route) == ("chat@2", "", "")
+        assert describe_route(route) == ("chat@2", "", "")
         assert list(table.list_fallbacks(route)) == []
 
 
-def test_nothing_is_asked_where_the_name_is_enough() -> None:
-    table = router(CHAT, OTHER, rules=(make_rule("r", "other", version="1", **BETA),))
+def test_request_attributes_are_not_read_if_the_model_name_decides() -> None:
+    table = make_router(CHAT, OTHER, rules=(make_rule("r", "other", version="1", **BETA),))
 
-    assert table.route("chat", None, _never).target_name == "chat@1"
-    assert list(table.list_fallbacks(table.route("chat", None, _never), _never)) == []
+    assert table.route("chat", None, _fail_if_called).target_name == "chat@1"
+    assert (
+        list(table.list_fallbacks(table.route("chat", None, _fail_if_called), _fail_if_called))
+        == []
+    )
 
 
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def test_a_rule_leads_to_a_version() -> None:
-    table = router(SALTED, rules=(make_rule("testers", "chat", version="1", **BETA),))
+def test_rule_selects_a_version() -> None:
+    table = make_router(SALTED, rules=(make_rule("testers", "chat", version="1", **BETA),))
 
-    found = table.route("chat", None, asks(headers={"x-cohort": "beta", "x-user-id": "user-4"}))
-    other = table.route("chat", None, asks(headers={"x-user-id": "user-4"}))
+    found = table.route(
+        "chat", None, make_attributes(headers={"x-cohort": "beta", "x-user-id": "user-4"})
+    )
+    other = table.route("chat", None, make_attributes(headers={"x-user-id": "user-4"}))
 
     assert found.reason == RouteReason("testers")
     assert (found.target_name, found.requested_model) == ("chat@1", "chat")
-    assert told(other) == ("chat@2", "", "header:x-user-id")
+    assert describe_route(other) == ("chat@2", "", "header:x-user-id")
 
 
-def test_the_first_rule_that_holds_is_followed_and_an_alias_is_the_model() -> None:
+def test_first_matching_rule_applies_to_a_model_and_its_aliases() -> None:
     rules = (
         make_rule("other", "other", version="1"),
         make_rule("alias", "talk", version="2", key="web"),
         make_rule("rest", version="1"),
     )
-    table = router(CHAT, OTHER, rules=rules, draw=0.99)
+    table = make_router(CHAT, OTHER, rules=rules, draw=0.99)
 
-    assert told(table.route("chat", None, asks(key="web"))) == ("chat@2", "alias", "")
-    assert told(table.route("talk", None, asks(key="app"))) == ("chat@1", "rest", "")
+    assert describe_route(table.route("chat", None, make_attributes(key="web"))) == (
+        "chat@2",
+        "alias",
+        "",
+    )
+    assert describe_route(table.route("talk", None, make_attributes(key="app"))) == (
+        "chat@1",
+        "rest",
+        "",
+    )
 
 
-def test_a_rule_leads_to_another_model_by_its_own_split_and_by_no_further_rule() -> None:
+def test_rule_to_another_model_applies_its_split_but_not_its_rules() -> None:
     rules = (make_rule("away", "chat", to="other"), make_rule("back", "other", to="chat"))
-    table = router(CHAT, replace(OTHER, split=SALTED.split), rules=rules)
+    table = make_router(CHAT, replace(OTHER, split=SALTED.split), rules=rules)
 
     route = table.route("talk", None, lambda: SOMEBODY)
 
-    assert told(route) == ("other@2", "away", "header:x-user-id")
+    assert describe_route(route) == ("other@2", "away", "header:x-user-id")
     assert route.requested_model == "chat"
     assert table.find_model("chat").name == "chat"
 
 
-def test_a_rule_leads_to_a_version_of_another_model() -> None:
-    table = router(CHAT, OTHER, rules=(make_rule("away", "chat", to="other", version="1"),))
+def test_rule_selects_a_version_of_another_model() -> None:
+    table = make_router(CHAT, OTHER, rules=(make_rule("away", "chat", to="other", version="1"),))
 
     route = table.route("chat", None, lambda: SOMEBODY)
 
     assert (route.target.backend_model, route.requested_model) == ("other-1", "chat")
-    assert told(route) == ("other@1", "away", "")
+    assert describe_route(route) == ("other@1", "away", "")
 
 
-def test_a_rule_may_leave_a_model_to_its_split() -> None:
+def test_rule_to_the_same_model_keeps_its_split() -> None:
     rules = (make_rule("exempt", "chat", to="chat", **BETA), make_rule("rest", "chat", version="2"))
-    table = router(CHAT, rules=rules)
+    table = make_router(CHAT, rules=rules)
 
-    route = table.route("chat", None, asks(headers={"x-cohort": "beta"}))
+    route = table.route("chat", None, make_attributes(headers={"x-cohort": "beta"}))
 
-    assert told(route) == ("chat@1", "exempt", "")
+    assert describe_route(route) == ("chat@1", "exempt", "")
     assert (route.original_model, route.requested_model) == ("", "chat")
 
 
-def test_a_rules_share_is_by_the_sticky_list_of_the_model_asked_for() -> None:
+def test_rule_share_uses_the_sticky_sources_of_the_requested_model() -> None:
     rule = make_rule("early", "chat", version="2", share=0.05)
-    table = router(SALTED, rules=(rule,), draw=0.99)
+    table = make_router(SALTED, rules=(rule,), draw=0.99)
 
-    taken = table.route("chat", None, asks(key="user-9"))
-    left = table.route("chat", None, asks(key="user-1"))
+    taken = table.route("chat", None, make_attributes(key="user-9"))
+    left = table.route("chat", None, make_attributes(key="user-1"))
 
     assert taken.reason == RouteReason("early", "key", 207121674519990)
-    assert told(taken) == ("chat@2", "early", "key")
-    assert told(left) == ("chat@1", "", "key")
+    assert describe_route(taken) == ("chat@2", "early", "key")
+    assert describe_route(left) == ("chat@1", "", "key")
 
 
-def test_a_share_by_luck_does_not_use_up_the_luck_of_the_split() -> None:
+def test_random_rule_share_draws_separately_from_the_split() -> None:
     draws = iter([0.06, 0.0])
     rules = (make_rule("early", "chat", version="2", share=0.05),)
     table = Router({"chat": CHAT}, draw=lambda: next(draws), rules=rules)
 
-    assert told(table.route("chat", None, asks())) == ("chat@1", "", "")
+    assert describe_route(table.route("chat", None, make_attributes())) == ("chat@1", "", "")
 
 
 # --- the model for every name ---------------------------------------------------------------------
 
 
-def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
-    anyone = model("*", {"1": 1, "2": 1}, sticky=("key",), fallbacks=("2", "chat"))
+def test_wildcard_model_has_rules_and_fallbacks() -> None:
+    anyone = make_model("*", {"1": 1, "2": 1}, sticky=("key",), fallbacks=("2", "chat"))
     rules = (make_rule("small", "*", to="chat", **BETA), make_rule("first", "*", version="1"))
-    table = router(anyone, CHAT, rules=rules)
+    table = make_router(anyone, CHAT, rules=rules)
 
-    away = table.route("any/thing", None, asks(headers={"x-cohort": "beta"}))
-    here = table.route("any/thing", None, asks())
+    away = table.route("any/thing", None, make_attributes(headers={"x-cohort": "beta"}))
+    here = table.route("any/thing", None, make_attributes())
 
     assert (away.target_name, away.requested_model) == ("chat@1", "any/thing")
     assert (here.target_name, here.target.backend_model, here.requested_model) == (
@@ -200,63 +218,64 @@ def test_names_of_no_model_have_rules_and_fallbacks_too() -> None:
         "any/thing",
     )
     after = [
-        (one.target_name, one.target.backend_model) for one in table.list_fallbacks(here, asks())
+        (one.target_name, one.target.backend_model)
+        for one in table.list_fallbacks(here, make_attributes())
     ]
     assert after == [("any/thing@2", "any/thing"), ("chat@1", "chat-1")]
     with pytest.raises(ModelNotFound):
-        table.route("", None, asks())
+        table.route("", None, make_attributes())
 
 
 # --- in its stead ---------------------------------------------------------------------------------
 
 
-def test_who_answers_in_its_stead_is_held_too_and_no_rule_leads_away() -> None:
-    first = model("first", {"1": 1, "2": 0}, fallbacks=("1", "2", "chat"))
+def test_fallback_model_applies_its_sticky_split_but_no_rules() -> None:
+    first = make_model("first", {"1": 1, "2": 0}, fallbacks=("1", "2", "chat"))
     rules = (make_rule("mine", "first", version="1"), make_rule("away", "chat", to="first"))
-    table = router(first, SALTED, rules=rules)
+    table = make_router(first, SALTED, rules=rules)
 
     route = table.route("first", None, lambda: SOMEBODY)
     after = list(table.list_fallbacks(route, lambda: SOMEBODY))
 
-    assert told(route) == ("first@1", "mine", "")
-    assert [told(one) for one in after] == [
+    assert describe_route(route) == ("first@1", "mine", "")
+    assert [describe_route(one) for one in after] == [
         ("first@2", "mine", ""),
         ("chat@2", "mine", "header:x-user-id"),
     ]
     assert {one.requested_model for one in after} == {"first"}
 
 
-def _never() -> RequestAttributes:
+def _fail_if_called() -> RequestAttributes:
     raise AssertionError("the request was looked at")
 
 
 # --- beside it ------------------------------------------------------------------------------------
 
 
-def test_a_share_is_copied_by_luck() -> None:
+def test_shadow_share_is_drawn_at_random() -> None:
     shadow = ShadowRule("chat", ShadowConfig(to="2", share=0.25))
     one = replace(CHAT, shadow=shadow)
 
     for draw, copied in ((0.0, "chat@2"), (0.2499, "chat@2"), (0.25, None), (0.9, None)):
-        table = router(one, draw=draw)
+        table = make_router(one, draw=draw)
         route = Route(one, one.targets["1"])
-        found = table.route_shadow(route, shadow, _never)
+        found = table.route_shadow(route, shadow, _fail_if_called)
         assert (found and found.target_name) == copied
-    assert router(one).route_shadow(Route(one, one.targets["1"], pinned=True), shadow) is None
-    assert router(one).route_shadow(Route(one, one.targets["2"]), shadow) is None
+    assert make_router(one).route_shadow(Route(one, one.targets["1"], pinned=True), shadow) is None
+    assert make_router(one).route_shadow(Route(one, one.targets["2"]), shadow) is None
 
 
-def test_a_copy_for_another_model_is_held_there_by_no_rule() -> None:
+def test_shadow_to_another_model_ignores_its_rules() -> None:
     shadow = ShadowRule("other", ShadowConfig(to="talk", share=1.0))
     salted = replace(SALTED, info=replace(SALTED.info, aliases=("talk",)))
-    table = router(OTHER, salted, rules=(make_rule("all", version="1"),))
+    table = make_router(OTHER, salted, rules=(make_rule("all", version="1"),))
 
     found = table.route_shadow(Route(OTHER, OTHER.targets["1"]), shadow, lambda: SOMEBODY)
 
     assert found is not None
-    assert told(found) == ("chat@2", "", "header:x-user-id")
-    plain = router(OTHER, CHAT, draw=0.5)
+    assert describe_route(found) == ("chat@2", "", "header:x-user-id")
+    plain = make_router(OTHER, CHAT, draw=0.5)
     there = ShadowRule("other", ShadowConfig(to="chat", share=1.0))
-    drawn = plain.route_shadow(Route(OTHER, OTHER.targets["1"]), there, _never)
+    drawn = plain.route_shadow(Route(OTHER, OTHER.targets["1"]), there, _fail_if_called)
     assert drawn is not None
     assert drawn.target_name == "chat@1"

@@ -58,34 +58,36 @@ NOT_HELD: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("when", "holds"), [(one, True) for one in HELD] + [(one, False) for one in NOT_HELD]
 )
-def test_all_of_it_has_to_hold(when: dict[str, Any], *, holds: bool) -> None:
+def test_rule_matches_if_all_conditions_hold(when: dict[str, Any], *, holds: bool) -> None:
     one = make_rule("r", **when)
 
-    assert find_matching_rule([one], TRAITS, (), _never) == (RuleMatch(one) if holds else None)
+    assert find_matching_rule([one], TRAITS, (), _fail_if_called) == (
+        RuleMatch(one) if holds else None
+    )
 
 
-def test_the_body_is_read_only_where_the_rest_holds() -> None:
+def test_body_is_parsed_only_if_the_other_conditions_hold() -> None:
     traits = RequestAttributes(body=b'{"user":"u"}')
 
     assert make_rule("r", protocol="triton", body={"user": "u"}).find_mismatch(traits) == "protocol"
     assert traits.parsed_fields is None
 
 
-def test_the_first_that_holds_is_followed() -> None:
+def test_first_matching_rule_is_selected() -> None:
     rules = [
         make_rule("a", key="app"),
         make_rule("b", key="web"),
         make_rule("c"),
     ]
 
-    found = find_matching_rule(rules, TRAITS, (), _never)
+    found = find_matching_rule(rules, TRAITS, (), _fail_if_called)
 
     assert found is not None
     assert found.rule.name == "b"
-    assert find_matching_rule([], TRAITS, (), _never) is None
+    assert find_matching_rule([], TRAITS, (), _fail_if_called) is None
 
 
-def test_a_share_is_taken_by_luck_anew_for_each_rule_where_nobody_is_told() -> None:
+def test_share_without_a_sticky_source_is_drawn_per_rule() -> None:
     draws = iter([0.3, 0.2, 0.3])
     rules = [
         make_rule("a", share=0.25),
@@ -98,12 +100,15 @@ def test_a_share_is_taken_by_luck_anew_for_each_rule_where_nobody_is_told() -> N
     assert find_matching_rule(rules[:1], TRAITS, (), draws.__next__) is None
 
 
-def test_a_share_of_nothing_is_for_nobody_and_asks_only_where_the_rest_holds() -> None:
+def test_share_of_zero_never_matches_and_is_drawn_last() -> None:
     assert find_matching_rule([make_rule("a", share=0.0)], TRAITS, (), lambda: 0.0) is None
-    assert find_matching_rule([make_rule("a", key="x", share=0.5)], TRAITS, (), _never) is None
+    assert (
+        find_matching_rule([make_rule("a", key="x", share=0.5)], TRAITS, (), _fail_if_called)
+        is None
+    )
 
 
-def test_a_share_is_of_the_same_people_each_time_and_each_rules_own() -> None:
+def test_sticky_share_is_stable_per_client_and_independent_per_rule() -> None:
     rules = [
         make_rule("a", share=0.5),
         make_rule("b", share=0.5),
@@ -112,7 +117,7 @@ def test_a_share_is_of_the_same_people_each_time_and_each_rules_own() -> None:
 
     def taken(one_rule: RouteRule) -> list[bool]:
         return [
-            find_matching_rule([one_rule], one, ("key", "address"), _never) is not None
+            find_matching_rule([one_rule], one, ("key", "address"), _fail_if_called) is not None
             for one in people
         ]
 
@@ -121,5 +126,5 @@ def test_a_share_is_of_the_same_people_each_time_and_each_rules_own() -> None:
     assert 20 < both < 80
 
 
-def _never() -> float:
+def _fail_if_called() -> float:
     raise AssertionError("luck was asked")

@@ -18,7 +18,7 @@ NAME = "llama31-rollout"
 WEIGHTS = [{"1": 90, "2": 10}, {"1": 80, "2": 20}, {"1": 80, "2": 20, "3": 10}]
 
 
-def test_the_documented_arms_are_those_taken() -> None:
+def test_documented_version_assignments_match_the_code() -> None:
     rows = re.findall(ROW, TEXT, re.MULTILINE)
 
     assert len(rows) == 8
@@ -31,7 +31,7 @@ def test_the_documented_arms_are_those_taken() -> None:
         ]
 
 
-def test_the_documented_program_finds_them_too() -> None:
+def test_documented_program_assigns_the_same_versions() -> None:
     [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     scope: dict[str, object] = {}
     exec(program, scope)  # noqa: S102 - the document's own
@@ -45,7 +45,7 @@ def test_the_documented_program_finds_them_too() -> None:
             )
 
 
-def test_the_documented_shares_are_those_taken() -> None:
+def test_documented_rule_shares_match_the_code() -> None:
     rows = re.findall(SHARE_ROW, TEXT, re.MULTILINE)
     share = make_rule("early", share=0.05)
 
@@ -61,14 +61,14 @@ def test_the_documented_shares_are_those_taken() -> None:
 @pytest.mark.parametrize(
     ("draw", "version"), [(0.0, "1"), (0.89, "1"), (0.9, "2"), (0.999999, "2")]
 )
-def test_luck_follows_the_weights(draw: float, version: str) -> None:
+def test_random_assignment_follows_the_weights(draw: float, version: str) -> None:
     assert TrafficSplit({"0": 0, "1": 90, "2": 10}, "s").pick_version(draw) == version
 
 
 @pytest.mark.parametrize("weights", [{"a": 0, "b": 3}, {"b": 3}])
-def test_without_a_weight_nobody_is_held(weights: Mapping[str, int]) -> None:
+def test_version_without_weight_gets_no_users(weights: Mapping[str, int]) -> None:
     assert {TrafficSplit(weights, "s").assign_version(f"{n}").version for n in range(100)} == {"b"}
 
 
-def test_bytes_that_are_no_text_are_someone_too() -> None:
+def test_invalid_utf_8_identifier_has_its_own_bucket() -> None:
     assert compute_bucket("s", "1", "\udcff") != compute_bucket("s", "1", "\udcfe")

@@ -23,7 +23,7 @@ LISTED = b"""
 """
 
 
-def test_what_a_list_does_not_say(tmp_path: Path) -> None:
+def test_settings_of_a_worker_file_are_defaults_of_its_workers(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.yaml" for name in ("one", "two")}
     for file in files.values():
         file.write_bytes(LISTED)

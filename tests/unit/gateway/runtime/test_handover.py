@@ -14,7 +14,7 @@ HERE, THERE = ("127.0.0.1:0", 0), ("127.0.0.1:0", 1)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def socket_path(tmp_path: Path) -> Path:
     return tmp_path / "handover"
 
 
@@ -24,21 +24,21 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
-def giver(path: Path, *listeners: socket.socket) -> SocketHandover:
+def start_handover(socket_path: Path, *listeners: socket.socket) -> SocketHandover:
     """One that has these, the first at ``HERE`` and the others at ``THERE``."""
     descriptors = [one.fileno() for one in listeners]
-    made = SocketHandover(str(path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]})
+    made = SocketHandover(str(socket_path), lambda: {HERE: descriptors[:1], THERE: descriptors[1:]})
     made.listen()
     return made
 
 
-async def test_who_asks_gets_them_and_what_nobody_takes_is_closed(
-    path: Path, listener: socket.socket
+async def test_successor_inherits_sockets_and_unused_ones_are_closed(
+    socket_path: Path, listener: socket.socket
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        old = giver(path, listener, other)
+        old = start_handover(socket_path, listener, other)
         given = asyncio.create_task(old.wait_for_successor())
-        with await asyncio.to_thread(InheritedSockets, str(path)) as heir:
+        with await asyncio.to_thread(InheritedSockets, str(socket_path)) as heir:
             [mine] = heir.take_sockets(HERE)
             assert heir.take_sockets(HERE) == heir.take_sockets(("127.0.0.1:1", 0)) == ()
             assert mine.getsockname() == listener.getsockname()
@@ -48,50 +48,52 @@ async def test_who_asks_gets_them_and_what_nobody_takes_is_closed(
         assert left.fileno() == -1
         mine.close()
         old.close()
-    assert not path.exists()
+    assert not socket_path.exists()
 
 
-async def test_one_that_ends_before_it_serves_is_forgotten(
-    path: Path, listener: socket.socket
+async def test_successor_that_exits_before_serving_is_ignored(
+    socket_path: Path, listener: socket.socket
 ) -> None:
-    old = giver(path, listener)
+    old = start_handover(socket_path, listener)
     given = asyncio.create_task(old.wait_for_successor())
     for _ in range(2):
-        with await asyncio.to_thread(InheritedSockets, str(path)):
+        with await asyncio.to_thread(InheritedSockets, str(socket_path)):
             pass
-    with await asyncio.to_thread(InheritedSockets, str(path)) as heir:
+    with await asyncio.to_thread(InheritedSockets, str(socket_path)) as heir:
         assert not given.done()
         heir.confirm_serving()
         await given
     old.close()
 
 
-async def test_the_path_is_the_next_ones(path: Path, listener: socket.socket) -> None:
+async def test_handover_path_is_taken_over_by_the_successor(
+    socket_path: Path, listener: socket.socket
+) -> None:
     """And nobody else may open it."""
-    old = giver(path, listener)
-    assert path.stat().st_mode & 0o777 == 0o600
-    new = giver(path, listener)
+    old = start_handover(socket_path, listener)
+    assert socket_path.stat().st_mode & 0o777 == 0o600
+    new = start_handover(socket_path, listener)
     old.close()
-    assert path.exists()
-    path.unlink()
+    assert socket_path.exists()
+    socket_path.unlink()
     new.close()
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_where_none_runs_there_is_nothing_to_inherit(path: Path, *, left: bool) -> None:
+def test_nothing_is_inherited_if_no_gateway_is_running(socket_path: Path, *, left: bool) -> None:
     """Though one that was killed left its socket there."""
     if left:
         with socket.socket(socket.AF_UNIX) as killed:
-            killed.bind(str(path))
-    with InheritedSockets(str(path)) as heir:
+            killed.bind(str(socket_path))
+    with InheritedSockets(str(socket_path)) as heir:
         assert heir.take_sockets(HERE) == ()
         heir.confirm_serving()
 
 
-def answering(path: Path, *pieces: bytes) -> Thread:
+def start_fake_gateway(socket_path: Path, *pieces: bytes) -> Thread:
     """A gateway that gives this to the next one who asks, a socket with the first, and leaves."""
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(path))
+    listening.bind(str(socket_path))
     listening.listen()
 
     def answer() -> None:
@@ -108,9 +110,9 @@ def answering(path: Path, *pieces: bytes) -> Thread:
     return made
 
 
-def test_what_comes_in_pieces_is_put_together(path: Path) -> None:
-    old = answering(path, b'[["127.0.0', b'.1:0",0,1]]\n')
-    with InheritedSockets(str(path)) as heir:
+def test_fragmented_handover_message_is_reassembled(socket_path: Path) -> None:
+    old = start_fake_gateway(socket_path, b'[["127.0.0', b'.1:0",0,1]]\n')
+    with InheritedSockets(str(socket_path)) as heir:
         [taken] = heir.take_sockets(HERE)
         taken.close()
         heir.confirm_serving()
@@ -120,8 +122,10 @@ def test_what_comes_in_pieces_is_put_together(path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", [(), (b"[[",)])
-def test_one_that_gives_nothing_whole_is_an_error(path: Path, pieces: tuple[bytes, ...]) -> None:
-    old = answering(path, *pieces)
+def test_incomplete_handover_message_raises_an_error(
+    socket_path: Path, pieces: tuple[bytes, ...]
+) -> None:
+    old = start_fake_gateway(socket_path, *pieces)
     with pytest.raises(ConnectionAbortedError, match="gives nothing"):
-        InheritedSockets(str(path))
+        InheritedSockets(str(socket_path))
     old.join()

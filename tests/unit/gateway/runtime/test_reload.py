@@ -16,11 +16,11 @@ OTHER = GOOD.replace(b"m:", b"n:")
 BAD = GOOD.replace(b"backend: a", b"backend: b")
 
 
-def read(data: bytes) -> LoadedConfig:
+def load_config_bytes(data: bytes) -> LoadedConfig:
     return load_bytes(data, "g.yaml", env={})
 
 
-class Bench:
+class ReloaderTestBench:
     """A reloader: what it read, took and told."""
 
     def __init__(self, *files: bytes | Exception) -> None:
@@ -31,14 +31,16 @@ class Bench:
         self.may.set()
         self.reads = 0
         self.began = asyncio.Event()
-        self.reloader = Reloader(ConfigSource(read(GOOD), self._read), self._take, self.told.append)
+        self.reloader = Reloader(
+            ConfigSource(load_config_bytes(GOOD), self._read), self._take, self.told.append
+        )
 
     def _read(self) -> LoadedConfig:
         self.reads += 1
         found = next(self._files)
         if isinstance(found, Exception):
             raise found
-        return read(found)
+        return load_config_bytes(found)
 
     async def _take(self, one: LoadedConfig) -> None:
         self.began.set()
@@ -46,37 +48,39 @@ class Bench:
         self.taken.append(one.hash)
 
 
-async def test_what_was_read_is_taken_and_told() -> None:
-    bench = Bench(OTHER)
+async def test_loaded_configuration_is_applied_and_reported() -> None:
+    bench = ReloaderTestBench(OTHER)
     told = await bench.reloader.reload()
     assert told.is_ok
-    assert bench.taken == [told.hash] == [read(OTHER).hash]
+    assert bench.taken == [told.hash] == [load_config_bytes(OTHER).hash]
     assert bench.told == [told]
 
 
-async def test_a_bad_file_is_told_of_with_its_place_and_nothing_is_taken(
+async def test_invalid_file_is_reported_with_position_and_not_applied(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = Bench(BAD, OTHER)
+    bench = ReloaderTestBench(BAD, OTHER)
     told = await bench.reloader.reload()
-    assert (told.is_ok, told.hash, bench.taken) == (False, read(GOOD).hash, [])
+    assert (told.is_ok, told.hash, bench.taken) == (False, load_config_bytes(GOOD).hash, [])
     [complaint] = told.issues
     assert (complaint.line, complaint.column) == (2, 23)
     assert "g.yaml:2:23: there is no backend 'b'" in caplog.text
     assert (await bench.reloader.reload()).is_ok
 
 
-async def test_a_bug_is_told_of_and_nothing_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(RuntimeError("a bug"), OTHER)
+async def test_unexpected_error_is_reported_and_nothing_is_applied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = ReloaderTestBench(RuntimeError("a bug"), OTHER)
     told = await bench.reloader.reload()
     assert [one.message for one in told.issues] == ["the gateway failed; its log has the cause"]
     assert "a bug" in caplog.text
     assert (await bench.reloader.reload()).is_ok
 
 
-async def test_those_who_ask_meanwhile_get_one_more_reload_together() -> None:
+async def test_concurrent_reload_requests_share_one_further_reload() -> None:
     """The one that runs may have read too early for them."""
-    bench = Bench(GOOD, OTHER)
+    bench = ReloaderTestBench(GOOD, OTHER)
     bench.may.clear()
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(bench.reloader.reload())
@@ -85,23 +89,23 @@ async def test_those_who_ask_meanwhile_get_one_more_reload_together() -> None:
         await asyncio.sleep(0)
         bench.may.set()
     assert bench.reads == 2
-    assert first.result().hash == read(GOOD).hash
-    assert {one.result().hash for one in others} == {read(OTHER).hash}
+    assert first.result().hash == load_config_bytes(GOOD).hash
+    assert {one.result().hash for one in others} == {load_config_bytes(OTHER).hash}
 
 
-async def test_who_asked_may_leave_and_it_goes_on() -> None:
-    bench = Bench(OTHER, GOOD)
+async def test_cancelled_caller_does_not_cancel_the_reload() -> None:
+    bench = ReloaderTestBench(OTHER, GOOD)
     bench.may.clear()
     asked = asyncio.get_running_loop().create_task(bench.reloader.reload())
     await bench.began.wait()
     asked.cancel()
     bench.may.set()
     assert (await bench.reloader.reload()).is_ok
-    assert bench.taken[:1] == [read(OTHER).hash]
+    assert bench.taken[:1] == [load_config_bytes(OTHER).hash]
 
 
-async def test_what_is_begun_is_left_at_the_end() -> None:
-    bench = Bench(OTHER)
+async def test_close_cancels_the_running_reload() -> None:
+    bench = ReloaderTestBench(OTHER)
     bench.may.clear()
     asked = asyncio.get_running_loop().create_task(bench.reloader.reload())
     await bench.began.wait()
@@ -111,17 +115,17 @@ async def test_what_is_begun_is_left_at_the_end() -> None:
     assert bench.told == []
 
 
-async def test_the_files_that_a_bad_configuration_named_are_looked_at_too() -> None:
+async def test_files_of_an_invalid_configuration_are_watched() -> None:
     """Mending one may mend it."""
     bad = ConfigError("g.yaml", [], ["new.pem"])
-    bench = Bench(bad, OTHER)
+    bench = ReloaderTestBench(bad, OTHER)
     await bench.reloader.reload()
     assert bench.reloader.files == {"new.pem"}
     await bench.reloader.reload()
     assert bench.reloader.files == frozenset()
 
 
-def page(reloads: ReloadCollector) -> dict[str, float]:
+def render_samples(reloads: ReloadCollector) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(reloads)
     lines = (line for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
@@ -134,11 +138,11 @@ def test_reloads_are_counted() -> None:
     at = "interlingua_config_last_reload_success_timestamp_seconds"
     well = "interlingua_config_last_reload_successful"
     total = "interlingua_config_reloads_total"
-    first = page(reloads)
+    first = render_samples(reloads)
     reloads.record_reload(ReloadResult("aaa", "g.yaml", (ConfigIssue(1, 1, "no"),)))
-    failed = page(reloads)
+    failed = render_samples(reloads)
     reloads.record_reload(ReloadResult("bbb", "g.yaml"))
-    mended = page(reloads)
+    mended = render_samples(reloads)
     assert [one[at] for one in (first, failed, mended)] == [100, 100, 200]
     assert [one[well] for one in (first, failed, mended)] == [1, 0, 1]
     assert failed['interlingua_config_info{hash="aaa"}'] == 1

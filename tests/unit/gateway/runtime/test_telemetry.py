@@ -11,17 +11,17 @@ from gateway.observability.otlp import MetricExporter, TraceExporter
 from gateway.observability.record import RequestRecord, ignore_record
 from gateway.runtime.gateway import build_services
 from gateway.runtime.telemetry import set_up_exporters
-from tests.otlp_collector import Collector, told
+from tests.otlp_collector import Collector, decode_attributes
 
 START = "backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 RECORD = RequestRecord("r", operation="chat", model="m", backend="a", duration=0.5)
 
 
-def observe(**parts: Any) -> ObservabilityConfig:
+def load_observability_config(**parts: Any) -> ObservabilityConfig:
     return load_text(f"{START}observe: {parts}\n", "g", env={}).observe
 
 
-class Http:
+class FakeHttpRequest:
     method = "POST"
     path = "/v1/chat/completions"
     query = ""
@@ -39,19 +39,21 @@ def collector() -> Any:
         yield made
 
 
-def test_what_is_not_told_costs_nothing() -> None:
+def test_no_exporters_are_created_without_configuration() -> None:
     outside = build_services()
-    same, sending = set_up_exporters(observe(), outside, {})
+    same, sending = set_up_exporters(load_observability_config(), outside, {})
     assert same is outside
     assert not sending
 
 
-def test_traces_alone_are_sent_as_they_are_told_to_be(
+def test_traces_are_exported_as_configured(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
     seen: list[RequestRecord] = []
-    said = observe(traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}})
+    said = load_observability_config(
+        traces={"otlp": collector.url, "sample": 1, "auth": {"bearer": "k"}}
+    )
     before = replace(
         build_services(), observe_request=seen.append, dropped_counts={"log_lines": int}
     )
@@ -60,18 +62,20 @@ def test_traces_alone_are_sent_as_they_are_told_to_be(
     assert [*outside.dropped_counts] == ["log_lines", "traces"]
     assert outside.tracer is not None
     record = replace(RECORD)
-    outside.tracer.start_trace(record, Http())
+    outside.tracer.start_trace(record, FakeHttpRequest())
     outside.observe_request(record)
     assert sending[0].close(10)
     assert seen == [record]
     assert [one.span_id.hex() for one in collector.spans()] == [record.span_id]
     assert collector.taken[0].headers["authorization"] == "Bearer k"
     [resource] = next(collector.traces()).resource_spans
-    assert told(resource.resource.attributes)["service.name"] == "edge"
+    assert decode_attributes(resource.resource.attributes)["service.name"] == "edge"
 
 
-def test_figures_alone_are_sent_as_they_are_told_to_be(collector: Collector) -> None:
-    said = observe(metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}})
+def test_metrics_are_exported_as_configured(collector: Collector) -> None:
+    said = load_observability_config(
+        metrics={"push": {"otlp": collector.url, "headers": {"x-scope": "s"}}}
+    )
     before = replace(build_services(), observe_request=ignore_record)
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental"}
     outside, sending = set_up_exporters(said, before, environment)

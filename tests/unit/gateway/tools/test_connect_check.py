@@ -35,12 +35,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def check(*arguments: str | Path, color: bool = False) -> Result:
+def run_connect_check(*arguments: str | Path, color: bool = False) -> Result:
     return CliRunner().invoke(main, ["check", "--connect", *map(str, arguments)], color=color)
 
 
 def test_installed_versions_are_printed_after_the_static_check(file: Path) -> None:
-    result = check(file)
+    result = run_connect_check(file)
     assert result.exit_code == 0
     first, *rest = result.stdout.splitlines()
     assert first == f"{file}: good: 1 listener, 1 backend, 1 model, 0 keys"
@@ -48,18 +48,18 @@ def test_installed_versions_are_printed_after_the_static_check(file: Path) -> No
     assert {"interlingua", "python", "aiohttp", "httptools", "msgspec", "httpx"} <= said.keys()
 
 
-def test_mistakes_are_printed_and_nothing_is_connected_to(file: Path, tmp_path: Path) -> None:
+def test_invalid_configuration_is_reported_without_connecting(file: Path, tmp_path: Path) -> None:
     file.write_text("backends: {e: {kind: echo}}\nmodels: {m: {backend: f}}\n")
-    result = check(file)
+    result = run_connect_check(file)
     assert result.exit_code == 1
     assert f"{file}:2:23: there is no backend 'f'; known: e" in result.stderr
     assert result.stdout == ""
-    assert "findings" not in msgspec.json.decode(check(file, "--json").stdout)
-    assert check(tmp_path / "none.yaml").exit_code == 2
+    assert "findings" not in msgspec.json.decode(run_connect_check(file, "--json").stdout)
+    assert run_connect_check(tmp_path / "none.yaml").exit_code == 2
 
 
-def test_findings_as_json(file: Path) -> None:
-    result = check(file, "--json")
+def test_json_output_contains_the_findings(file: Path) -> None:
+    result = run_connect_check(file, "--json")
     assert result.exit_code == 0
     report = msgspec.json.decode(result.stdout)
     assert (report["file"], report["issues"]) == (str(file), [])
@@ -67,22 +67,22 @@ def test_findings_as_json(file: Path) -> None:
     assert said["listener 127.0.0.1:0"] == "the address is free"
 
 
-def test_files_that_may_be_open() -> None:
+def test_low_open_file_limit_is_a_warning() -> None:
     [few], [many] = check_open_files(1), check_open_files(10**9)
     assert (few.state, many.state) == ("ok", "warning")
     assert many.hint.startswith("raise the limit (ulimit -Hn 2000000064)")
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_colours_are_for_terminals_that_want_them(
+def test_no_color_variable_disables_colors(
     no_color: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
-    result = check(file, color=True)
+    result = run_connect_check(file, color=True)
     assert ("\x1b[" in result.stdout) == (not no_color)
 
 
-def test_what_is_old_and_what_is_not_there() -> None:
+def test_outdated_and_missing_packages_are_warnings() -> None:
     def version(name: str) -> str:
         if name == "uvloop":
             raise metadata.PackageNotFoundError(name)
@@ -100,7 +100,9 @@ def test_what_is_old_and_what_is_not_there() -> None:
     ("backlog", "ports", "states"),
     [("4096", "32768\t60999", ["ok", "ok"]), ("128", "50000 60999", ["warning", "warning"])],
 )
-def test_the_kernel(backlog: str, ports: str, states: list[str], tmp_path: Path) -> None:
+def test_low_kernel_limits_are_warnings(
+    backlog: str, ports: str, states: list[str], tmp_path: Path
+) -> None:
     for name, text in (("core/somaxconn", backlog), ("ipv4/ip_local_port_range", ports)):
         file = tmp_path / name
         file.parent.mkdir()
@@ -108,14 +110,14 @@ def test_the_kernel(backlog: str, ports: str, states: list[str], tmp_path: Path)
     assert [one.state for one in check_kernel(tmp_path)] == states
 
 
-def test_a_kernel_that_does_not_say(tmp_path: Path) -> None:
+def test_missing_kernel_settings_are_ignored(tmp_path: Path) -> None:
     assert [*check_kernel(tmp_path)] == []
 
 
 # --- local models ---------------------------------------------------------------------------------
 
 
-class Torch(SimpleNamespace):
+class FakeTorch(SimpleNamespace):
     """Stands for the library: what there is of it is ``cuda``, and what is free there."""
 
     def __init__(self, free: int | None) -> None:
@@ -133,7 +135,7 @@ class Torch(SimpleNamespace):
             raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check it.")
 
 
-def findings_of(device: str, torch: Any, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+def check_torch_backend(device: str, torch: Any, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     text = f"""
 backends: {{t: {{kind: torch, path: "package:m", device: "{device}", kv_cache_memory: 8GiB}}}}
 models: {{m: {{backend: t}}}}
@@ -176,13 +178,13 @@ models: {{m: {{backend: t}}}}
         ),
     ],
 )
-def test_a_local_models_device(
+def test_device_of_a_local_model_is_checked(
     device: str, free: int | None, expected: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert findings_of(device, Torch(free), monkeypatch) == [expected]
+    assert check_torch_backend(device, FakeTorch(free), monkeypatch) == [expected]
 
 
-def test_a_local_model_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    [finding] = findings_of("auto", None, monkeypatch)
+def test_local_model_without_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    [finding] = check_torch_backend("auto", None, monkeypatch)
     assert finding.message == "torch and transformers are not installed"
     assert finding.hint == "pip install 'interlingua[torch]'"

@@ -12,22 +12,22 @@ HEADING = {"id": "c-1", "object": "chat.completion.chunk", "created": 7, "model"
 STREAMED = GenerationRequest(model="worker's", kind="chat", stream=True)
 
 
-def chunk(
+def build_chunk(
     delta: Any = None, finish: str | None = None, heading: Any = None, **more: Any
 ) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish} | more
     return (heading or HEADING) | {"choices": [choice]}
 
 
-def event(told: Any) -> bytes:
+def format_event(told: Any) -> bytes:
     return b"data: " + msgspec.json.encode(told) + b"\n\n"
 
 
-def said(text: str) -> bytes:
-    return event(chunk({"content": text}))
+def format_text_event(text: str) -> bytes:
+    return format_event(build_chunk({"content": text}))
 
 
-def told(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[Any]) -> Any:
+def run_steps(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[Any]) -> Any:
     """All that comes of these, to the error that ends it."""
     found: list[Any] = []
     try:
@@ -38,6 +38,6 @@ def told(step: Callable[[Any], Any], close: Callable[[], Any], parts: Sequence[A
     return found
 
 
-def flat(batches: Any) -> Any:
+def flatten(batches: Any) -> Any:
     """The events, without the batches that they came in."""
     return [event for batch in batches for event in batch]

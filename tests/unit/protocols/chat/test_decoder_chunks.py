@@ -17,20 +17,27 @@ from protocols.core.events import ChoiceEnd, Event, ResponseMetadata, TextDelta,
 from protocols.core.interfaces import ResponseContext, ResponseDecoder
 from protocols.core.request import ResponseOptions
 from protocols.passthrough import StreamPassthroughReader
-from tests.unit.protocols.chat.streams import HEADING, STREAMED, chunk, event, said, told
+from tests.unit.protocols.chat.streams import (
+    HEADING,
+    STREAMED,
+    build_chunk,
+    format_event,
+    format_text_event,
+    run_steps,
+)
 
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 DONE = b"data: [DONE]\n\n"
 
 
-class Thorough(GenerationDecoder):
+class FullParseDecoder(GenerationDecoder):
     """Looks at all of each chunk."""
 
     def _read_texts(self, *told: Any) -> bool:
         return False
 
 
-class Fed:
+class OpaqueDecoder:
     """Another decoder, of which a passage knows no more than that it is one."""
 
     def __init__(self, inner: ResponseDecoder) -> None:
@@ -38,7 +45,7 @@ class Fed:
         self.close = inner.close
 
 
-def passing(decoder: ResponseDecoder) -> StreamPassthroughReader:
+def create_passthrough_reader(decoder: ResponseDecoder) -> StreamPassthroughReader:
     about = ResponseContext("r1", 1, "public", "v1", "worker's", lambda: 0.0)
 
     def encoder(metadata: ResponseMetadata) -> ChatEncoder:
@@ -54,23 +61,29 @@ TEXTS = st.one_of(
     st.text(max_size=6),
 )
 EVENTS = st.one_of(
-    *[TEXTS.map(said)] * 3,
-    TEXTS.map(lambda text: event(chunk({"role": "assistant", "content": text}))),
-    TEXTS.map(lambda text: event(chunk({"reasoning_content": text}))),
-    TEXTS.map(lambda text: event(chunk({"content": text}, heading=HEADING | {"created": 8}))),
-    TEXTS.map(lambda text: event(chunk({"content": text}, index=1))),
-    TEXTS.map(lambda text: event(chunk({"content": text}, token_ids=[1, 2]))),
-    TEXTS.map(lambda text: event(chunk({"content": text}, "stop"))),
+    *[TEXTS.map(format_text_event)] * 3,
+    TEXTS.map(lambda text: format_event(build_chunk({"role": "assistant", "content": text}))),
+    TEXTS.map(lambda text: format_event(build_chunk({"reasoning_content": text}))),
+    TEXTS.map(
+        lambda text: format_event(build_chunk({"content": text}, heading=HEADING | {"created": 8}))
+    ),
+    TEXTS.map(lambda text: format_event(build_chunk({"content": text}, index=1))),
+    TEXTS.map(lambda text: format_event(build_chunk({"content": text}, token_ids=[1, 2]))),
+    TEXTS.map(lambda text: format_event(build_chunk({"content": text}, "stop"))),
     st.sampled_from(
         [
-            event(chunk(finish="stop")),
-            event(HEADING | {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
-            event(chunk(finish="stop") | {"usage": {"prompt_tokens": 1, "completion_tokens": 2}}),
-            event({"error": {"message": "no", "code": 500}}),
-            said("x").replace(b'"x"', b'"\xff"'),
-            said("x").replace(b"\n\n", b"\r\n\r\n"),
-            said("x").replace(b"data: ", b"data:"),
-            said("x").replace(b'"content":"x"', b'"content":"x","content":"y"'),
+            format_event(build_chunk(finish="stop")),
+            format_event(
+                HEADING | {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+            ),
+            format_event(
+                build_chunk(finish="stop") | {"usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+            ),
+            format_event({"error": {"message": "no", "code": 500}}),
+            format_text_event("x").replace(b'"x"', b'"\xff"'),
+            format_text_event("x").replace(b"\n\n", b"\r\n\r\n"),
+            format_text_event("x").replace(b"data: ", b"data:"),
+            format_text_event("x").replace(b'"content":"x"', b'"content":"x","content":"y"'),
             b": still here\n\n",
             b"data: [DONE]\n\n",
             b'{"error": "a bare line"}\n',
@@ -80,61 +93,75 @@ EVENTS = st.one_of(
 STREAMS = st.tuples(st.lists(EVENTS, max_size=14), st.lists(st.integers(0, 900), max_size=5))
 
 
-def parts(events: Sequence[bytes], cuts: Sequence[int]) -> Sequence[bytes]:
+def split_stream(events: Sequence[bytes], cuts: Sequence[int]) -> Sequence[bytes]:
     data = b"".join(events)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     return [data[a:b] for a, b in pairwise(ends)]
 
 
 @forall(STREAMS, st.sampled_from([None, 2]))
-def test_a_stream_means_the_same_whether_or_not_all_of_its_chunks_is_looked_at(
+def test_text_chunk_fast_path_equals_full_parsing(
     stream: tuple[list[bytes], list[int]], n: int | None
 ) -> None:
     request = msgspec.structs.replace(STREAMED, n=n)
-    for cut in (parts(*stream), stream[0]):
-        one, other = GenerationDecoder(request), Thorough(request)
-        assert told(one.feed, one.close, cut) == told(other.feed, other.close, cut)
+    for cut in (split_stream(*stream), stream[0]):
+        one, other = GenerationDecoder(request), FullParseDecoder(request)
+        assert run_steps(one.feed, one.close, cut) == run_steps(other.feed, other.close, cut)
 
 
 @forall(STREAMS)
-def test_and_is_passed_on_the_same(stream: tuple[list[bytes], list[int]]) -> None:
-    for cut in (parts(*stream), stream[0]):
+def test_passthrough_fast_path_equals_full_parsing(stream: tuple[list[bytes], list[int]]) -> None:
+    for cut in (split_stream(*stream), stream[0]):
         ways: list[ResponseDecoder] = [
             GenerationDecoder(STREAMED),
-            Thorough(STREAMED),
-            Fed(GenerationDecoder(STREAMED)),
-            Fed(Thorough(STREAMED)),
+            FullParseDecoder(STREAMED),
+            OpaqueDecoder(GenerationDecoder(STREAMED)),
+            OpaqueDecoder(FullParseDecoder(STREAMED)),
         ]
         reads = [[piece] for piece in cut]
-        one, *others = [told(way.feed, way.close, reads) for way in map(passing, ways)]
+        one, *others = [
+            run_steps(way.feed, way.close, reads) for way in map(create_passthrough_reader, ways)
+        ]
         assert others == [one, one, one]
 
 
 @forall(STREAMS, st.lists(st.integers(1, 9), min_size=14, max_size=14))
-def test_it_is_the_same_in_whichever_pieces_it_comes(
+def test_passthrough_output_is_independent_of_packet_boundaries(
     stream: tuple[list[bytes], list[int]], counts: list[int]
 ) -> None:
-    for cut in (parts(*stream), stream[0]):
+    for cut in (split_stream(*stream), stream[0]):
         left = iter(cut)
         reads = [read for count in counts if (read := [*islice(left, count)])]
         whole = [[b"".join(read)] for read in reads]
-        one, other = passing(GenerationDecoder(STREAMED)), passing(GenerationDecoder(STREAMED))
-        assert told(one.feed, one.close, reads) == told(other.feed, other.close, whole)
+        one, other = (
+            create_passthrough_reader(GenerationDecoder(STREAMED)),
+            create_passthrough_reader(GenerationDecoder(STREAMED)),
+        )
+        assert run_steps(one.feed, one.close, reads) == run_steps(other.feed, other.close, whole)
 
 
-def test_texts_that_come_together_are_passed_on_in_one_piece() -> None:
-    passage, pieces = passing(GenerationDecoder(STREAMED)), [*map(said, ["b", "\n", "", '"'])]
-    passage.feed([said("a") + said("a")])
+def test_text_events_in_one_read_are_passed_through_together() -> None:
+    passage, pieces = (
+        create_passthrough_reader(GenerationDecoder(STREAMED)),
+        [*map(format_text_event, ["b", "\n", "", '"'])],
+    )
+    passage.feed([format_text_event("a") + format_text_event("a")])
     found = passage.feed(pieces)
 
     data = b"".join(pieces).replace(b"worker's", b"public")
     assert found == (data, [TextDelta("b"), TextDelta("\n"), TextDelta('"')])
 
 
-def test_so_are_those_behind_a_chunk_that_is_like_none() -> None:
-    opening = event(chunk({"role": "assistant", "content": ""}))
-    pieces = [opening, said("a"), said("b"), said("c"), event(chunk(finish="stop"))]
-    _, events = passing(GenerationDecoder(STREAMED)).feed(pieces)
+def test_text_events_after_the_role_chunk_are_decoded_together() -> None:
+    opening = format_event(build_chunk({"role": "assistant", "content": ""}))
+    pieces = [
+        opening,
+        format_text_event("a"),
+        format_text_event("b"),
+        format_text_event("c"),
+        format_event(build_chunk(finish="stop")),
+    ]
+    _, events = create_passthrough_reader(GenerationDecoder(STREAMED)).feed(pieces)
 
     assert events[1:] == [TextDelta("a"), TextDelta("b"), TextDelta("c"), ChoiceEnd("eos")]
 
@@ -142,19 +169,19 @@ def test_so_are_those_behind_a_chunk_that_is_like_none() -> None:
 @pytest.mark.parametrize(
     "middle",
     [
-        event(chunk({"content": "x"}, heading=HEADING | {"created": 8})),
-        event(chunk({"content": "x"}, finish="stop")) + said("y"),
-        said("x") + said("y"),
-        said("x").replace(b'"x"', b'"\xff"'),
-        said("x")[:-2],
+        format_event(build_chunk({"content": "x"}, heading=HEADING | {"created": 8})),
+        format_event(build_chunk({"content": "x"}, finish="stop")) + format_text_event("y"),
+        format_text_event("x") + format_text_event("y"),
+        format_text_event("x").replace(b'"x"', b'"\xff"'),
+        format_text_event("x")[:-2],
     ],
 )
-def test_pieces_that_are_no_event_like_the_others_are_seen(middle: bytes) -> None:
-    pieces = [said("b"), middle, said("c")]
+def test_irregular_packets_between_text_events_are_decoded(middle: bytes) -> None:
+    pieces = [format_text_event("b"), middle, format_text_event("c")]
     found = []
     for read in (pieces, [b"".join(pieces)]):
-        passage = passing(GenerationDecoder(STREAMED))
-        found.append(told(passage.feed, passage.close, [[said("a")], read]))
+        passage = create_passthrough_reader(GenerationDecoder(STREAMED))
+        found.append(run_steps(passage.feed, passage.close, [[format_text_event("a")], read]))
 
     assert found[0] == found[1]
 
@@ -162,7 +189,7 @@ def test_pieces_that_are_no_event_like_the_others_are_seen(middle: bytes) -> Non
 # --- one decoder ----------------------------------------------------------------------------------
 
 
-def chunks() -> Iterator[Any]:
+def list_chunks() -> Iterator[Any]:
     """Those that nearly all are, and some that differ from them."""
     for delta in (
         {},
@@ -175,7 +202,7 @@ def chunks() -> Iterator[Any]:
         {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": "{}"}}]},
     ):
         for finish in (None, "stop", "length", "tool_calls"):
-            yield chunk(delta, finish)
+            yield build_chunk(delta, finish)
     for more in (
         {"delta": None, "text": "a"},
         {"delta": {"content": "a"}, "text": "b"},
@@ -190,35 +217,37 @@ def chunks() -> Iterator[Any]:
         choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
         yield HEADING | {"choices": [choice | more]}
     for name in HEADING:
-        yield chunk({"content": "a"}, heading={k: v for k, v in HEADING.items() if k != name})
-        yield chunk({"content": "a"}, heading=HEADING | {name: 7.5})
-    yield chunk({"content": "a"}) | USAGE
-    yield chunk({}, "stop") | USAGE
-    yield chunk({"content": "a"}) | {"usage": {"prompt_tokens": 3}}
-    yield chunk({"content": "a"}) | {"error": {"message": "no"}}
+        yield build_chunk({"content": "a"}, heading={k: v for k, v in HEADING.items() if k != name})
+        yield build_chunk({"content": "a"}, heading=HEADING | {name: 7.5})
+    yield build_chunk({"content": "a"}) | USAGE
+    yield build_chunk({}, "stop") | USAGE
+    yield build_chunk({"content": "a"}) | {"usage": {"prompt_tokens": 3}}
+    yield build_chunk({"content": "a"}) | {"error": {"message": "no"}}
     yield HEADING | {"choices": []} | USAGE
-    yield HEADING | {"choices": chunk({"content": "a"})["choices"] * 2}
+    yield HEADING | {"choices": build_chunk({"content": "a"})["choices"] * 2}
     yield HEADING | {"choices": None}
     yield HEADING
 
 
-CHUNKS: Sequence[bytes] = [event(one) for one in chunks()]
+CHUNKS: Sequence[bytes] = [format_event(one) for one in list_chunks()]
 
 
 @pytest.mark.parametrize("usage", ["final", "each"])
 @pytest.mark.parametrize("n", [None, 2])
-def test_chunks_of_a_text_alone_are_read_as_any_other(usage: Any, n: int | None) -> None:
+def test_each_pair_of_chunks_decodes_as_with_full_parsing(usage: Any, n: int | None) -> None:
     request = msgspec.structs.replace(STREAMED, response_options=ResponseOptions(usage=usage), n=n)
     for first in CHUNKS:
         for second in CHUNKS:
-            one, other = GenerationDecoder(request), Thorough(request)
-            stream = [first, second, said("a"), DONE]
-            assert told(one.feed, one.close, stream) == told(other.feed, other.close, stream)
+            one, other = GenerationDecoder(request), FullParseDecoder(request)
+            stream = [first, second, format_text_event("a"), DONE]
+            assert run_steps(one.feed, one.close, stream) == run_steps(
+                other.feed, other.close, stream
+            )
 
 
-def test_a_piece_of_text_is_told_after_the_first_chunk() -> None:
-    decoder, choice = GenerationDecoder(STREAMED), chunk({"content": "a"})["choices"][0]
-    decoder.feed(said("a"))
+def test_text_chunk_fast_path_starts_after_the_first_chunk() -> None:
+    decoder, choice = GenerationDecoder(STREAMED), build_chunk({"content": "a"})["choices"][0]
+    decoder.feed(format_text_event("a"))
     known: list[Event] = []
     for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
         payload = msgspec.json.encode(HEADING | {"choices": [choice | more]})
@@ -228,39 +257,42 @@ def test_a_piece_of_text_is_told_after_the_first_chunk() -> None:
 
 
 @pytest.mark.parametrize(("text", "heard"), [("", []), ("x", [TextDelta("x")])])
-def test_a_chunk_that_comes_in_pieces_is_known_too(text: str, heard: list[Event]) -> None:
-    decoder, data = GenerationDecoder(STREAMED), said(text)
-    decoder.feed(said("a") + said("b"))
+def test_text_chunk_split_over_two_packets_is_decoded(text: str, heard: list[Event]) -> None:
+    decoder, data = GenerationDecoder(STREAMED), format_text_event(text)
+    decoder.feed(format_text_event("a") + format_text_event("b"))
 
     assert [*decoder.feed(data[:50]), *decoder.feed(data[50:])] == heard
 
 
 @pytest.mark.parametrize("blank", [b"data: \n\n", b"data:  \n\n"])
-def test_an_event_without_data_is_nothing(blank: bytes) -> None:
+def test_event_without_data_is_ignored(blank: bytes) -> None:
     decoder = GenerationDecoder(STREAMED)
-    decoder.feed(said("a"))
+    decoder.feed(format_text_event("a"))
     assert decoder.feed(blank) == []
-    assert decoder.feed(said("b") + blank + said("c")) == [TextDelta("b"), TextDelta("c")]
+    assert decoder.feed(format_text_event("b") + blank + format_text_event("c")) == [
+        TextDelta("b"),
+        TextDelta("c"),
+    ]
 
 
-def test_an_end_is_remembered() -> None:
+def test_text_after_the_finish_reason_is_an_error() -> None:
     decoder = GenerationDecoder(STREAMED)
-    decoder.feed(said("a") + said("b") + said("c"))
-    decoder.feed(event(chunk(finish="stop")))
+    decoder.feed(format_text_event("a") + format_text_event("b") + format_text_event("c"))
+    decoder.feed(format_event(build_chunk(finish="stop")))
 
     with pytest.raises(GatewayError, match="went on with choice 0"):
-        decoder.feed(said("d"))
+        decoder.feed(format_text_event("d"))
 
 
-def test_usage_is_told_at_the_end() -> None:
+def test_usage_is_emitted_at_the_end() -> None:
     decoder = GenerationDecoder(STREAMED)
-    decoder.feed(said("a"))
-    decoder.feed(event(chunk(finish="stop") | USAGE))
+    decoder.feed(format_text_event("a"))
+    decoder.feed(format_event(build_chunk(finish="stop") | USAGE))
 
     assert Usage(3, 2) in decoder.feed(DONE)
 
 
-def count_calls(pieces: Sequence[bytes]) -> int:
+def count_decoder_calls(pieces: Sequence[bytes]) -> int:
     """How many functions run, Python's and C's, to decode these pieces."""
     decoder, calls = GenerationDecoder(STREAMED), 0
 
@@ -280,13 +312,13 @@ def count_calls(pieces: Sequence[bytes]) -> int:
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 @pytest.mark.parametrize("more", [{}, {"obfuscation": ""}, USAGE], ids=["text", "more", "usage"])
-def test_ten_times_the_chunks_cost_ten_times_as_much(more: Any, *, at_once: bool) -> None:
+def test_decoding_cost_grows_linearly_with_the_chunks(more: Any, *, at_once: bool) -> None:
     def cost(many: int) -> int:
         pieces = [
-            event(chunk({"content": f" {i}"}, heading=HEADING | {"created": i}) | more)
+            format_event(build_chunk({"content": f" {i}"}, heading=HEADING | {"created": i}) | more)
             for i in range(many)
         ]
-        return count_calls([b"".join(pieces)] if at_once else pieces)
+        return count_decoder_calls([b"".join(pieces)] if at_once else pieces)
 
     cost(10)
     few, many = cost(200), cost(2_000)

@@ -29,14 +29,14 @@ EMBED = EmbeddingRequest(model="m", inputs=("a",))
 STOP = {"finish_reason": "stop"}
 
 
-def read(body: Any, request: Request = CHAT) -> list[Event]:
+def decode_unary_response(body: Any, request: Request = CHAT) -> list[Event]:
     """The events of a whole answer; who served it is left out."""
     reader = OpenAI().create_decoder(request)
     reader.feed(json.dumps(body).encode())
     return [event for event in reader.close() if not isinstance(event, ResponseMetadata)]
 
 
-def choice(**fields: Any) -> dict[str, Any]:
+def build_response(**fields: Any) -> dict[str, Any]:
     return {"choices": [{**STOP, **fields}]}
 
 
@@ -61,8 +61,8 @@ def choice(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_usage(usage: dict[str, Any], counted: list[Event]) -> None:
-    events = read({**choice(message={"content": ""}), "usage": usage})
+def test_incomplete_usage_is_ignored(usage: dict[str, Any], counted: list[Event]) -> None:
+    events = decode_unary_response({**build_response(message={"content": ""}), "usage": usage})
 
     assert events == [ChoiceEnd("eos"), *counted, StreamEnd()]
 
@@ -85,8 +85,10 @@ def test_usage(usage: dict[str, Any], counted: list[Event]) -> None:
         ),
     ],
 )
-def test_logprobs(logprobs: dict[str, Any], tokens: tuple[TokenLogprob, ...]) -> None:
-    events = read(choice(text="a", logprobs=logprobs), TEXT)
+def test_incomplete_logprobs_are_decoded(
+    logprobs: dict[str, Any], tokens: tuple[TokenLogprob, ...]
+) -> None:
+    events = decode_unary_response(build_response(text="a", logprobs=logprobs), TEXT)
 
     assert events == [TextDelta("a", logprobs=tokens), ChoiceEnd("eos"), StreamEnd()]
 
@@ -98,9 +100,9 @@ def test_logprobs(logprobs: dict[str, Any], tokens: tuple[TokenLogprob, ...]) ->
         {"tokens": ["a"], "top_logprobs": [None, None]},
     ],
 )
-def test_logprobs_whose_columns_do_not_fit(logprobs: dict[str, Any]) -> None:
+def test_logprobs_columns_of_different_length_raise_worker_failed(logprobs: dict[str, Any]) -> None:
     with pytest.raises(WorkerFailed, match="do not fit"):
-        read(choice(text="a", logprobs=logprobs), TEXT)
+        decode_unary_response(build_response(text="a", logprobs=logprobs), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -119,20 +121,30 @@ def test_logprobs_whose_columns_do_not_fit(logprobs: dict[str, Any]) -> None:
         ({}, []),
     ],
 )
-def test_content_in_parts(part: dict[str, Any], said: list[Event]) -> None:
-    assert read(choice(message={"content": [part]})) == [*said, ChoiceEnd("eos"), StreamEnd()]
+def test_content_parts_are_decoded(part: dict[str, Any], said: list[Event]) -> None:
+    assert decode_unary_response(build_response(message={"content": [part]})) == [
+        *said,
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
 
 
-def test_a_prompt_that_comes_back_alone() -> None:
-    assert read(choice(text="ab"), ECHO) == [PromptEcho(0, "ab"), ChoiceEnd("eos"), StreamEnd()]
+def test_echoed_prompt_without_text_is_decoded() -> None:
+    assert decode_unary_response(build_response(text="ab"), ECHO) == [
+        PromptEcho(0, "ab"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
 
 
-def test_a_finish_reason_that_tells_of_a_failure() -> None:
+def test_failure_finish_reason_raises_worker_failed() -> None:
     with pytest.raises(WorkerFailed, match="broke off"):
-        read({"choices": [{"message": {"content": "a"}, "finish_reason": "invalid flag"}]})
+        decode_unary_response(
+            {"choices": [{"message": {"content": "a"}, "finish_reason": "invalid flag"}]}
+        )
 
 
-def test_events_without_data_are_no_events() -> None:
+def test_events_without_data_are_ignored() -> None:
     reader = OpenAI().create_decoder(CHAT)
     chunk = json.dumps({"choices": [{"delta": {"content": "a"}, **STOP}]}).encode()
 
@@ -143,7 +155,7 @@ def test_events_without_data_are_no_events() -> None:
     assert reader.close() == [StreamEnd()]
 
 
-def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
+def test_events_before_an_error_are_emitted_first() -> None:
     reader = OpenAI().create_decoder(CHAT)
     wire = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"error":{"code":429}}\n\n'
 
@@ -155,7 +167,7 @@ def test_what_came_before_a_failure_is_passed_on_and_then_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("request_", [CHAT, EMBED])
-def test_an_answer_may_not_grow_without_end(
+def test_oversized_response_raises_worker_failed(
     monkeypatch: pytest.MonkeyPatch, request_: Request
 ) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
@@ -166,7 +178,7 @@ def test_an_answer_may_not_grow_without_end(
         reader.feed(b" ")
 
 
-def test_a_stream_may_be_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_length_is_unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 100)
     reader = OpenAI().create_decoder(CHAT)
     chunk = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

@@ -18,13 +18,13 @@ from protocols.openai.endpoints import OpenAI
 MakeCall = Callable[..., ClientRequest]
 
 
-def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
+def encode_unary_body(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
     fold = ResponseAccumulator()
     fold.add(events)
     return json.loads(encoder.encode_unary(fold.result()).body)
 
 
-def read(wire: str, size: int = 1 << 20) -> list[Event]:
+def decode_response(wire: str, size: int = 1 << 20) -> list[Event]:
     data, decoder = wire.encode(), OpenAI().create_decoder(EMBED)
     for start in range(0, len(data), size):
         assert decoder.feed(data[start : start + size]) == ()
@@ -39,10 +39,12 @@ VECTORS: tuple[Event, ...] = (
 )
 
 
-def test_embeddings(about: ResponseContext, make_call: MakeCall) -> None:
+def test_embeddings_response_with_float_vectors(
+    about: ResponseContext, make_call: MakeCall
+) -> None:
     request = EmbeddingRequest(model="m", inputs=("a b", "c"))
     encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
-    assert whole(encoder, VECTORS) == {
+    assert encode_unary_body(encoder, VECTORS) == {
         "object": "list",
         "data": [
             {"object": "embedding", "index": 0, "embedding": [3.0, 2.0, 0.5, -0.25]},
@@ -53,28 +55,28 @@ def test_embeddings(about: ResponseContext, make_call: MakeCall) -> None:
     }
 
 
-def test_packed_embeddings(about: ResponseContext, make_call: MakeCall) -> None:
+def test_base64_embeddings_response(about: ResponseContext, make_call: MakeCall) -> None:
     request = EmbeddingRequest(model="m", inputs=("a b", "c"), encoding="base64")
     encoder = OpenAI().create_encoder(make_call("embedding"), request, about)
-    packed = whole(encoder, VECTORS)["data"][0]["embedding"]
+    packed = encode_unary_body(encoder, VECTORS)["data"][0]["embedding"]
     assert struct.unpack("<4f", base64.b64decode(packed)) == (3.0, 2.0, 0.5, -0.25)
 
 
 EMBED = EmbeddingRequest(model="m", inputs=("a", "b"))
 
 
-def vectors(*items: dict[str, Any], **fields: Any) -> str:
+def format_embeddings_response(*items: dict[str, Any], **fields: Any) -> str:
     return json.dumps({"object": "list", "data": items, **fields})
 
 
-def test_vectors_of_both_kinds() -> None:
+def test_float_and_base64_embeddings_are_decoded() -> None:
     packed = base64.b64encode(struct.pack("<2f", 0.5, -0.25)).decode()
-    wire = vectors(
+    wire = format_embeddings_response(
         {"index": 1, "embedding": packed},
         {"index": 0, "embedding": [1, 2.5]},
         usage={"prompt_tokens": 2, "total_tokens": 2},
     )
-    assert read(wire, size=7) == [
+    assert decode_response(wire, size=7) == [
         Embedding(1, (0.5, -0.25)),
         Embedding(0, (1.0, 2.5)),
         Usage(2),
@@ -85,18 +87,18 @@ def test_vectors_of_both_kinds() -> None:
 @pytest.mark.parametrize(
     "wire",
     [
-        vectors({"embedding": [1]}),
-        vectors({"embedding": [1], "index": 0}, {"embedding": [1], "index": 2}),
-        vectors({"embedding": "!"}, {"embedding": [1]}),
+        format_embeddings_response({"embedding": [1]}),
+        format_embeddings_response({"embedding": [1], "index": 0}, {"embedding": [1], "index": 2}),
+        format_embeddings_response({"embedding": "!"}, {"embedding": [1]}),
         '{"error": {"message": "x"}}',
         "[]",
     ],
 )
-def test_vectors_that_do_not_fit(wire: str) -> None:
+def test_malformed_embeddings_response_raises_worker_failed(wire: str) -> None:
     with pytest.raises(WorkerFailed):
-        read(wire)
+        decode_response(wire)
 
 
-def test_an_empty_answer_is_broken() -> None:
+def test_empty_response_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken):
-        read("")
+        decode_response("")

@@ -78,7 +78,7 @@ TABLE: list[tuple[errors.GatewayError, int, str, str | None, str | None]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind", "code", "param"), TABLE)
-def test_each_error_has_its_row(
+def test_error_status_type_code_and_param(
     error: errors.GatewayError, status: int, kind: str, code: str | None, param: str | None
 ) -> None:
     reply = DIALECT.encode_error(error, None)
@@ -100,11 +100,11 @@ TEXTS: list[tuple[errors.GatewayError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "text"), TEXTS)
-def test_texts(error: errors.GatewayError, text: str) -> None:
+def test_error_message_texts(error: errors.GatewayError, text: str) -> None:
     assert json.loads(DIALECT.encode_error(error, None).body)["error"]["message"] == text
 
 
-def header(reply: HttpResponse, name: str) -> str | None:
+def get_header(reply: HttpResponse, name: str) -> str | None:
     return dict(reply.headers).get(name)
 
 
@@ -123,7 +123,7 @@ def header(reply: HttpResponse, name: str) -> str | None:
         (errors.QuotaExceeded("x"), "x-should-retry", "false"),
     ],
 )
-def test_headers(error: errors.GatewayError, name: str, text: str | None) -> None:
+def test_error_headers(error: errors.GatewayError, name: str, text: str | None) -> None:
     reply = DIALECT.encode_error(error, None)
-    assert header(reply, name) == text
-    assert header(reply, "Content-Type") == "application/json"
+    assert get_header(reply, name) == text
+    assert get_header(reply, "Content-Type") == "application/json"

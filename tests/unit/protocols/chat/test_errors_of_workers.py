@@ -23,23 +23,33 @@ WORKER = OpenAI()
 LONG = "This model's maximum context length is 8 tokens. However, you requested 20 tokens."
 
 
-def error(**inner: Any) -> bytes:
+def encode_error_body(**inner: Any) -> bytes:
     return json.dumps({"error": inner}).encode()
 
 
-def detail(text: str) -> bytes:
+def encode_validation_error(text: str) -> bytes:
     return json.dumps({"detail": [{"loc": ["body", "n"], "msg": text}]}).encode()
 
 
 TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, error(message="no tools", code=400), UnsupportedFeature, "no tools"),
-    (422, detail("bad n"), UnsupportedFeature, "body.n: bad n"),
-    (400, error(message=LONG, code=400, type="BadRequestError"), ContextTooLong, "maximum"),
-    (400, error(message="x", code="context_length_exceeded"), ContextTooLong, "x"),
-    (400, error(message="x", code="content_filter"), ContentFiltered, "x"),
-    (404, error(message="The model `m` does not exist.", code=404), WorkerFailed, "know the model"),
-    (401, error(message="key sk-123"), WorkerFailed, "gateway's key"),
-    (429, error(message="slow"), RateLimitExceeded, "limit|no more"),
+    (400, encode_error_body(message="no tools", code=400), UnsupportedFeature, "no tools"),
+    (422, encode_validation_error("bad n"), UnsupportedFeature, "body.n: bad n"),
+    (
+        400,
+        encode_error_body(message=LONG, code=400, type="BadRequestError"),
+        ContextTooLong,
+        "maximum",
+    ),
+    (400, encode_error_body(message="x", code="context_length_exceeded"), ContextTooLong, "x"),
+    (400, encode_error_body(message="x", code="content_filter"), ContentFiltered, "x"),
+    (
+        404,
+        encode_error_body(message="The model `m` does not exist.", code=404),
+        WorkerFailed,
+        "know the model",
+    ),
+    (401, encode_error_body(message="key sk-123"), WorkerFailed, "gateway's key"),
+    (429, encode_error_body(message="slow"), RateLimitExceeded, "limit|no more"),
     (503, b"", Overloaded, "busy"),
     (500, b"Traceback: secret", WorkerFailed, "500"),
     (502, b"<html>", WorkerFailed, "502"),
@@ -55,27 +65,31 @@ TABLE: list[tuple[int, bytes, type[GatewayError], str]] = [
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "text"), TABLE)
-def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str) -> None:
+def test_worker_status_and_body_map_to_error_type(
+    status: int, body: bytes, kind: type[GatewayError], text: str
+) -> None:
     found = WORKER.read_error(status, {}, body)
     assert type(found) is kind
     assert re.search(text, found.message)
     assert isinstance(found, ClientError | Overloaded | WorkerError)
 
 
-def test_a_limit_is_read() -> None:
-    found = WORKER.read_error(400, {}, error(message=LONG))
+def test_context_too_long_reports_the_limit() -> None:
+    found = WORKER.read_error(400, {}, encode_error_body(message=LONG))
     assert isinstance(found, ContextTooLong)
     assert found.limit == 8
 
 
-def test_a_workers_text_is_short_and_clean() -> None:
-    found = WORKER.read_error(400, {}, error(message="a\x00\n\x1b[31m\u2028b" + "x" * 9999))
+def test_worker_error_text_is_truncated_and_sanitized() -> None:
+    found = WORKER.read_error(
+        400, {}, encode_error_body(message="a\x00\n\x1b[31m\u2028b" + "x" * 9999)
+    )
     assert found.message.startswith("a [31m b")
     assert len(found.message) == 300
 
 
-def test_the_text_of_a_failure_is_kept_for_the_log_alone() -> None:
-    found = WORKER.read_error(500, {}, error(message="CUDA out of memory at /srv/x.py"))
+def test_worker_failure_text_is_an_exception_note_only() -> None:
+    found = WORKER.read_error(500, {}, encode_error_body(message="CUDA out of memory at /srv/x.py"))
     assert "CUDA" not in found.message
     assert found.__notes__ == ["the worker said: CUDA out of memory at /srv/x.py"]
 
@@ -92,6 +106,8 @@ def test_the_text_of_a_failure_is_kept_for_the_log_alone() -> None:
         ({}, None),
     ],
 )
-def test_when_to_try_again(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_headers_of_worker_are_read(
+    headers: dict[str, str], seconds: float | None
+) -> None:
     assert WORKER.read_error(429, headers, b"").retry_after == seconds
     assert WORKER.read_error(503, headers, b"").retry_after == (seconds or 1.0)

@@ -44,12 +44,12 @@ KINDS: list[tuple[dict[str, Any], ContentPart]] = [
 
 
 @pytest.mark.parametrize(("wire", "part"), KINDS)
-def test_parts_survive_both_ways(wire: dict[str, Any], part: ContentPart) -> None:
+def test_content_parts_round_trip(wire: dict[str, Any], part: ContentPart) -> None:
     assert read_part(wire, "at", EVERY) == (part,)
     assert write_part(part) == wire
 
 
-def test_thoughts_are_read_from_a_summary() -> None:
+def test_reasoning_parts_are_read_from_a_summary() -> None:
     item = {"type": "summary_text", "text": "a", "signature": "s"}
     wire = {"type": "reasoning", "summary": [item, {"text": "b"}]}
     assert read_part(wire, "at", EVERY) == (ReasoningPart("a", "s"), ReasoningPart("b"))
@@ -74,31 +74,31 @@ def test_thoughts_are_read_from_a_summary() -> None:
         ({"type": "reasoning", "summary": [1]}, "at.summary[0]", "type"),
     ],
 )
-def test_parts_that_are_wrong(wire: Any, param: str, problem: str) -> None:
+def test_invalid_content_part_is_rejected(wire: Any, param: str, problem: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         read_part(wire, "at", EVERY)
     assert (caught.value.param, caught.value.problem) == (param, problem)
 
 
-def read(*messages: str, rules: MessageRules) -> tuple[Message, ...]:
+def read_json_messages(*messages: str, rules: MessageRules) -> tuple[Message, ...]:
     return read_messages(Raw(f"[{','.join(messages)}]".encode()), rules)
 
 
 CALL = '{"role":"assistant","tool_calls":[{"id":"a","type":"%s","%s":{"name":"f","%s":%s}}]}'
 
 
-def test_rules_are_knobs() -> None:
+def test_message_rules_are_configurable() -> None:
     rules = MessageRules(
         roles=("user", "assistant"),
         requires_tool_results=False,
         accepts_argument_objects=True,
     )
-    said = read(CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules)
+    said = read_json_messages(CALL % ("function", "function", "arguments", '{"x":1}'), rules=rules)
     assert said[0].tool_calls == (ToolCall("a", "f", '{"x":1}'),)
-    said = read(CALL % ("custom", "custom", "input", '"go"'), rules=rules)
+    said = read_json_messages(CALL % ("custom", "custom", "input", '"go"'), rules=rules)
     assert said[0].tool_calls == (ToolCall("a", "f", "go", "custom"),)
     with pytest.raises(InvalidParameter):
-        read('{"role":"system","content":"x"}', rules=rules)
+        read_json_messages('{"role":"system","content":"x"}', rules=rules)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_rules_are_knobs() -> None:
         ),
     ],
 )
-def test_calls_that_are_wrong(call: str, param: str) -> None:
+def test_invalid_tool_call_is_rejected(call: str, param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read(call, rules=MessageRules())
+        read_json_messages(call, rules=MessageRules())
     assert caught.value.param == param
 
 
-def test_writing_has_knobs() -> None:
+def test_message_style_is_configurable() -> None:
     messages = (
         Message("developer", (TextPart("a"), TextPart("b"))),
         Message("assistant", (ReasoningPart("hm"), RefusalPart("no"))),

@@ -78,11 +78,11 @@ OTHERWISE = {
 """What is not written under its own name, and why."""
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     given: dict[str, Any] = {
         "templating": PromptOptions(mode="raw"),
         "stopping": StopConditions(max_tokens=1),
@@ -93,7 +93,7 @@ def text(**fields: Any) -> GenerationRequest:
 
 
 @pytest.fixture
-def heard(make_call: MakeCall) -> Callable[[Request], Any]:
+def round_trip(make_call: MakeCall) -> Callable[[Request], Any]:
     """A request as the worker reads it."""
 
     def read(request: Request) -> Any:
@@ -106,50 +106,52 @@ def heard(make_call: MakeCall) -> Callable[[Request], Any]:
     return read
 
 
-@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("kind", [make_chat, make_completion])
 @pytest.mark.parametrize("name", SAMPLING)
-def test_how_a_token_is_picked(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
+def test_sampling_parameter_round_trips(
+    round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
     asked = SamplingParams(**{name: SAMPLING[name]})
-    assert heard(kind(sampling=asked)).sampling == asked
+    assert round_trip(kind(sampling=asked)).sampling == asked
 
 
-@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("kind", [make_chat, make_completion])
 @pytest.mark.parametrize("name", STOPPING)
-def test_when_a_choice_ends(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
+def test_stopping_parameter_round_trips(
+    round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
     asked = StopConditions(**{"max_tokens": 1, name: STOPPING[name]})
-    assert heard(kind(stopping=asked)).stopping == asked
+    assert round_trip(kind(stopping=asked)).stopping == asked
 
 
-def test_no_field_is_forgotten() -> None:
+def test_tables_cover_every_sampling_and_stopping_field() -> None:
     for struct, said in ((SamplingParams, SAMPLING), (StopConditions, STOPPING)):
         assert set(struct.__struct_fields__) - set(OTHERWISE) == set(said)
 
 
-@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("kind", [make_chat, make_completion])
 @pytest.mark.parametrize("name", REST)
-def test_the_rest(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
+def test_other_parameter_round_trips(
+    round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], name: str
 ) -> None:
-    assert getattr(heard(kind(**{name: REST[name]})), name) == REST[name]
+    assert getattr(round_trip(kind(**{name: REST[name]})), name) == REST[name]
 
 
-@pytest.mark.parametrize(("kind", "mode"), [(chat, "chat"), (text, "raw")])
-def test_special_tokens(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], mode: Any
+@pytest.mark.parametrize(("kind", "mode"), [(make_chat, "chat"), (make_completion, "raw")])
+def test_add_special_tokens_round_trips(
+    round_trip: Callable[[Request], Any], kind: Callable[..., GenerationRequest], mode: Any
 ) -> None:
     asked = PromptOptions(mode=mode, add_special_tokens=False)
-    assert heard(kind(templating=asked)).templating == asked
+    assert round_trip(kind(templating=asked)).templating == asked
 
 
-def test_what_is_written_as_something_else(heard: Callable[[Request], Any]) -> None:
-    greedy = chat(sampling=SamplingParams(do_sample=False))
-    assert heard(greedy).sampling == SamplingParams(temperature=0.0)
-    fitted = chat(stopping=StopConditions(overflow="truncate"))
-    assert heard(fitted).stopping == StopConditions(truncate_prompt=-1)
+def test_greedy_and_truncate_are_encoded_as_equivalent_parameters(
+    round_trip: Callable[[Request], Any],
+) -> None:
+    greedy = make_chat(sampling=SamplingParams(do_sample=False))
+    assert round_trip(greedy).sampling == SamplingParams(temperature=0.0)
+    fitted = make_chat(stopping=StopConditions(overflow="truncate"))
+    assert round_trip(fitted).stopping == StopConditions(truncate_prompt=-1)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_what_is_written_as_something_else(heard: Callable[[Request], Any]) -> N
         ({}, None),
     ],
 )
-def test_beams_by_either_name(
+def test_beam_width_is_decoded_from_either_field_name(
     make_call: MakeCall, fields: dict[str, Any], width: int | None
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
@@ -171,7 +173,7 @@ def test_beams_by_either_name(
     assert told.sampling.beam_width == width
 
 
-@pytest.mark.parametrize("kind", [chat, text])
+@pytest.mark.parametrize("kind", [make_chat, make_completion])
 @pytest.mark.parametrize(
     "output",
     [
@@ -182,15 +184,17 @@ def test_beams_by_either_name(
         GrammarFormat("root ::= 'a'"),
     ],
 )
-def test_forms_of_the_output(
-    heard: Callable[[Request], Any], kind: Callable[..., GenerationRequest], output: OutputFormat
+def test_output_format_round_trips(
+    round_trip: Callable[[Request], Any],
+    kind: Callable[..., GenerationRequest],
+    output: OutputFormat,
 ) -> None:
-    assert heard(kind(output=output)).output == output
+    assert round_trip(kind(output=output)).output == output
 
 
-def test_tools(heard: Callable[[Request], Any]) -> None:
+def test_tools_round_trip(round_trip: Callable[[Request], Any]) -> None:
     tools = (Tool("f", parameters=Raw(b'{"type":"object"}')), Tool("g"))
-    told = heard(chat(tools=tools, tool_choice=NamedTool("g"), parallel_tools=False))
+    told = round_trip(make_chat(tools=tools, tool_choice=NamedTool("g"), parallel_tools=False))
     assert (told.tools, told.tool_choice, told.parallel_tools) == (tools, NamedTool("g"), False)
 
 
@@ -204,14 +208,16 @@ def test_tools(heard: Callable[[Request], Any]) -> None:
         {"overflow": "truncate"},
     ],
 )
-def test_vectors(heard: Callable[[Request], Any], field: dict[str, Any]) -> None:
-    told = heard(EmbeddingRequest(model="m", inputs=("a",), **field))
+def test_embedding_parameter_round_trips(
+    round_trip: Callable[[Request], Any], field: dict[str, Any]
+) -> None:
+    told = round_trip(EmbeddingRequest(model="m", inputs=("a",), **field))
     for name, value in field.items():
         assert getattr(told, name) == value
 
 
-def test_what_only_operators_open(make_call: MakeCall) -> None:
-    request = chat(priority=3, templating=PromptOptions(template="T"))
+def test_priority_and_template_need_the_powers_option(make_call: MakeCall) -> None:
+    request = make_chat(priority=3, templating=PromptOptions(template="T"))
     assert {loss.path for loss in WORKER.unsupported_parameters(request, {})} == {
         "priority", "templating.template",
     }  # fmt: skip
@@ -222,9 +228,9 @@ def test_what_only_operators_open(make_call: MakeCall) -> None:
     assert (told.priority, told.templating.template) == (3, "T")
 
 
-def test_what_the_engine_passes_over_is_told() -> None:
+def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
     parts = (TextPart("hi"), ImagePart("https://x/y.png"), AudioPart("AA=="), ReasoningPart("so"))
-    asked = chat(
+    asked = make_chat(
         messages=(*SAID, Message("user", parts)),
         stopping=StopConditions(spaces_between_special_tokens=True),
     )
@@ -238,7 +244,7 @@ def test_what_the_engine_passes_over_is_told() -> None:
     }
 
 
-def test_bytes_are_passed_on_to_our_workers_but_not_from_their_listeners(
+def test_pass_through_to_interlingua_workers_only_from_openai_clients(
     make_call: MakeCall, about: ResponseContext
 ) -> None:
     """What OpenAI's clients may not ask has to be refused by who speaks with them."""

@@ -7,7 +7,7 @@ import pytest
 from protocols.chat.params import CHAT_PARAMS, find_param, remove_params, replace_params
 
 
-def test_a_row_is_changed_and_the_others_are_not() -> None:
+def test_replace_params_changes_only_the_named_params() -> None:
     table = replace_params(
         CHAT_PARAMS, temperature={"maximum": 1.0}, top_p={"exclusive_minimum": True}
     )
@@ -24,7 +24,7 @@ def test_a_row_is_changed_and_the_others_are_not() -> None:
     assert find_param(table, "n") == find_param(CHAT_PARAMS, "n")
 
 
-def test_rows_are_left_out() -> None:
+def test_remove_params_removes_the_named_params() -> None:
     wires = {param.wire for param in remove_params(CHAT_PARAMS, "seed", "n")}
     assert wires == {param.wire for param in CHAT_PARAMS} - {"seed", "n"}
 
@@ -32,6 +32,6 @@ def test_rows_are_left_out() -> None:
 @pytest.mark.parametrize(
     "use", [find_param, remove_params, lambda table, name: replace_params(table, **{name: {}})]
 )
-def test_a_name_that_is_not_there_is_an_error(use: Callable[..., object]) -> None:
+def test_unknown_param_name_raises_key_error(use: Callable[..., object]) -> None:
     with pytest.raises(KeyError):
         use(CHAT_PARAMS, "tempreature")

@@ -32,7 +32,9 @@ CALLED = {
 ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
-def refusal(call: ClientRequest, dialect: OpenAI = DIALECT) -> tuple[int, str | None, str | None]:
+def decode_error(
+    call: ClientRequest, dialect: OpenAI = DIALECT
+) -> tuple[int, str | None, str | None]:
     """Status, code and param with which a call is refused."""
 
     def read() -> Request:
@@ -227,27 +229,27 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("variant", "fields", "code", "param"), REFUSED)
-def test_what_is_wrong_is_named(
+def test_invalid_field_returns_its_code_and_param(
     make_call: MakeCall, variant: str, fields: dict[str, Any], code: str | None, param: str
 ) -> None:
     call = make_call(variant, {**BODIES[variant], **fields})
-    assert refusal(call) == (400, code, param)
+    assert decode_error(call) == (400, code, param)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"", b"null", b"\xff", b"[" * 100_000])
-def test_a_body_that_is_no_object_is_malformed(make_call: MakeCall, body: bytes) -> None:
-    assert refusal(make_call("chat", body)) == (400, None, None)
+def test_body_that_is_no_object_returns_400(make_call: MakeCall, body: bytes) -> None:
+    assert decode_error(make_call("chat", body)) == (400, None, None)
 
 
 @pytest.mark.parametrize("field", ["model", "messages"])
-def test_a_required_field_may_not_be_missing(make_call: MakeCall, field: str) -> None:
+def test_missing_required_field_is_rejected(make_call: MakeCall, field: str) -> None:
     body = {name: got for name, got in C.items() if name != field}
-    assert refusal(make_call("chat", body)) == (400, "missing_required_parameter", field)
+    assert decode_error(make_call("chat", body)) == (400, "missing_required_parameter", field)
 
 
-def test_an_unknown_field_is_refused_only_where_asked(make_call: MakeCall) -> None:
+def test_unknown_field_is_rejected_only_if_configured(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": 1})
-    assert refusal(call, OpenAI(unknown="reject")) == (400, "unknown_parameter", "foo")
+    assert decode_error(call, OpenAI(unknown="reject")) == (400, "unknown_parameter", "foo")
     assert DIALECT.decode_request(call).extra.keys() == {"foo"}
 
 
@@ -265,7 +267,7 @@ NAMES = sorted(
 ROWS = {e.operation: e for e in DIALECT.endpoints}
 
 
-def outcome(call: ClientRequest) -> int:
+def get_response_status(call: ClientRequest) -> int:
     try:
         DIALECT.read_routing_info(call)
         DIALECT.decode_request(call)
@@ -278,8 +280,8 @@ def outcome(call: ClientRequest) -> int:
     st.sampled_from(["chat", "completion", "embedding"]),
     st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4),
 )
-def test_nothing_but_our_own_errors_comes_out(variant: str, fields: dict[str, Any]) -> None:
+def test_arbitrary_fields_raise_only_gateway_errors(variant: str, fields: dict[str, Any]) -> None:
     row: Endpoint = ROWS[variant]
     body = json.dumps({**BODIES[variant], **fields}).encode()
     call = ClientRequest(row, {}, {}, "", body, row.path)
-    assert outcome(call) in (200, 400)
+    assert get_response_status(call) in (200, 400)

@@ -48,44 +48,44 @@ CALLED = {
 ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
-def decode(make_call: MakeCall, variant: str, **fields: Any) -> Request:
+def decode_request(make_call: MakeCall, variant: str, **fields: Any) -> Request:
     return DIALECT.decode_request(make_call(variant, {**BODIES[variant], **fields}))
 
 
-def chat(make_call: MakeCall, **fields: Any) -> GenerationRequest:
-    request = decode(make_call, "chat", **fields)
+def decode_chat(make_call: MakeCall, **fields: Any) -> GenerationRequest:
+    request = decode_request(make_call, "chat", **fields)
     assert isinstance(request, GenerationRequest)
     return request
 
 
-def text(make_call: MakeCall, **fields: Any) -> GenerationRequest:
-    request = decode(make_call, "completion", **fields)
+def decode_completion(make_call: MakeCall, **fields: Any) -> GenerationRequest:
+    request = decode_request(make_call, "completion", **fields)
     assert isinstance(request, GenerationRequest)
     return request
 
 
-def embed(make_call: MakeCall, **fields: Any) -> EmbeddingRequest:
-    request = decode(make_call, "embedding", **fields)
+def decode_embedding(make_call: MakeCall, **fields: Any) -> EmbeddingRequest:
+    request = decode_request(make_call, "embedding", **fields)
     assert isinstance(request, EmbeddingRequest)
     return request
 
 
-def test_null_is_absent(make_call: MakeCall) -> None:
+def test_null_means_that_the_parameter_is_absent(make_call: MakeCall) -> None:
     names = (
         "max_tokens temperature stop n seed tools stream logprobs top_logprobs logit_bias "
         "tool_choice functions function_call response_format stream_options metadata user "
         "reasoning_effort parallel_tool_calls modalities store"
     )
     nulls = dict.fromkeys(names.split())
-    assert chat(make_call, **nulls) == chat(make_call)
-    assert text(make_call, logprobs=None, seed=None, prompt=["a b"]) == text(
-        make_call, prompt=["a b"]
-    )
-    assert embed(make_call, encoding_format=None) == embed(make_call)
+    assert decode_chat(make_call, **nulls) == decode_chat(make_call)
+    assert decode_completion(
+        make_call, logprobs=None, seed=None, prompt=["a b"]
+    ) == decode_completion(make_call, prompt=["a b"])
+    assert decode_embedding(make_call, encoding_format=None) == decode_embedding(make_call)
 
 
-def test_the_smallest_chat(make_call: MakeCall) -> None:
-    request = chat(make_call)
+def test_minimal_chat_request_is_decoded(make_call: MakeCall) -> None:
+    request = decode_chat(make_call)
     assert request == GenerationRequest(
         model="mock",
         kind="chat",
@@ -96,16 +96,16 @@ def test_the_smallest_chat(make_call: MakeCall) -> None:
     assert request.response_options.usage == "final"
 
 
-def test_words_are_all_that_is_answered_with(make_call: MakeCall) -> None:
-    asked = chat(make_call, modalities=["text"])
+def test_text_modality_is_accepted_and_not_forwarded(make_call: MakeCall) -> None:
+    asked = decode_chat(make_call, modalities=["text"])
 
-    assert replace(asked, provided_fields=asked.provided_fields - {"modalities"}, extra={}) == chat(
-        make_call
-    )
+    assert replace(
+        asked, provided_fields=asked.provided_fields - {"modalities"}, extra={}
+    ) == decode_chat(make_call)
 
 
-def test_scalars_find_their_place(make_call: MakeCall) -> None:
-    request = chat(
+def test_scalar_chat_parameters_are_decoded(make_call: MakeCall) -> None:
+    request = decode_chat(
         make_call,
         max_tokens=3.0,
         max_completion_tokens=1,
@@ -133,8 +133,8 @@ def test_scalars_find_their_place(make_call: MakeCall) -> None:
     assert "seed" in request.provided_fields
 
 
-def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
-    request = chat(
+def test_vllm_extension_parameters_are_decoded(make_call: MakeCall) -> None:
+    request = decode_chat(
         make_call,
         top_k=-1,
         min_p=0.1,
@@ -192,11 +192,13 @@ def test_what_vllm_adds_finds_its_place(make_call: MakeCall) -> None:
         ({"guided_choice": ["x"]}, ChoiceFormat(("x",))),
     ],
 )
-def test_outputs(make_call: MakeCall, fields: dict[str, Any], output: object) -> None:
-    assert chat(make_call, **fields).output == output
+def test_output_formats_are_decoded(
+    make_call: MakeCall, fields: dict[str, Any], output: object
+) -> None:
+    assert decode_chat(make_call, **fields).output == output
 
 
-def test_a_schema_is_kept_as_it_was_written(make_call: MakeCall) -> None:
+def test_json_schema_keeps_its_raw_bytes(make_call: MakeCall) -> None:
     body = (
         b'{"model":"m","messages":[{"role":"user","content":"x"}],"response_format":{"type":'
         b'"json_schema","json_schema":{"name":"n","strict":true,"schema":{ "b":1, "a":2 }}}}'
@@ -245,12 +247,14 @@ def test_a_schema_is_kept_as_it_was_written(make_call: MakeCall) -> None:
         ({"role": "user", "content": ""}, Message("user", (TextPart(""),))),
     ],
 )
-def test_messages(make_call: MakeCall, message: dict[str, Any], expected: Message) -> None:
-    assert chat(make_call, messages=[message]).messages == (expected,)
+def test_messages_of_each_role_are_decoded(
+    make_call: MakeCall, message: dict[str, Any], expected: Message
+) -> None:
+    assert decode_chat(make_call, messages=[message]).messages == (expected,)
 
 
-def test_a_round_of_tools(make_call: MakeCall) -> None:
-    request = chat(
+def test_tool_calls_and_tool_choice_are_decoded(make_call: MakeCall) -> None:
+    request = decode_chat(
         make_call,
         messages=[*MESSAGES, CALLED, ANSWERED],
         tools=[F, {"type": "custom", "custom": {"name": "g"}}],
@@ -272,8 +276,8 @@ def test_a_round_of_tools(make_call: MakeCall) -> None:
     assert request.tool_choice == AllowedTools("required", ("f",))
 
 
-def test_functions_are_tools(make_call: MakeCall) -> None:
-    request = chat(
+def test_legacy_functions_are_decoded_as_tools(make_call: MakeCall) -> None:
+    request = decode_chat(
         make_call,
         functions=[F["function"]],
         function_call={"name": "f"},
@@ -289,16 +293,21 @@ def test_functions_are_tools(make_call: MakeCall) -> None:
     assert (request.messages[2].role, request.messages[2].tool_call_id) == ("tool", call.id)
 
 
-def test_streams_and_their_usage(make_call: MakeCall) -> None:
-    assert chat(make_call, stream=True).response_options.usage == "none"
-    assert chat(make_call, stream=True, stream_options={}).response_options.usage == "none"
+def test_stream_options_are_decoded(make_call: MakeCall) -> None:
+    assert decode_chat(make_call, stream=True).response_options.usage == "none"
+    assert decode_chat(make_call, stream=True, stream_options={}).response_options.usage == "none"
     options = {"include_usage": True}
-    assert chat(make_call, stream=True, stream_options=options).response_options.usage == "final"
+    assert (
+        decode_chat(make_call, stream=True, stream_options=options).response_options.usage
+        == "final"
+    )
     options["continuous_usage_stats"] = True
-    assert chat(make_call, stream=True, stream_options=options).response_options.usage == "each"
+    assert (
+        decode_chat(make_call, stream=True, stream_options=options).response_options.usage == "each"
+    )
 
 
-def test_unknown_fields(make_call: MakeCall) -> None:
+def test_unknown_fields_are_kept_ignored_or_rejected(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "foo": {"a": 1}, "verbosity": "low"})
     request = DIALECT.decode_request(call)
     assert {k: bytes(v) for k, v in request.extra.items()} == {
@@ -321,30 +330,34 @@ def test_unknown_fields(make_call: MakeCall) -> None:
         ([[1], [2, 3]], ((1,), (2, 3))),
     ],
 )
-def test_prompts(make_call: MakeCall, prompt: Any, prompts: object) -> None:
-    assert text(make_call, prompt=prompt).prompts == prompts
+def test_completion_prompts_are_decoded(make_call: MakeCall, prompt: Any, prompts: object) -> None:
+    assert decode_completion(make_call, prompt=prompt).prompts == prompts
 
 
-def test_completions(make_call: MakeCall) -> None:
-    plain = text(make_call)
+def test_completion_parameters_are_decoded(make_call: MakeCall) -> None:
+    plain = decode_completion(make_call)
     assert (plain.stopping.max_tokens, plain.templating.mode) == (16, "raw")
     assert "max_tokens" not in plain.provided_fields
-    scored = text(make_call, max_tokens=0, echo=True, logprobs=1, suffix="z", best_of=1)
+    scored = decode_completion(
+        make_call, max_tokens=0, echo=True, logprobs=1, suffix="z", best_of=1
+    )
     assert scored.stopping.max_tokens == 0
     assert (scored.echo, scored.insert_before, scored.best_of) == (True, "z", 1)
     assert scored.logprobs == LogprobsOptions(1, 1)
-    assert text(make_call, logprobs=0).logprobs == LogprobsOptions(0)
+    assert decode_completion(make_call, logprobs=0).logprobs == LogprobsOptions(0)
 
 
-def test_embeddings(make_call: MakeCall) -> None:
-    request = embed(make_call, input=["a", "b"], encoding_format="base64", dimensions=8, user="u")
+def test_embedding_request_is_decoded(make_call: MakeCall) -> None:
+    request = decode_embedding(
+        make_call, input=["a", "b"], encoding_format="base64", dimensions=8, user="u"
+    )
     assert request.inputs == ("a", "b")
     assert (request.encoding, request.dimensions, request.labels) == ("base64", 8, {"user": "u"})
-    assert embed(make_call, input=[[1, 2], [3]]).inputs == ((1, 2), (3,))
-    assert embed(make_call).encoding == "float"
+    assert decode_embedding(make_call, input=[[1, 2], [3]]).inputs == ((1, 2), (3,))
+    assert decode_embedding(make_call).encoding == "float"
 
 
-def test_peek_reads_little(make_call: MakeCall) -> None:
+def test_routing_info_has_model_stream_and_client_id(make_call: MakeCall) -> None:
     call = make_call("chat", {**C, "stream": True}, {"x-client-request-id": "mine"})
     envelope = DIALECT.read_routing_info(call)
     assert (envelope.model, envelope.stream, envelope.client_id) == ("mock", True, "mine")
@@ -354,21 +367,21 @@ def test_peek_reads_little(make_call: MakeCall) -> None:
 @pytest.mark.parametrize(
     ("said", "seconds"), [("600", 600.0), ("0", None), ("x", None), ("inf", None), ("nan", None)]
 )
-def test_a_client_library_tells_how_long_it_waits(
+def test_stainless_read_timeout_header_sets_the_timeout(
     make_call: MakeCall, said: str, seconds: float | None
 ) -> None:
     call = make_call("chat", C, {"x-stainless-read-timeout": said})
     assert DIALECT.decode_request(call).timeout == seconds
 
 
-def test_an_older_call_of_a_function_needs_no_answer(make_call: MakeCall) -> None:
+def test_legacy_function_call_needs_no_function_result(make_call: MakeCall) -> None:
     called = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
-    request = chat(make_call, messages=[*MESSAGES, called, *MESSAGES])
+    request = decode_chat(make_call, messages=[*MESSAGES, called, *MESSAGES])
 
     assert [call.name for call in request.messages[1].tool_calls] == ["f"]
 
 
-def test_a_call_may_be_answered_twice(make_call: MakeCall) -> None:
-    request = chat(make_call, messages=[*MESSAGES, CALLED, ANSWERED, ANSWERED])
+def test_tool_call_may_have_two_results(make_call: MakeCall) -> None:
+    request = decode_chat(make_call, messages=[*MESSAGES, CALLED, ANSWERED, ANSWERED])
 
     assert [message.role for message in request.messages[2:]] == ["tool", "tool"]

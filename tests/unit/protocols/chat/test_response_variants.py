@@ -34,23 +34,25 @@ IDS = ResponseOptions(usage="none", token_ids=True)
 ENCODERS = [(ChatEncoder, CHAT), (CompletionEncoder, TEXT), (EmbeddingEncoder, EMBED)]
 
 
-def streamed(request: GenerationRequest, want: ResponseOptions = QUIET) -> GenerationRequest:
+def build_streaming_request(
+    request: GenerationRequest, want: ResponseOptions = QUIET
+) -> GenerationRequest:
     return msgspec.structs.replace(request, stream=True, response_options=want)
 
 
-def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
+def encode_unary_body(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
     fold = ResponseAccumulator()
     fold.add(events)
     return json.loads(encoder.encode_unary(fold.result()).body)
 
 
-def pieces(encoder: ResponseEncoder, events: Sequence[Event]) -> list[Any]:
+def encode_stream_choices(encoder: ResponseEncoder, events: Sequence[Event]) -> list[Any]:
     """The one choice of each chunk."""
     lines = encoder.encode_events(events).decode().removesuffix("data: [DONE]\n\n").split("\n\n")
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line]
 
 
-def test_a_style_of_another_family(about: ResponseContext) -> None:
+def test_response_style_controls_chat_chunks(about: ResponseContext) -> None:
     style = ResponseStyle(
         chunk_keys=("choices", "created", "model", "object", "usage"),
         chat_chunk_keys=("index", "logprobs", "delta", "finish_reason"),
@@ -60,7 +62,7 @@ def test_a_style_of_another_family(about: ResponseContext) -> None:
         event_prefix=b"data:",
     )
     encoder = ChatEncoder(
-        style, streamed(CHAT, ResponseOptions(usage="final")), about, model="other"
+        style, build_streaming_request(CHAT, ResponseOptions(usage="final")), about, model="other"
     )
     body = encoder.encode_events(
         [
@@ -83,7 +85,7 @@ def test_a_style_of_another_family(about: ResponseContext) -> None:
     ]
 
 
-def test_a_whole_answer_has_the_styles_keys_in_their_order(about: ResponseContext) -> None:
+def test_response_style_controls_unary_key_order(about: ResponseContext) -> None:
     style = ResponseStyle(
         unary_keys=("choices", "object"),
         chat_choice_keys=("finish_reason", "message"),
@@ -108,10 +110,10 @@ def test_a_whole_answer_has_the_styles_keys_in_their_order(about: ResponseContex
     )
 
 
-def test_a_stream_without_a_count_ends_without_usage(about: ResponseContext) -> None:
+def test_stream_without_token_counts_has_no_usage(about: ResponseContext) -> None:
     encoder = ChatEncoder(
         ResponseStyle(usage_position="finish"),
-        streamed(CHAT, ResponseOptions(usage="final")),
+        build_streaming_request(CHAT, ResponseOptions(usage="final")),
         about,
     )
 
@@ -121,20 +123,22 @@ def test_a_stream_without_a_count_ends_without_usage(about: ResponseContext) -> 
     assert body.endswith(b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
 
 
-def test_choices_of_one_prompt_may_share_its_index(about: ResponseContext) -> None:
+def test_index_scope_prompt_shares_the_index_of_a_prompt(about: ResponseContext) -> None:
     request = msgspec.structs.replace(TEXT, prompts=("a", "b"), n=2)
     events = [e for i in range(4) for e in (TextDelta("x", i), ChoiceEnd("eos", i))] + [StreamEnd()]
     style = ResponseStyle(index_scope="prompt")
 
-    answer = whole(CompletionEncoder(style, request, about), events)
-    stream = pieces(CompletionEncoder(style, streamed(request), about), events)
+    answer = encode_unary_body(CompletionEncoder(style, request, about), events)
+    stream = encode_stream_choices(
+        CompletionEncoder(style, build_streaming_request(request), about), events
+    )
 
     assert [choice["index"] for choice in answer["choices"]] == [0, 0, 1, 1]
     assert [choice["index"] for choice in stream if choice["finish_reason"]] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
-def test_an_answer_says_in_how_many_milliseconds_it_came(
+def test_elapsed_header_reports_milliseconds(
     about: ResponseContext, encoder: Any, request_: Any
 ) -> None:
     times: Iterator[float] = iter([10.0, 10.0425])
@@ -148,7 +152,7 @@ def test_an_answer_says_in_how_many_milliseconds_it_came(
 
 
 @pytest.mark.parametrize(("encoder", "request_"), ENCODERS)
-def test_every_encoder_tells_of_an_error_in_the_styles_way(
+def test_response_style_encodes_error_events(
     about: ResponseContext, encoder: Any, request_: Any
 ) -> None:
     style = ResponseStyle(encode_error_event=lambda error: error.message.encode())
@@ -159,7 +163,7 @@ def test_every_encoder_tells_of_an_error_in_the_styles_way(
     )
 
 
-def test_token_ids_and_the_fingerprint_of_a_whole_answer(about: ResponseContext) -> None:
+def test_unary_response_with_token_ids_and_fingerprint(about: ResponseContext) -> None:
     events: list[Event] = [
         ResponseMetadata(fingerprint="fp_1"),
         TextDelta("a", token_ids=(7,)),
@@ -170,15 +174,15 @@ def test_token_ids_and_the_fingerprint_of_a_whole_answer(about: ResponseContext)
     for encoder, request in ((ChatEncoder, CHAT), (CompletionEncoder, TEXT)):
         wanted = msgspec.structs.replace(request, response_options=IDS)
 
-        answer = whole(encoder(ResponseStyle(), wanted, about), events)
-        unasked = whole(encoder(ResponseStyle(), request, about), events)
+        answer = encode_unary_body(encoder(ResponseStyle(), wanted, about), events)
+        unasked = encode_unary_body(encoder(ResponseStyle(), request, about), events)
 
         assert answer["choices"][0]["token_ids"] == [7, 8]
         assert answer["system_fingerprint"] == "fp_1"
         assert "token_ids" not in unasked["choices"][0]
 
 
-def test_token_ids_of_a_streamed_completion(about: ResponseContext) -> None:
+def test_completion_stream_with_token_ids(about: ResponseContext) -> None:
     events: list[Event] = [
         StreamStart(2),
         ResponseMetadata(fingerprint="fp_1"),
@@ -189,8 +193,12 @@ def test_token_ids_of_a_streamed_completion(about: ResponseContext) -> None:
         StreamEnd(),
     ]
 
-    asked = pieces(CompletionEncoder(ResponseStyle(), streamed(TEXT, IDS), about), events)
-    unasked = pieces(CompletionEncoder(ResponseStyle(), streamed(TEXT), about), events)
+    asked = encode_stream_choices(
+        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT, IDS), about), events
+    )
+    unasked = encode_stream_choices(
+        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about), events
+    )
 
     assert [(one["text"], one.get("token_ids")) for one in asked] == [
         ("a", [7]),
@@ -201,17 +209,25 @@ def test_token_ids_of_a_streamed_completion(about: ResponseContext) -> None:
     assert all("token_ids" not in one for one in unasked)
 
 
-def test_what_has_no_text_says_nothing(about: ResponseContext) -> None:
+def test_events_without_text_write_nothing(about: ResponseContext) -> None:
     events: list[Event] = [StreamStart(2), ResponseMetadata(), TextDelta("")]
 
-    assert ChatEncoder(ResponseStyle(), streamed(CHAT), about).encode_events(events) == b""
-    assert CompletionEncoder(ResponseStyle(), streamed(TEXT), about).encode_events(events) == b""
+    assert (
+        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about).encode_events(events)
+        == b""
+    )
+    assert (
+        CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about).encode_events(
+            events
+        )
+        == b""
+    )
     assert (
         EmbeddingEncoder(ResponseStyle(), EMBED, about).encode_events([Embedding(0, (1.0,))]) == b""
     )
 
 
-def test_a_conversation_that_gives_the_prompt_back(about: ResponseContext) -> None:
+def test_chat_response_includes_the_echoed_prompt(about: ResponseContext) -> None:
     events: list[Event] = [
         PromptEcho(0, "say hi"),
         TextDelta(" Hello"),
@@ -219,15 +235,17 @@ def test_a_conversation_that_gives_the_prompt_back(about: ResponseContext) -> No
         StreamEnd(),
     ]
 
-    stream = pieces(ChatEncoder(ResponseStyle(), streamed(CHAT), about), events)
-    answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
+    stream = encode_stream_choices(
+        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about), events
+    )
+    answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
 
     assert [one["delta"].get("content") for one in stream] == ["", "say hi", " Hello", None]
     assert answer["choices"][0]["message"]["content"] == "say hi Hello"
 
 
-def test_vectors_without_a_count(about: ResponseContext) -> None:
-    answer = whole(
+def test_embeddings_response_without_token_counts_has_no_usage(about: ResponseContext) -> None:
+    answer = encode_unary_body(
         EmbeddingEncoder(ResponseStyle(), EMBED, about), [Embedding(0, (1.0,)), StreamEnd()]
     )
 

@@ -43,11 +43,11 @@ HELLO: tuple[Event, ...] = (
 )
 
 
-def streamed(request: GenerationRequest, **changes: Any) -> GenerationRequest:
+def build_streaming_request(request: GenerationRequest, **changes: Any) -> GenerationRequest:
     return msgspec.structs.replace(request, stream=True, **changes)
 
 
-def written(encoder: ResponseEncoder, events: Sequence[Event]) -> list[str]:
+def encode_stream_lines(encoder: ResponseEncoder, events: Sequence[Event]) -> list[str]:
     """The data of each event, written one by one as they come."""
     body = b"".join(encoder.encode_events([event]) for event in events).decode()
     assert body.endswith("\n\n")
@@ -56,7 +56,7 @@ def written(encoder: ResponseEncoder, events: Sequence[Event]) -> list[str]:
     return [line.removeprefix("data: ") for line in lines]
 
 
-def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
+def encode_unary_body(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
     fold = ResponseAccumulator()
     fold.add(events)
     reply = encoder.encode_unary(fold.result())
@@ -64,7 +64,7 @@ def whole(encoder: ResponseEncoder, events: Sequence[Event]) -> Any:
     return json.loads(reply.body)
 
 
-def chunk(delta: str, finish: str = "null", more: str = "", index: int = 0) -> str:
+def format_chunk(delta: str, finish: str = "null", more: str = "", index: int = 0) -> str:
     return (
         '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,"model":"mock",'
         f'"choices":[{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}]'
@@ -76,7 +76,7 @@ OPEN = '{"role":"assistant","content":""}'
 USAGE = '{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'
 
 
-def test_a_whole_chat(about: ResponseContext) -> None:
+def test_unary_chat_response(about: ResponseContext) -> None:
     fold = ResponseAccumulator()
     fold.add(HELLO)
     encoder = ChatEncoder(ResponseStyle(), CHAT, about)
@@ -89,28 +89,30 @@ def test_a_whole_chat(about: ResponseContext) -> None:
     assert ("x-served-model", "v1") in encoder.headers()
 
 
-def test_a_streamed_chat(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about)
-    assert written(encoder, HELLO) == [
-        chunk(OPEN),
-        chunk('{"content":"Hello"}'),
-        chunk('{"content":" world"}'),
-        chunk('{"content":"!"}'),
-        chunk("{}", '"stop"'),
+def test_chat_stream(about: ResponseContext) -> None:
+    encoder = ChatEncoder(
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+    )
+    assert encode_stream_lines(encoder, HELLO) == [
+        format_chunk(OPEN),
+        format_chunk('{"content":"Hello"}'),
+        format_chunk('{"content":" world"}'),
+        format_chunk('{"content":"!"}'),
+        format_chunk("{}", '"stop"'),
         "[DONE]",
     ]
     assert encoder.content_type == "text/event-stream; charset=utf-8"
 
 
-def test_usage_comes_last_and_only_if_asked(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT), about)
+def test_usage_is_the_last_chunk_if_requested(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about)
     none = ',"usage":null'
-    assert written(encoder, HELLO) == [
-        chunk(OPEN, more=none),
-        chunk('{"content":"Hello"}', more=none),
-        chunk('{"content":" world"}', more=none),
-        chunk('{"content":"!"}', more=none),
-        chunk("{}", '"stop"', none),
+    assert encode_stream_lines(encoder, HELLO) == [
+        format_chunk(OPEN, more=none),
+        format_chunk('{"content":"Hello"}', more=none),
+        format_chunk('{"content":" world"}', more=none),
+        format_chunk('{"content":"!"}', more=none),
+        format_chunk("{}", '"stop"', none),
         (
             '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,'
             f'"model":"mock","choices":[],"usage":{USAGE}}}'
@@ -119,9 +121,11 @@ def test_usage_comes_last_and_only_if_asked(about: ResponseContext) -> None:
     ]
 
 
-def test_running_usage_is_in_every_chunk(about: ResponseContext) -> None:
+def test_continuous_usage_is_in_every_chunk(about: ResponseContext) -> None:
     encoder = ChatEncoder(
-        ResponseStyle(), streamed(CHAT, response_options=ResponseOptions(usage="each")), about
+        ResponseStyle(),
+        build_streaming_request(CHAT, response_options=ResponseOptions(usage="each")),
+        about,
     )
     events: list[Event] = [
         Usage(2, 1),
@@ -132,14 +136,16 @@ def test_running_usage_is_in_every_chunk(about: ResponseContext) -> None:
         Usage(2, 2),
         StreamEnd(),
     ]
-    chunks = [json.loads(line) for line in written(encoder, events)[:-1]]
+    chunks = [json.loads(line) for line in encode_stream_lines(encoder, events)[:-1]]
     counts = [found["usage"]["completion_tokens"] for found in chunks]
     assert counts == [1, 1, 2, 2, 2]
     assert chunks[-1]["choices"] == []
 
 
-def test_two_choices_interleave(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET, n=2), about)
+def test_chunks_of_two_choices_interleave(about: ResponseContext) -> None:
+    encoder = ChatEncoder(
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET, n=2), about
+    )
     events: list[Event] = [
         TextDelta("a", 1),
         TextDelta("b", 0),
@@ -147,13 +153,13 @@ def test_two_choices_interleave(about: ResponseContext) -> None:
         ChoiceEnd("length", 1),
         StreamEnd(),
     ]
-    assert written(encoder, events) == [
-        chunk(OPEN, index=1),
-        chunk('{"content":"a"}', index=1),
-        chunk(OPEN),
-        chunk('{"content":"b"}'),
-        chunk("{}", '"stop"'),
-        chunk("{}", '"length"', index=1),
+    assert encode_stream_lines(encoder, events) == [
+        format_chunk(OPEN, index=1),
+        format_chunk('{"content":"a"}', index=1),
+        format_chunk(OPEN),
+        format_chunk('{"content":"b"}'),
+        format_chunk("{}", '"stop"'),
+        format_chunk("{}", '"length"', index=1),
         "[DONE]",
     ]
 
@@ -168,22 +174,28 @@ CALLS: tuple[Event, ...] = (
 )
 
 
-def test_streamed_tool_calls(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about)
+def test_chat_stream_with_tool_calls(about: ResponseContext) -> None:
+    encoder = ChatEncoder(
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+    )
     opening = '"type":"function","function":{"name":'
-    assert written(encoder, CALLS) == [
-        chunk('{"role":"assistant","content":null}'),
-        chunk(f'{{"tool_calls":[{{"index":0,"id":"call_1",{opening}"f","arguments":""}}}}]}}'),
-        chunk('{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}'),
-        chunk('{"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]}'),
-        chunk(f'{{"tool_calls":[{{"index":1,"id":"call_2",{opening}"g","arguments":""}}}}]}}'),
-        chunk("{}", '"tool_calls"'),
+    assert encode_stream_lines(encoder, CALLS) == [
+        format_chunk('{"role":"assistant","content":null}'),
+        format_chunk(
+            f'{{"tool_calls":[{{"index":0,"id":"call_1",{opening}"f","arguments":""}}}}]}}'
+        ),
+        format_chunk('{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}'),
+        format_chunk('{"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]}'),
+        format_chunk(
+            f'{{"tool_calls":[{{"index":1,"id":"call_2",{opening}"g","arguments":""}}}}]}}'
+        ),
+        format_chunk("{}", '"tool_calls"'),
         "[DONE]",
     ]
 
 
-def test_whole_tool_calls(about: ResponseContext) -> None:
-    choice = whole(ChatEncoder(ResponseStyle(), CHAT, about), CALLS)["choices"][0]
+def test_unary_response_with_tool_calls(about: ResponseContext) -> None:
+    choice = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), CALLS)["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"] == {
         "role": "assistant",
@@ -196,41 +208,47 @@ def test_whole_tool_calls(about: ResponseContext) -> None:
     }
 
 
-def test_functions_are_answered_as_functions(about: ResponseContext) -> None:
+def test_legacy_functions_return_function_call(about: ResponseContext) -> None:
     request = msgspec.structs.replace(CHAT, legacy_functions=True)
     events: list[Event] = [*CALLS[:3], ChoiceEnd("tool_calls"), StreamEnd()]
-    choice = whole(ChatEncoder(ResponseStyle(), request, about), events)["choices"][0]
+    choice = encode_unary_body(ChatEncoder(ResponseStyle(), request, about), events)["choices"][0]
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"x":1}'}
     assert "tool_calls" not in choice["message"]
-    stream = ChatEncoder(ResponseStyle(), streamed(request, response_options=QUIET), about)
-    assert written(stream, events)[1:5] == [
-        chunk('{"function_call":{"name":"f","arguments":""}}'),
-        chunk('{"function_call":{"arguments":"{\\"x\\""}}'),
-        chunk('{"function_call":{"arguments":":1}"}}'),
-        chunk("{}", '"function_call"'),
+    stream = ChatEncoder(
+        ResponseStyle(), build_streaming_request(request, response_options=QUIET), about
+    )
+    assert encode_stream_lines(stream, events)[1:5] == [
+        format_chunk('{"function_call":{"name":"f","arguments":""}}'),
+        format_chunk('{"function_call":{"arguments":"{\\"x\\""}}'),
+        format_chunk('{"function_call":{"arguments":":1}"}}'),
+        format_chunk("{}", '"function_call"'),
     ]
 
 
-def test_thoughts_and_refusals(about: ResponseContext) -> None:
+def test_reasoning_and_refusal_in_chat_responses(about: ResponseContext) -> None:
     events: list[Event] = [
         ReasoningDelta("hm"),
         RefusalDelta("no"),
         ChoiceEnd("content_filter"),
         StreamEnd(),
     ]
-    message = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)["choices"][0]["message"]
+    message = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)["choices"][0][
+        "message"
+    ]
     assert message == {
         "role": "assistant",
         "content": None,
         "refusal": "no",
         "reasoning_content": "hm",
     }
-    stream = ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about)
-    assert written(stream, events)[1:4] == [
-        chunk('{"reasoning_content":"hm"}'),
-        chunk('{"refusal":"no"}'),
-        chunk("{}", '"content_filter"'),
+    stream = ChatEncoder(
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+    )
+    assert encode_stream_lines(stream, events)[1:4] == [
+        format_chunk('{"reasoning_content":"hm"}'),
+        format_chunk('{"refusal":"no"}'),
+        format_chunk("{}", '"content_filter"'),
     ]
 
 
@@ -254,10 +272,11 @@ def test_chat_logprobs(about: ResponseContext) -> None:
         ],
         "refusal": None,
     }
-    answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
+    answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
     assert answer["choices"][0]["logprobs"] == expected
-    lines = written(
-        ChatEncoder(ResponseStyle(), streamed(CHAT, response_options=QUIET), about), events
+    lines = encode_stream_lines(
+        ChatEncoder(ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about),
+        events,
     )
     assert json.loads(lines[1])["choices"][0] == {
         "index": 0,
@@ -267,15 +286,15 @@ def test_chat_logprobs(about: ResponseContext) -> None:
     }
 
 
-def test_a_token_that_is_no_text_keeps_its_bytes(about: ResponseContext) -> None:
+def test_logprobs_of_a_non_utf8_token_keep_its_bytes(about: ResponseContext) -> None:
     token = TokenLogprob("\ufffd", float("-inf"), data=b"\xe4")
     events: list[Event] = [TextDelta("", logprobs=(token,)), ChoiceEnd("eos"), StreamEnd()]
-    answer = whole(ChatEncoder(ResponseStyle(), CHAT, about), events)
+    answer = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)
     found = answer["choices"][0]["logprobs"]["content"][0]
     assert (found["bytes"], found["logprob"]) == ([0xE4], -9999.0)
-    columns = whole(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][0][
-        "logprobs"
-    ]
+    columns = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][
+        0
+    ]["logprobs"]
     assert columns["tokens"] == ["bytes:\\xe4"]
 
 
@@ -290,22 +309,22 @@ def test_a_token_that_is_no_text_keeps_its_bytes(about: ResponseContext) -> None
         ("unknown", "stop"),
     ],
 )
-def test_finish_reasons(about: ResponseContext, reason: FinishReason, wire: str) -> None:
-    answer = whole(
+def test_finish_reason_names(about: ResponseContext, reason: FinishReason, wire: str) -> None:
+    answer = encode_unary_body(
         ChatEncoder(ResponseStyle(), CHAT, about), [TextDelta("a"), ChoiceEnd(reason), StreamEnd()]
     )
     assert answer["choices"][0]["finish_reason"] == wire
 
 
-def test_an_error_in_the_stream_is_an_event(about: ResponseContext) -> None:
-    encoder = ChatEncoder(ResponseStyle(), streamed(CHAT), about)
+def test_stream_error_is_an_sse_event(about: ResponseContext) -> None:
+    encoder = ChatEncoder(ResponseStyle(), build_streaming_request(CHAT), about)
     assert encoder.encode_error_event(StreamBroken("it stopped")) == (
         b'data: {"error":{"message":"it stopped","type":"server_error","param":null,'
         b'"code":"bad_gateway"}}\n\n'
     )
 
 
-def test_a_whole_completion(about: ResponseContext) -> None:
+def test_unary_completion_response(about: ResponseContext) -> None:
     fold = ResponseAccumulator()
     fold.add(HELLO)
     reply = CompletionEncoder(ResponseStyle(), TEXT, about).encode_unary(fold.result())
@@ -316,12 +335,12 @@ def test_a_whole_completion(about: ResponseContext) -> None:
     )
 
 
-def test_a_streamed_completion(about: ResponseContext) -> None:
-    encoder = CompletionEncoder(ResponseStyle(), streamed(TEXT), about)
+def test_completion_stream(about: ResponseContext) -> None:
+    encoder = CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about)
     head = '{"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"mock",'
     shape = head + '"choices":[{"text":"%s","index":0,"logprobs":null,"finish_reason":%s}],'
     shape += '"usage":null}'
-    assert written(encoder, HELLO) == [
+    assert encode_stream_lines(encoder, HELLO) == [
         shape % ("Hello", "null"),
         shape % (" world", "null"),
         shape % ("!", "null"),
@@ -331,8 +350,8 @@ def test_a_streamed_completion(about: ResponseContext) -> None:
     ]
 
 
-def test_texts_count_for_where_a_token_stands(about: ResponseContext) -> None:
-    stream = CompletionEncoder(ResponseStyle(), streamed(TEXT), about)
+def test_completion_stream_text_offset_counts_earlier_text(about: ResponseContext) -> None:
+    stream = CompletionEncoder(ResponseStyle(), build_streaming_request(TEXT), about)
     stream.encode_events([TextDelta("Hi "), TextDelta("there ")])
 
     assert b'"text_offset":[9]' in stream.encode_events([TextDelta("Hi", logprobs=(HI,))])
@@ -346,7 +365,9 @@ def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
         StreamEnd(),
     ]
     top = {"Hi": -0.5, "alt1": -1.5}
-    choice = whole(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][0]
+    choice = encode_unary_body(CompletionEncoder(ResponseStyle(), TEXT, about), events)["choices"][
+        0
+    ]
     assert choice["text"] == "aHi"
     assert choice["logprobs"] == {
         "tokens": ["a", "Hi"],
@@ -354,23 +375,28 @@ def test_completion_logprobs_are_columns(about: ResponseContext) -> None:
         "top_logprobs": [None, top],
         "text_offset": [0, 1],
     }
-    lines = written(
-        CompletionEncoder(ResponseStyle(), streamed(TEXT, response_options=QUIET), about), events
+    lines = encode_stream_lines(
+        CompletionEncoder(
+            ResponseStyle(), build_streaming_request(TEXT, response_options=QUIET), about
+        ),
+        events,
     )
     pieces = [json.loads(line)["choices"][0]["logprobs"] for line in lines[:2]]
     assert [piece["text_offset"] for piece in pieces] == [[0], [1]]
     assert [piece["top_logprobs"] for piece in pieces] == [None, [top]]
 
 
-def test_what_the_worker_tells_of_itself_is_passed_on(about: ResponseContext) -> None:
+def test_fingerprint_and_token_ids_are_in_stream_chunks(about: ResponseContext) -> None:
     events: list[Event] = [
         ResponseMetadata(fingerprint="fp_1"),
         TextDelta("a", token_ids=(7,)),
         ChoiceEnd("stop", matched_stop="x"),
         StreamEnd(),
     ]
-    request = streamed(CHAT, response_options=ResponseOptions(usage="none", token_ids=True))
-    lines = written(ChatEncoder(ResponseStyle(), request, about), events)
+    request = build_streaming_request(
+        CHAT, response_options=ResponseOptions(usage="none", token_ids=True)
+    )
+    lines = encode_stream_lines(ChatEncoder(ResponseStyle(), request, about), events)
     first, second = (json.loads(line) for line in lines[:2])
     assert first["system_fingerprint"] == second["system_fingerprint"] == "fp_1"
     assert second["choices"][0]["token_ids"] == [7]

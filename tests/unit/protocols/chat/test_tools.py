@@ -40,14 +40,14 @@ CUSTOM = {"type": "custom", "custom": {"name": "c", "description": "d", "format"
 TOOLS = (Tool("f"), Tool("c", kind="custom"))
 
 
-def fields(**values: Any) -> dict[str, Raw]:
+def build_fields(**values: Any) -> dict[str, Raw]:
     return read_object(json.dumps(values).encode())
 
 
-def test_tools_survive_both_ways() -> None:
-    tools = read_tools(fields(tools=[FUNCTION, CUSTOM]))
+def test_tools_round_trip() -> None:
+    tools = read_tools(build_fields(tools=[FUNCTION, CUSTOM]))
     assert json.loads(msgspec.json.encode(write_tools(tools))) == [FUNCTION, CUSTOM]
-    assert read_tools(fields(tools=None)) == ()
+    assert read_tools(build_fields(tools=None)) == ()
 
 
 ALLOWED = {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}]}
@@ -62,18 +62,18 @@ ALLOWED = {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}
         ({"type": "allowed_tools", "allowed_tools": ALLOWED}, AllowedTools("auto", ("c",))),
     ],
 )
-def test_choices_survive_both_ways(wire: Any, choice: ToolChoice) -> None:
-    found = read_tool_choice(fields(tool_choice=wire), TOOLS)
+def test_tool_choice_round_trips(wire: Any, choice: ToolChoice) -> None:
+    found = read_tool_choice(build_fields(tool_choice=wire), TOOLS)
     assert found == choice
     assert found is not None
     assert write_tool_choice(found, TOOLS) == wire
 
 
-def test_no_tool_may_always_be_chosen() -> None:
-    assert read_tool_choice(fields(tool_choice="none"), ()) == "none"
+def test_tool_choice_none_is_accepted_without_tools() -> None:
+    assert read_tool_choice(build_fields(tool_choice="none"), ()) == "none"
 
 
-def test_allowed_tools_become_all_there_are() -> None:
+def test_allowed_tools_restrict_the_tool_list() -> None:
     assert restrict_tools(AllowedTools("required", ("f",)), TOOLS) == ("required", TOOLS[:1])
     assert restrict_tools("auto", TOOLS) == ("auto", TOOLS)
 
@@ -97,9 +97,9 @@ def test_allowed_tools_become_all_there_are() -> None:
         ),
     ],
 )
-def test_choices_that_are_wrong(choice: Any, param: str, problem: str) -> None:
+def test_invalid_tool_choice_is_rejected(choice: Any, param: str, problem: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read_tool_choice(fields(tool_choice=choice), TOOLS)
+        read_tool_choice(build_fields(tool_choice=choice), TOOLS)
     assert (caught.value.param, caught.value.problem) == (param, problem)
 
 
@@ -116,15 +116,17 @@ def test_choices_that_are_wrong(choice: Any, param: str, problem: str) -> None:
         ),
     ],
 )
-def test_functions_that_are_wrong(body: dict[str, Any], param: str) -> None:
+def test_invalid_legacy_functions_are_rejected(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read_functions(fields(**body))
+        read_functions(build_fields(**body))
     assert caught.value.param == param
 
 
-def test_functions_without_a_call() -> None:
-    assert read_functions(fields(functions=[{"name": "f"}])) == ((Tool("f"),), None)
-    assert read_functions(fields(functions=[{"name": "f"}], function_call="none"))[1] == "none"
+def test_legacy_functions_without_a_named_function_call() -> None:
+    assert read_functions(build_fields(functions=[{"name": "f"}])) == ((Tool("f"),), None)
+    assert (
+        read_functions(build_fields(functions=[{"name": "f"}], function_call="none"))[1] == "none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,30 +143,32 @@ def test_functions_without_a_call() -> None:
         ({"structured_outputs": {"choice": ["a"]}}, ChoiceFormat(("a",))),
     ],
 )
-def test_structured_outputs(body: dict[str, Any], output: OutputFormat | None) -> None:
-    assert read_structured_outputs(fields(**body)) == output
+def test_structured_outputs_are_decoded(body: dict[str, Any], output: OutputFormat | None) -> None:
+    assert read_structured_outputs(build_fields(**body)) == output
 
 
 @pytest.mark.parametrize("wrong", [{"regex": 1}, {"choice": []}, {"choice": [1]}, {"json": 5}])
-def test_structured_outputs_that_are_wrong(wrong: dict[str, Any]) -> None:
+def test_invalid_structured_outputs_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read_structured_outputs(fields(structured_outputs=wrong))
+        read_structured_outputs(build_fields(structured_outputs=wrong))
     assert caught.value.param == f"structured_outputs.{next(iter(wrong))}"
 
 
-def test_a_schema_given_as_text_must_be_json() -> None:
+def test_guided_json_string_must_be_a_json_object() -> None:
     for wrong in ("{not json", "[]", "{} {}"):
         with pytest.raises(InvalidParameter) as caught:
-            read_structured_outputs(fields(guided_json=wrong))
+            read_structured_outputs(build_fields(guided_json=wrong))
         assert caught.value.param == "guided_json"
 
 
-def test_a_schema_may_be_left_out() -> None:
+def test_json_schema_format_without_schema_is_accepted() -> None:
     wire = {"type": "json_schema", "json_schema": {"name": "any"}}
 
-    assert read_response_format(fields(response_format=wire)) == JsonSchemaFormat(Raw(b"{}"), "any")
+    assert read_response_format(build_fields(response_format=wire)) == JsonSchemaFormat(
+        Raw(b"{}"), "any"
+    )
 
 
-def test_only_what_response_format_can_not_say_is_written() -> None:
+def test_structured_outputs_exclude_formats_of_response_format() -> None:
     assert write_structured_outputs(RegexFormat("a")) == {"regex": "a"}
     assert write_structured_outputs(JsonObjectFormat()) is None

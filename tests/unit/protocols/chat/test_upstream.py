@@ -40,16 +40,18 @@ HI = [{"role": "user", "content": "hi"}]
 TOOLS = (Tool("f", parameters=Raw(b'{"type": "object"}')), Tool("g"))
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     fields = {"prompts": ("a b",), "templating": PromptOptions(mode="raw"), **fields}
     return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def sent(request: Request, profile: str = "openai", **options: Any) -> tuple[str, Any]:
+def encode_path_and_body(
+    request: Request, profile: str = "openai", **options: Any
+) -> tuple[str, Any]:
     """The path, and the body less model and messages or prompt where they are the plain ones."""
     wire = OpenAI(profile, **options).encode_request(request)
     assert wire.method == "POST"
@@ -60,7 +62,9 @@ def sent(request: Request, profile: str = "openai", **options: Any) -> tuple[str
     return wire.path, body
 
 
-def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple[str, str]]:
+def list_unsupported_parameters(
+    request: Request, profile: str = "openai", **options: Any
+) -> set[tuple[str, str]]:
     found = OpenAI(profile, **options).unsupported_parameters(request, {})
     return {(loss.field, loss.reason) for loss in found}
 
@@ -68,10 +72,14 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
 @pytest.mark.parametrize(
     ("request_", "path", "body"),
     [
-        (chat(), "/v1/chat/completions", {}),
-        (chat(stopping=StopConditions(max_tokens=3)), "/v1/chat/completions", {"max_tokens": 3}),
+        (make_chat(), "/v1/chat/completions", {}),
         (
-            chat(
+            make_chat(stopping=StopConditions(max_tokens=3)),
+            "/v1/chat/completions",
+            {"max_tokens": 3},
+        ),
+        (
+            make_chat(
                 stopping=StopConditions(max_tokens=3, stop=("x",)),
                 provided_fields=frozenset({"max_completion_tokens"}),
             ),
@@ -79,36 +87,38 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
             {"max_completion_tokens": 3, "stop": ["x"]},
         ),
         (
-            chat(sampling=SamplingParams(temperature=0.0, seed=2**64 - 1, logit_bias={5: -1.0})),
+            make_chat(
+                sampling=SamplingParams(temperature=0.0, seed=2**64 - 1, logit_bias={5: -1.0})
+            ),
             "/v1/chat/completions",
             {"temperature": 0.0, "seed": -1, "logit_bias": {"5": -1.0}},
         ),
         (
-            chat(stream=True, response_options=ResponseOptions(usage="none")),
+            make_chat(stream=True, response_options=ResponseOptions(usage="none")),
             "/v1/chat/completions",
             {"stream": True, "stream_options": {"include_usage": True}},
         ),
         (
-            chat(logprobs=LogprobsOptions(2), n=2),
+            make_chat(logprobs=LogprobsOptions(2), n=2),
             "/v1/chat/completions",
             {"logprobs": True, "top_logprobs": 2, "n": 2},
         ),
-        (chat(logprobs=LogprobsOptions()), "/v1/chat/completions", {"logprobs": True}),
+        (make_chat(logprobs=LogprobsOptions()), "/v1/chat/completions", {"logprobs": True}),
         (
-            chat(labels={"user": "u", "metadata.team": "a", "else": "x"}),
+            make_chat(labels={"user": "u", "metadata.team": "a", "else": "x"}),
             "/v1/chat/completions",
             {"user": "u", "metadata": {"team": "a"}},
         ),
-        (text(), "/v1/completions", {"prompt": "a b"}),
+        (make_completion(), "/v1/completions", {"prompt": "a b"}),
         (
-            text(
+            make_completion(
                 prompts=("a", (1, 2)), echo=True, insert_before="z", logprobs=LogprobsOptions(3, 3)
             ),
             "/v1/completions",
             {"prompt": ["a", [1, 2]], "echo": True, "suffix": "z", "logprobs": 3},
         ),
         (
-            text(prompts=("hi",), templating=PromptOptions(mode="server")),
+            make_completion(prompts=("hi",), templating=PromptOptions(mode="server")),
             "/v1/chat/completions",
             {},
         ),
@@ -120,14 +130,14 @@ def lost(request: Request, profile: str = "openai", **options: Any) -> set[tuple
         ),
     ],
 )
-def test_a_plain_worker_is_sent_what_was_asked(
+def test_openai_profile_encodes_standard_parameters_without_loss(
     request_: Request, path: str, body: dict[str, Any]
 ) -> None:
-    assert sent(request_) == (path, body)
-    assert lost(request_) == set()
+    assert encode_path_and_body(request_) == (path, body)
+    assert list_unsupported_parameters(request_) == set()
 
 
-def test_conversations_are_written() -> None:
+def test_chat_messages_are_encoded() -> None:
     messages = (
         Message("developer", (TextPart("a"), TextPart("b"))),
         Message("user", (TextPart("see"), ImagePart("data:x", "low")), name="n"),
@@ -144,17 +154,17 @@ def test_conversations_are_written() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
     ]  # fmt: skip
-    request = chat(messages=messages)
-    assert sent(request)[1]["messages"] == expected
-    assert lost(request) == {("messages", "dropped")}
+    request = make_chat(messages=messages)
+    assert encode_path_and_body(request)[1]["messages"] == expected
+    assert list_unsupported_parameters(request) == {("messages", "dropped")}
     expected[2]["reasoning_content"] = "hm"
-    assert sent(request, "vllm")[1]["messages"] == expected
-    assert lost(request, "vllm") == set()
+    assert encode_path_and_body(request, "vllm")[1]["messages"] == expected
+    assert list_unsupported_parameters(request, "vllm") == set()
 
 
-def test_tools_are_written() -> None:
-    request = chat(tools=TOOLS, tool_choice=NamedTool("f"), parallel_tools=False)
-    assert sent(request)[1] == {
+def test_tools_are_encoded() -> None:
+    request = make_chat(tools=TOOLS, tool_choice=NamedTool("f"), parallel_tools=False)
+    assert encode_path_and_body(request)[1] == {
         "parallel_tool_calls": False,
         "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
@@ -164,16 +174,16 @@ def test_tools_are_written() -> None:
     }
 
 
-def test_allowed_tools_are_narrowed_for_workers_that_do_not_know_them() -> None:
-    request = chat(tools=TOOLS, tool_choice=AllowedTools("required", ("g",)))
-    plain = sent(request)[1]["tool_choice"]
+def test_allowed_tools_are_filtered_for_vllm_workers() -> None:
+    request = make_chat(tools=TOOLS, tool_choice=AllowedTools("required", ("g",)))
+    plain = encode_path_and_body(request)[1]["tool_choice"]
     assert plain["type"] == "allowed_tools"
-    narrow = sent(request, "vllm")[1]
+    narrow = encode_path_and_body(request, "vllm")[1]
     assert [tool["function"]["name"] for tool in narrow["tools"]] == ["g"]
     assert narrow["tool_choice"] == "required"
 
 
-EXTENDED = chat(
+EXTENDED = make_chat(
     sampling=SamplingParams(top_k=5, min_p=0.1, repetition_penalty=1.1, typical_p=0.5),
     stopping=StopConditions(ignore_eos=True, min_tokens=2, include_stop=True),
     templating=PromptOptions(arguments={"a": Raw(b"1")}),
@@ -210,9 +220,11 @@ EXTENDED = chat(
         ),
     ],
 )  # fmt: skip
-def test_each_profile_takes_its_own(profile: str, body: dict[str, Any], losses: set[str]) -> None:
-    assert sent(EXTENDED, profile)[1] == body
-    assert lost(EXTENDED, profile) == {(name, "dropped") for name in losses}
+def test_extension_parameters_are_encoded_per_profile(
+    profile: str, body: dict[str, Any], losses: set[str]
+) -> None:
+    assert encode_path_and_body(EXTENDED, profile)[1] == body
+    assert list_unsupported_parameters(EXTENDED, profile) == {(name, "dropped") for name in losses}
 
 
 @pytest.mark.parametrize(
@@ -228,114 +240,135 @@ def test_each_profile_takes_its_own(profile: str, body: dict[str, Any], losses: 
         (ChoiceFormat(("a",)), {"structured_outputs": {"choice": ["a"]}}, None, None),
     ],
 )
-def test_outputs_that_only_some_can_say(output: Any, vllm: Any, sglang: Any, llamacpp: Any) -> None:
-    request = chat(output=output)
+def test_output_formats_are_encoded_per_profile(
+    output: Any, vllm: Any, sglang: Any, llamacpp: Any
+) -> None:
+    request = make_chat(output=output)
     for profile, body in (("openai", None), ("vllm", vllm), ("sglang", sglang)):
-        assert sent(request, profile)[1] == (body or {})
-        assert lost(request, profile) == (set() if body else {("output", "dropped")})
-    assert sent(request, "llamacpp")[1] == (llamacpp or {})
+        assert encode_path_and_body(request, profile)[1] == (body or {})
+        assert list_unsupported_parameters(request, profile) == (
+            set() if body else {("output", "dropped")}
+        )
+    assert encode_path_and_body(request, "llamacpp")[1] == (llamacpp or {})
 
 
-def test_a_schema_goes_along_as_it_was_written() -> None:
-    request = chat(output=JsonSchemaFormat(Raw(b'{ "b":1, "a":2 }'), "n", strict=True))
+def test_json_schema_is_sent_as_raw_bytes() -> None:
+    request = make_chat(output=JsonSchemaFormat(Raw(b'{ "b":1, "a":2 }'), "n", strict=True))
     body = OpenAI().encode_request(request).body
     assert b'"schema":{ "b":1, "a":2 }' in body
     assert b'"name":"n"' in body
-    assert lost(request) == set()
-    assert lost(text(output=request.output)) == {("output", "dropped")}
-    assert "response_format" in sent(text(output=request.output), "vllm")[1]
+    assert list_unsupported_parameters(request) == set()
+    assert list_unsupported_parameters(make_completion(output=request.output)) == {
+        ("output", "dropped")
+    }
+    assert (
+        "response_format" in encode_path_and_body(make_completion(output=request.output), "vllm")[1]
+    )
 
 
 @pytest.mark.parametrize(
     ("request_", "losses"),
     [
-        (chat(stopping=StopConditions(stop=("a", "b", "c", "d", "e"))), {("stop", "clamped")}),
-        (chat(sampling=SamplingParams(temperature=3.0)), {("temperature", "clamped")}),
-        (text(logprobs=LogprobsOptions(9)), {("top", "clamped")}),
-        (chat(echo=True), {("echo", "dropped")}),
-        (chat(best_of=2), {("best_of", "dropped")}),
-        (chat(suffix="x"), {("suffix", "dropped")}),
-        (chat(response_options=ResponseOptions(token_ids=True)), {("return_token_ids", "dropped")}),
-        (chat(stopping=StopConditions(overflow="error")), set()),
-        (chat(stopping=StopConditions(overflow="truncate")), {("overflow", "dropped")}),
-        (chat(priority=1), {("priority", "dropped")}),
-        (chat(tools=(Tool("f", kind="custom"),)), set()),
-        (chat(logprobs=LogprobsOptions(-1)), {("top", "clamped")}),
-        (text(tools=TOOLS), {("tools", "dropped")}),
+        (make_chat(stopping=StopConditions(stop=("a", "b", "c", "d", "e"))), {("stop", "clamped")}),
+        (make_chat(sampling=SamplingParams(temperature=3.0)), {("temperature", "clamped")}),
+        (make_completion(logprobs=LogprobsOptions(9)), {("top", "clamped")}),
+        (make_chat(echo=True), {("echo", "dropped")}),
+        (make_chat(best_of=2), {("best_of", "dropped")}),
+        (make_chat(suffix="x"), {("suffix", "dropped")}),
+        (
+            make_chat(response_options=ResponseOptions(token_ids=True)),
+            {("return_token_ids", "dropped")},
+        ),
+        (make_chat(stopping=StopConditions(overflow="error")), set()),
+        (make_chat(stopping=StopConditions(overflow="truncate")), {("overflow", "dropped")}),
+        (make_chat(priority=1), {("priority", "dropped")}),
+        (make_chat(tools=(Tool("f", kind="custom"),)), set()),
+        (make_chat(logprobs=LogprobsOptions(-1)), {("top", "clamped")}),
+        (make_completion(tools=TOOLS), {("tools", "dropped")}),
         (EmbeddingRequest(model="m", inputs=("a",), instruction="q"), {("instruction", "dropped")}),
         (EmbeddingRequest(model="m", inputs=("a",), normalize=True), {("normalize", "dropped")}),
     ],
 )
-def test_losses(request_: Request, losses: set[tuple[str, str]]) -> None:
-    assert lost(request_) == losses
+def test_unsupported_parameters_are_reported(
+    request_: Request, losses: set[tuple[str, str]]
+) -> None:
+    assert list_unsupported_parameters(request_) == losses
 
 
-def test_what_is_clamped_is_sent_clamped() -> None:
-    request = chat(
+def test_clamped_values_are_sent() -> None:
+    request = make_chat(
         stopping=StopConditions(stop=("a", "b", "c", "d", "e")),
         sampling=SamplingParams(temperature=3.0),
     )
-    assert sent(request)[1] == {"temperature": 2.0, "stop": ["a", "b", "c", "d"]}
-    assert sent(chat(sampling=SamplingParams(top_p=0.0)), "vllm")[1] == {"top_p": 1e-6}
+    assert encode_path_and_body(request)[1] == {"temperature": 2.0, "stop": ["a", "b", "c", "d"]}
+    assert encode_path_and_body(make_chat(sampling=SamplingParams(top_p=0.0)), "vllm")[1] == {
+        "top_p": 1e-6
+    }
 
 
-def test_greedy_is_temperature_nought() -> None:
-    assert sent(chat(sampling=SamplingParams(do_sample=False)))[1] == {"temperature": 0.0}
-    assert lost(chat(sampling=SamplingParams(do_sample=False))) == set()
+def test_greedy_sampling_is_sent_as_temperature_zero() -> None:
+    assert encode_path_and_body(make_chat(sampling=SamplingParams(do_sample=False)))[1] == {
+        "temperature": 0.0
+    }
+    assert list_unsupported_parameters(make_chat(sampling=SamplingParams(do_sample=False))) == set()
 
 
-def test_overflow_is_a_truncated_prompt_where_the_worker_can() -> None:
-    request = chat(stopping=StopConditions(overflow="truncate"))
-    assert sent(request, "vllm")[1] == {"truncate_prompt_tokens": -1}
-    assert lost(request, "vllm") == set()
+def test_overflow_truncate_is_sent_as_truncate_prompt_tokens() -> None:
+    request = make_chat(stopping=StopConditions(overflow="truncate"))
+    assert encode_path_and_body(request, "vllm")[1] == {"truncate_prompt_tokens": -1}
+    assert list_unsupported_parameters(request, "vllm") == set()
 
 
-def test_beams() -> None:
-    request = chat(sampling=SamplingParams(beam_width=2), n=2)
-    assert sent(request, "vllm")[1] == {"n": 2, "use_beam_search": True}
-    assert lost(request, "vllm") == set()
-    wider = chat(sampling=SamplingParams(beam_width=4))
-    assert lost(wider, "vllm") == {("beam_width", "approximated")}
+def test_beam_search_is_encoded_for_vllm() -> None:
+    request = make_chat(sampling=SamplingParams(beam_width=2), n=2)
+    assert encode_path_and_body(request, "vllm")[1] == {"n": 2, "use_beam_search": True}
+    assert list_unsupported_parameters(request, "vllm") == set()
+    wider = make_chat(sampling=SamplingParams(beam_width=4))
+    assert list_unsupported_parameters(wider, "vllm") == {("beam_width", "approximated")}
 
 
-def test_unknown_fields_are_forwarded_but_never_in_place_of_ours() -> None:
+def test_unknown_fields_never_override_gateway_fields() -> None:
     raws = {"foo": Raw(b"[1, 2]"), "model": Raw(b'"evil"'), "cache_salt": Raw(b'"s"')}
-    request = chat(extra=raws)
+    request = make_chat(extra=raws)
     wire = OpenAI().encode_request(request)
     assert b'"foo":[1, 2]' in wire.body
     assert json.loads(wire.body)["model"] == "m"
-    assert lost(request) == {("model", "dropped"), ("cache_salt", "dropped")}
+    assert list_unsupported_parameters(request) == {("model", "dropped"), ("cache_salt", "dropped")}
 
 
-def test_powers_are_given_only_where_allowed() -> None:
-    request = chat(
+def test_powers_parameters_are_sent_only_if_enabled() -> None:
+    request = make_chat(
         priority=1, templating=PromptOptions(template="T"), extra={"cache_salt": Raw(b'"s"')}
     )
-    assert sent(request, "vllm")[1] == {}
-    assert {name for name, _ in lost(request, "vllm")} == {"priority", "template", "cache_salt"}
-    assert sent(request, "vllm", powers=True)[1] == {
+    assert encode_path_and_body(request, "vllm")[1] == {}
+    assert {name for name, _ in list_unsupported_parameters(request, "vllm")} == {
+        "priority",
+        "template",
+        "cache_salt",
+    }
+    assert encode_path_and_body(request, "vllm", powers=True)[1] == {
         "priority": 1,
         "chat_template": "T",
         "cache_salt": "s",
     }
-    assert lost(request, "vllm", powers=True) == set()
+    assert list_unsupported_parameters(request, "vllm", powers=True) == set()
 
 
-def test_a_chat_worker_wraps_one_text_prompt() -> None:
+def test_server_template_mode_accepts_one_text_prompt() -> None:
     server = PromptOptions(mode="server")
     for prompts in (("a", "b"), ((1, 2),)):
         with pytest.raises(UnsupportedFeature) as caught:
-            OpenAI().encode_request(text(prompts=prompts, templating=server))
+            OpenAI().encode_request(make_completion(prompts=prompts, templating=server))
         assert caught.value.param == "prompt"
-    several = text(prompts=("a", "b"), templating=server)
+    several = make_completion(prompts=("a", "b"), templating=server)
     assert OpenAI().unsupported_parameters(several, {}) == (
         UnsupportedParameter("prompt", "dropped", path="prompts"),
     )
 
 
-def test_losses_bear_the_clients_names(make_call: MakeCall) -> None:
+def test_losses_use_the_client_field_names(make_call: MakeCall) -> None:
     names = OpenAI().field_names(make_call("chat"))
-    request = chat(
+    request = make_chat(
         logprobs=LogprobsOptions(21),
         output=RegexFormat("a"),
         stopping=StopConditions(truncate_prompt=3),
@@ -347,17 +380,17 @@ def test_losses_bear_the_clients_names(make_call: MakeCall) -> None:
     }
 
 
-def test_profiles() -> None:
+def test_unknown_profile_is_rejected() -> None:
     assert OpenAI.profiles[0] == "openai"
     with pytest.raises(ValueError, match="known: openai, vllm, sglang, llamacpp"):
         OpenAI("tgi")
 
 
-def test_a_prefix_moves_every_path() -> None:
+def test_prefix_option_changes_every_path() -> None:
     dialect = OpenAI(prefix="/x/v3")
     assert dialect.path_prefixes == ("/x/v3",)
     assert dialect.health_request.path == "/x/v3/models"
-    assert dialect.encode_request(chat()).path == "/x/v3/chat/completions"
+    assert dialect.encode_request(make_chat()).path == "/x/v3/chat/completions"
     assert {e.path for e in dialect.endpoints} == {
         "/x/v3/chat/completions",
         "/x/v3/completions",
@@ -367,7 +400,7 @@ def test_a_prefix_moves_every_path() -> None:
     }
 
 
-def test_what_was_read_is_written_again(make_call: MakeCall) -> None:
+def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> None:
     body = {
         "model": "m",
         "messages": HI,

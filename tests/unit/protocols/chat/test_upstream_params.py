@@ -33,38 +33,73 @@ CUSTOM = (Tool("g", kind="custom"),)
 ALL = LogprobsOptions(top=-1)
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="chat", messages=SAID, **fields)
 
 
 TABLE: list[tuple[str, GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
-    ("openai", chat(tools=TOOLS), {"tools": [{"type": "function", "function": {"name": "f"}}]},
-     set()),
-    ("openai", chat(parallel_tools=False), {}, set()),
-    ("vllm", chat(tools=CUSTOM), {}, {("tools", "dropped")}),
-    ("openai", chat(response_options=ResponseOptions(token_ids=True)), {},
-     {("return_token_ids", "dropped")}),
-    ("vllm", chat(response_options=ResponseOptions(token_ids=True)), {"return_token_ids": True},
-     set()),
-    ("openai", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": 20},
-     {("top", "clamped")}),
-    ("vllm", chat(logprobs=ALL), {"logprobs": True, "top_logprobs": -1}, set()),
-    ("vllm", chat(logprobs=LogprobsOptions(top=30)), {"logprobs": True, "top_logprobs": 30}, set()),
-    ("openai", chat(stopping=StopConditions(overflow="truncate")), {},
-     {("overflow", "dropped")}),
-    ("vllm", chat(stopping=StopConditions(overflow="truncate")), {"truncate_prompt_tokens": -1},
-     set()),
-    ("openai", chat(stream=True), {"stream": True, "stream_options": {"include_usage": True}},
-     set()),
-    ("vllm", chat(stream=True, response_options=ResponseOptions(usage="each")),
-     {"stream": True,
-      "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-     set()),
-]  # fmt: skip
+    (
+        "openai",
+        make_chat(tools=TOOLS),
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        set(),
+    ),
+    ("openai", make_chat(parallel_tools=False), {}, set()),
+    ("vllm", make_chat(tools=CUSTOM), {}, {("tools", "dropped")}),
+    (
+        "openai",
+        make_chat(response_options=ResponseOptions(token_ids=True)),
+        {},
+        {("return_token_ids", "dropped")},
+    ),
+    (
+        "vllm",
+        make_chat(response_options=ResponseOptions(token_ids=True)),
+        {"return_token_ids": True},
+        set(),
+    ),
+    (
+        "openai",
+        make_chat(logprobs=ALL),
+        {"logprobs": True, "top_logprobs": 20},
+        {("top", "clamped")},
+    ),
+    ("vllm", make_chat(logprobs=ALL), {"logprobs": True, "top_logprobs": -1}, set()),
+    (
+        "vllm",
+        make_chat(logprobs=LogprobsOptions(top=30)),
+        {"logprobs": True, "top_logprobs": 30},
+        set(),
+    ),
+    (
+        "openai",
+        make_chat(stopping=StopConditions(overflow="truncate")),
+        {},
+        {("overflow", "dropped")},
+    ),
+    (
+        "vllm",
+        make_chat(stopping=StopConditions(overflow="truncate")),
+        {"truncate_prompt_tokens": -1},
+        set(),
+    ),
+    (
+        "openai",
+        make_chat(stream=True),
+        {"stream": True, "stream_options": {"include_usage": True}},
+        set(),
+    ),
+    (
+        "vllm",
+        make_chat(stream=True, response_options=ResponseOptions(usage="each")),
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        set(),
+    ),
+]
 
 
 @pytest.mark.parametrize(("profile", "request_", "body", "losses"), TABLE)
-def test_a_wish(
+def test_parameter_is_encoded_or_reported_per_profile(
     profile: str, request_: GenerationRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     told = OpenAI(profile)
@@ -76,7 +111,7 @@ def test_a_wish(
     assert lost == losses
 
 
-def test_what_only_another_dialects_workers_may_know_is_not_sent() -> None:
+def test_extra_fields_of_another_protocol_are_dropped() -> None:
     request = GenerationRequest(
         model="m", kind="completion", prompts=("x",), extra={"foo": Raw(b"1")}, source="elsewhere"
     )
@@ -117,7 +152,7 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def asking(wishes: dict[str, Any]) -> GenerationRequest:
+def build_request(wishes: dict[str, Any]) -> GenerationRequest:
     values = ParsedParams()
     values.provided_fields = {"max_completion_tokens"}
     values |= {"prompts": ("a b",), "templating.mode": "raw", **wishes}
@@ -127,11 +162,11 @@ def asking(wishes: dict[str, Any]) -> GenerationRequest:
 ASKED = (
     st.lists(st.sampled_from([*WISHES]), max_size=3, unique=True)
     .flatmap(lambda paths: st.fixed_dictionaries({path: WISHES[path] for path in paths}))
-    .map(asking)
+    .map(build_request)
 )
 
 
-def said_of(request: GenerationRequest, profile: str) -> Any:
+def encode_or_return_error(request: GenerationRequest, profile: str) -> Any:
     """What a worker is told, and what it is not."""
     told = OpenAI(profile)
     try:
@@ -142,10 +177,8 @@ def said_of(request: GenerationRequest, profile: str) -> Any:
 
 @pytest.mark.parametrize("profile", OpenAI.profiles)
 @forall(request_=ASKED)
-def test_what_tables_tell_is_all_of_what_else_is_not_asked(
-    profile: str, request_: GenerationRequest
-) -> None:
-    found = said_of(request_, profile)
+def test_table_fast_path_equals_full_encoding(profile: str, request_: GenerationRequest) -> None:
+    found = encode_or_return_error(request_, profile)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upstream, "_SPECIAL_PATHS", frozenset({"model"}))
-        assert said_of(request_, profile) == found
+        assert encode_or_return_error(request_, profile) == found

@@ -28,13 +28,13 @@ from protocols.core.events import (
 from protocols.core.request import ToolCall
 
 
-def fold(*events: Event) -> UnaryResponse:
+def aggregate_events(*events: Event) -> UnaryResponse:
     return aggregate(events)
 
 
-def test_text_and_all_that_belongs_to_it() -> None:
+def test_text_logprobs_usage_and_metadata_are_aggregated() -> None:
     logprob = TokenLogprob("a", -0.5)
-    answer = fold(
+    answer = aggregate_events(
         StreamStart(3),
         ResponseMetadata("m", "fp"),
         PromptEcho(0, "say ", (TokenLogprob("say ", None),)),
@@ -61,8 +61,8 @@ def test_text_and_all_that_belongs_to_it() -> None:
     assert answer.metadata.fingerprint == "fp"
 
 
-def test_choices_come_in_the_order_of_their_index() -> None:
-    answer = fold(
+def test_choices_are_sorted_by_index() -> None:
+    answer = aggregate_events(
         TextDelta("b", 1),
         TextDelta("a", 0),
         ChoiceEnd("eos", 1),
@@ -76,8 +76,8 @@ def test_choices_come_in_the_order_of_their_index() -> None:
     ]
 
 
-def test_tool_calls_are_put_together() -> None:
-    answer = fold(
+def test_tool_call_deltas_are_joined() -> None:
+    answer = aggregate_events(
         ToolCallStart(0, 0, "c1", "f"),
         ToolCallDelta(0, 0, '{"x"'),
         ToolCallStart(0, 1, "c2", "g"),
@@ -89,8 +89,8 @@ def test_tool_calls_are_put_together() -> None:
     assert answer.choices[0].tool_calls == [ToolCall("c1", "f", '{"x":1}'), ToolCall("c2", "g", "")]
 
 
-def test_vectors_come_in_the_order_of_their_index() -> None:
-    assert fold(Embedding(1, (2.0,)), Embedding(0, (1.0,)), StreamEnd()).embeddings == [
+def test_embeddings_are_sorted_by_index() -> None:
+    assert aggregate_events(Embedding(1, (2.0,)), Embedding(0, (1.0,)), StreamEnd()).embeddings == [
         (1.0,),
         (2.0,),
     ]
@@ -108,9 +108,9 @@ def test_vectors_come_in_the_order_of_their_index() -> None:
         (ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls"), StreamEnd()),
     ],
 )
-def test_what_stopped_before_its_end_is_no_answer(events: tuple[Event, ...]) -> None:
+def test_incomplete_events_raise_stream_broken(events: tuple[Event, ...]) -> None:
     with pytest.raises(StreamBroken):
-        fold(*events)
+        aggregate_events(*events)
 
 
 LOGPROBS = st.sampled_from([(), (TokenLogprob("a", -0.5),)])
@@ -128,22 +128,22 @@ FEW: st.SearchStrategy[Event] = st.one_of(
 ORDER = (ResponseMetadata, PromptEcho, TextDelta, ChoiceEnd, Usage, StreamEnd)
 
 
-def as_told(events: list[Event]) -> list[Event]:
+def sort_events(events: list[Event]) -> list[Event]:
     """In the order in which an answer tells them."""
     return sorted(events, key=lambda one: (*ORDER, type(one)).index(type(one)))
 
 
-@given(st.lists(FEW, max_size=7) | st.lists(FEW, max_size=7, unique_by=type).map(as_told))
-def test_one_choice_in_one_text_is_what_its_fold_is(events: list[Event]) -> None:
+@given(st.lists(FEW, max_size=7) | st.lists(FEW, max_size=7, unique_by=type).map(sort_events))
+def test_single_choice_fast_path_equals_the_accumulator(events: list[Event]) -> None:
     def plainly() -> UnaryResponse:
         whole = ResponseAccumulator()
         whole.add(events)
         return whole.result()
 
-    assert result(plainly) == result(lambda: aggregate(events))
+    assert run_or_return_error(plainly) == run_or_return_error(lambda: aggregate(events))
 
 
-def result(make: Callable[[], UnaryResponse]) -> UnaryResponse | str:
+def run_or_return_error(make: Callable[[], UnaryResponse]) -> UnaryResponse | str:
     try:
         return make()
     except StreamBroken as error:
@@ -151,8 +151,8 @@ def result(make: Callable[[], UnaryResponse]) -> UnaryResponse | str:
 
 
 @pytest.mark.parametrize("echo", [(), (PromptEcho(0, "say ", (TokenLogprob("say ", None),)),)])
-def test_one_choice_in_one_text_is_whole(echo: tuple[Event, ...]) -> None:
-    [choice] = fold(*echo, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()).choices
+def test_single_choice_with_and_without_prompt_echo_is_aggregated(echo: tuple[Event, ...]) -> None:
+    [choice] = aggregate_events(*echo, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()).choices
 
     assert choice.text == ("say a" if echo else "a")
     assert choice.echo_length == (4 if echo else 0)
@@ -162,7 +162,7 @@ def test_one_choice_in_one_text_is_whole(echo: tuple[Event, ...]) -> None:
 @pytest.mark.parametrize(
     "events", [(TextDelta("a"), ChoiceEnd("eos", 1)), (PromptEcho(1, "a"), TextDelta("a"))]
 )
-def test_a_lone_text_of_another_choice_is_no_answer(events: tuple[Event, ...]) -> None:
+def test_events_of_mismatched_choices_raise_stream_broken(events: tuple[Event, ...]) -> None:
     rest = () if type(events[-1]) is ChoiceEnd else (ChoiceEnd("eos"),)
     with pytest.raises(StreamBroken):
-        fold(*events, *rest, StreamEnd())
+        aggregate_events(*events, *rest, StreamEnd())

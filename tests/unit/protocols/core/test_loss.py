@@ -21,11 +21,11 @@ from protocols.core.request import (
 NAMES = {"stopping.max_tokens": "max_new_tokens"}
 
 
-def test_nothing_set_is_nothing_lost() -> None:
+def test_request_without_parameters_has_no_losses() -> None:
     assert find_unsupported_parameters(GenerationRequest(model="m", kind="chat"), {}, {}) == ()
 
 
-def test_what_the_target_does_not_know_is_dropped_under_the_clients_name() -> None:
+def test_unsupported_parameters_are_dropped_with_the_client_field_name() -> None:
     request = GenerationRequest(
         model="m",
         kind="chat",
@@ -49,7 +49,7 @@ def test_what_the_target_does_not_know_is_dropped_under_the_clients_name() -> No
     )
 
 
-def test_a_value_outside_the_targets_range_is_clamped_and_says_so() -> None:
+def test_value_outside_the_supported_range_is_clamped_and_reported() -> None:
     carries = {"sampling.temperature": ParameterSupport("t", 0.1, 1.0)}
 
     def lost(temperature: float) -> tuple[UnsupportedParameter, ...]:
@@ -67,7 +67,7 @@ def test_a_value_outside_the_targets_range_is_clamped_and_says_so() -> None:
     )
 
 
-def test_what_is_carried_in_part_says_how() -> None:
+def test_partially_supported_parameter_has_its_reason() -> None:
     request = GenerationRequest(model="m", kind="chat", stopping=StopConditions(stop=("x",)))
 
     found = find_unsupported_parameters(
@@ -77,7 +77,7 @@ def test_what_is_carried_in_part_says_how() -> None:
     assert found == (UnsupportedParameter("stop", "emulated", path="stopping.stop"),)
 
 
-def test_fields_that_nobody_knows_are_lost_unless_the_target_is_given_them() -> None:
+def test_extra_fields_are_lost_unless_the_target_accepts_them() -> None:
     request = EmbeddingRequest(model="m", inputs=("a",), dimensions=2, extra={"foo": Raw(b"1")})
 
     assert find_unsupported_parameters(request, {}, {}) == (
@@ -92,7 +92,7 @@ def test_fields_that_nobody_knows_are_lost_unless_the_target_is_given_them() -> 
     )
 
 
-def test_the_mode_of_a_template_is_never_lost_and_its_text_is() -> None:
+def test_template_text_is_reported_as_lost_and_its_mode_is_not() -> None:
     request = GenerationRequest(
         model="m", kind="chat", templating=PromptOptions("raw", template="t")
     )
@@ -102,7 +102,7 @@ def test_the_mode_of_a_template_is_never_lost_and_its_text_is() -> None:
     )
 
 
-def test_the_header_holds_nothing_a_header_may_not() -> None:
+def test_loss_header_is_sanitized() -> None:
     found = (
         UnsupportedParameter("a\r\nb: ü", "dropped"),
         UnsupportedParameter("messages[0].name", "approximated"),

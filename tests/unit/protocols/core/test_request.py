@@ -16,40 +16,40 @@ ANYTHING: tuple[Any, ...] = (
 )
 
 
-def silence(field: FieldInfo) -> Any:
+def get_default_value(field: FieldInfo) -> Any:
     """What a field is for a client that says nothing of it; None of one that is always said."""
     if field.default_factory is not NODEFAULT:
         return field.default_factory()
     return None if field.default is NODEFAULT else field.default
 
 
-def again(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """The same value, in another object where there can be one."""
     if isinstance(value, str):
         return str(value.encode(), "utf-8")
     return frozenset(set(value)) if isinstance(value, frozenset) else value
 
 
-def values(field: FieldInfo) -> st.SearchStrategy[Any]:
-    silent = silence(field)
-    quiet = st.builds(again, st.just(silent))
+def create_value_strategy(field: FieldInfo) -> st.SearchStrategy[Any]:
+    silent = get_default_value(field)
+    quiet = st.builds(copy_value, st.just(silent))
     if field.name not in SECTIONS:
         anything = st.sampled_from(ANYTHING if silent in (None, ()) else ANYTHING[1:])
         return anything if field.required else quiet | anything
-    told = st.builds(SECTIONS[field.name], **of(SECTIONS[field.name]))
+    told = st.builds(SECTIONS[field.name], **create_field_strategies(SECTIONS[field.name]))
     return told if silent is not None else quiet | told
 
 
-def of(kind: type[Struct]) -> Mapping[str, st.SearchStrategy[Any]]:
-    return {field.name: values(field) for field in fields(kind)}
+def create_field_strategies(kind: type[Struct]) -> Mapping[str, st.SearchStrategy[Any]]:
+    return {field.name: create_value_strategy(field) for field in fields(kind)}
 
 
-requests = st.builds(GenerationRequest, **of(GenerationRequest)) | st.builds(
-    EmbeddingRequest, **of(EmbeddingRequest)
+requests = st.builds(GenerationRequest, **create_field_strategies(GenerationRequest)) | st.builds(
+    EmbeddingRequest, **create_field_strategies(EmbeddingRequest)
 )
 
 
-def plainly(request: Request) -> list[tuple[str, Any]]:
+def list_set_fields(request: Request) -> list[tuple[str, Any]]:
     """The definition: neither None, nor an empty tuple, nor as silence is.
 
     A client that asks for logprobs says how many, even if they are none.
@@ -58,43 +58,46 @@ def plainly(request: Request) -> list[tuple[str, Any]]:
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in SECTIONS:
-            found.append((field.name, value, silence(field)))
+            found.append((field.name, value, get_default_value(field)))
         elif value is not None:
             for own in fields(value):
-                silent = () if field.name == "logprobs" else silence(own)
+                silent = () if field.name == "logprobs" else get_default_value(own)
                 found.append((f"{field.name}.{own.name}", getattr(value, own.name), silent))
     return [(path, one) for path, one, silent in found if one not in (None, (), silent)]
 
 
 @given(requests)
-def test_what_is_said_is_what_plainly_differs_from_silence(request: Request) -> None:
-    assert [*request.set_fields.items()] == plainly(request)
+def test_set_fields_are_those_that_differ_from_their_default(request: Request) -> None:
+    assert [*request.set_fields.items()] == list_set_fields(request)
 
 
-@given(st.builds(GenerationRequest, **of(GenerationRequest)), st.booleans())
-def test_a_request_without_fields_says_all_else(request: GenerationRequest, echo: bool) -> None:
-    before = plainly(request)
+@given(st.builds(GenerationRequest, **create_field_strategies(GenerationRequest)), st.booleans())
+def test_without_fields_clears_only_echo_and_suffix(request: GenerationRequest, echo: bool) -> None:
+    before = list_set_fields(request)
 
     got = request.without_fields(echo=echo, suffix=True)
 
     assert got == replace(request, echo=None if echo else request.echo, suffix=None)
-    assert [*got.set_fields.items()] == plainly(got)
+    assert [*got.set_fields.items()] == list_set_fields(got)
     assert [*request.set_fields.items()] == before
 
 
 named = {"model": st.text(max_size=3)}
-decoded = st.builds(GenerationRequest, **{**of(GenerationRequest), **named}) | st.builds(
-    EmbeddingRequest, **{**of(EmbeddingRequest), **named, "stream": st.just(False)}
+decoded = st.builds(
+    GenerationRequest, **{**create_field_strategies(GenerationRequest), **named}
+) | st.builds(
+    EmbeddingRequest,
+    **{**create_field_strategies(EmbeddingRequest), **named, "stream": st.just(False)},
 )
 
 
 @given(decoded, st.booleans())
-def test_a_request_for_a_target_says_the_same_of_all_else(request: Request, asked: bool) -> None:
-    before = plainly(request)
+def test_bind_target_changes_only_model_and_source(request: Request, asked: bool) -> None:
+    before = list_set_fields(request)
     if asked:
         assert [*request.set_fields.items()] == before
 
     got = request.bind_target("its", "openai")
 
     assert got == replace(request, model="its", source="openai")
-    assert [*got.set_fields.items()] == plainly(got)
+    assert [*got.set_fields.items()] == list_set_fields(got)

@@ -42,12 +42,12 @@ EVERYTHING = GenerationRequest(
 )
 
 
-def adapter(name: str, profile: str | None = None) -> UpstreamAdapter:
+def create_adapter(name: str, profile: str | None = None) -> UpstreamAdapter:
     return cast("UpstreamAdapter", ProtocolRegistry(PROTOCOLS).create_adapter(name, profile, {}))
 
 
-def restricted(*parameters: str, profile: str | None = "vllm") -> RestrictedAdapter:
-    return RestrictedAdapter(adapter("openai", profile), parameters)
+def restrict_adapter(*parameters: str, profile: str | None = "vllm") -> RestrictedAdapter:
+    return RestrictedAdapter(create_adapter("openai", profile), parameters)
 
 
 NOT_SENT: list[tuple[str, Asked, str]] = [
@@ -61,9 +61,11 @@ NOT_SENT: list[tuple[str, Asked, str]] = [
 
 
 @pytest.mark.parametrize(("path", "stays", "goes"), NOT_SENT)
-def test_a_parameter_is_not_sent_and_lost(path: str, stays: Asked, goes: str) -> None:
-    plain = restricted()
-    limited = restricted(path)
+def test_restricted_parameter_is_not_sent_and_reported_as_lost(
+    path: str, stays: Asked, goes: str
+) -> None:
+    plain = restrict_adapter()
+    limited = restrict_adapter(path)
     before = msgspec.json.decode(plain.encode_request(EVERYTHING).body)
     after = msgspec.json.decode(limited.encode_request(EVERYTHING).body)
 
@@ -79,23 +81,23 @@ def test_a_parameter_is_not_sent_and_lost(path: str, stays: Asked, goes: str) ->
     assert path not in {one.path for one in plain.unsupported_parameters(EVERYTHING, {})}
 
 
-def test_nothing_is_lost_that_was_not_asked() -> None:
+def test_absent_restricted_parameters_are_not_reported() -> None:
     plain = GenerationRequest(model="m", kind="chat", messages=SAID, n=1)
-    limited = restricted(*PARAMETERS)
+    limited = restrict_adapter(*PARAMETERS)
 
     assert limited.unsupported_parameters(plain, {}) == ()
-    assert limited.encode_request(plain) == restricted().encode_request(plain)
+    assert limited.encode_request(plain) == restrict_adapter().encode_request(plain)
 
 
-def test_all_parameters_can_be_left_out_at_once() -> None:
-    told = msgspec.json.decode(restricted(*PARAMETERS).encode_request(EVERYTHING).body)
+def test_all_parameters_can_be_restricted_at_once() -> None:
+    told = msgspec.json.decode(restrict_adapter(*PARAMETERS).encode_request(EVERYTHING).body)
     assert told == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_several_become_one() -> None:
+def test_restricted_prompts_and_inputs_keep_only_the_first() -> None:
     prompts = GenerationRequest(model="m", kind="completion", prompts=("a", "b"))
     inputs = EmbeddingRequest(model="m", inputs=("a", "b"), encoding="base64", dimensions=4)
-    limited = restricted("prompts", "inputs", "encoding", "dimensions", profile=None)
+    limited = restrict_adapter("prompts", "inputs", "encoding", "dimensions", profile=None)
 
     assert msgspec.json.decode(limited.encode_request(prompts).body)["prompt"] == "a"
     assert msgspec.json.decode(limited.encode_request(inputs).body) == {"model": "m", "input": "a"}
@@ -106,9 +108,9 @@ def test_several_become_one() -> None:
     }
 
 
-def test_an_answer_is_decoded_as_that_of_the_request_that_was_sent() -> None:
+def test_response_is_decoded_for_the_restricted_request() -> None:
     decoded: list[Any] = []
-    plain: Any = adapter("openai")
+    plain: Any = create_adapter("openai")
     plain.create_decoder = decoded.append
 
     RestrictedAdapter(plain, ("n",)).create_decoder(EVERYTHING)
@@ -117,14 +119,14 @@ def test_an_answer_is_decoded_as_that_of_the_request_that_was_sent() -> None:
     assert decoded[0].n is None
 
 
-def test_removing_parameters_leaves_the_rest_alone() -> None:
+def test_remove_parameters_keeps_the_other_parameters() -> None:
     assert remove_parameters(EVERYTHING, ()) == EVERYTHING
     assert remove_parameters(EVERYTHING, ["logprobs", "logprobs.top"]).logprobs is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_optional_capabilities_of_an_adapter_stay(name: str) -> None:
-    plain = adapter(name)
+def test_restricted_adapter_keeps_optional_capabilities(name: str) -> None:
+    plain = create_adapter(name)
     limited = RestrictedAdapter(plain, ("n",))
 
     for port in (ModelMetadataReader, SupportsCancel, SupportsPassthrough):
@@ -132,7 +134,7 @@ def test_optional_capabilities_of_an_adapter_stay(name: str) -> None:
     assert (limited.name, limited.health_request) == (plain.name, plain.health_request)
 
 
-class Client:
+class ClientStub:
     """A client's dialect of which only the reading matters here."""
 
     def __init__(self, decoded: GenerationRequest | None) -> None:
@@ -153,14 +155,14 @@ class Client:
         (None, False),
     ],
 )
-def test_bytes_are_passed_on_that_say_nothing_of_it(
+def test_requests_without_restricted_parameters_are_passed_through(
     decoded: GenerationRequest | None, passed_on: bool
 ) -> None:
     relay = object()
-    plain: Any = adapter("openai")
+    plain: Any = create_adapter("openai")
     plain.prepare_passthrough = lambda *_: relay
     limited: Any = RestrictedAdapter(plain, ("sampling.top_k",))
 
-    assert (limited.prepare_passthrough(Client(decoded), None, None) is relay) is passed_on
+    assert (limited.prepare_passthrough(ClientStub(decoded), None, None) is relay) is passed_on
     plain.prepare_passthrough = lambda *_: None
-    assert RestrictedAdapter(plain, ()).prepare_passthrough(Client(decoded), None, None) is None  # type: ignore[arg-type]
+    assert RestrictedAdapter(plain, ()).prepare_passthrough(ClientStub(decoded), None, None) is None  # type: ignore[arg-type]

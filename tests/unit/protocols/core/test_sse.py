@@ -8,7 +8,7 @@ from protocols.core import sse
 from protocols.core.errors import StreamBroken, WorkerFailed
 
 
-def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
+def parse_events(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]:
     """The data of the events in ``data``, fed in pieces of ``size``."""
     splitter = sse.SseParser(limit=limit)
     found: list[bytes] = []
@@ -35,35 +35,37 @@ def split(data: bytes, size: int = 1 << 16, limit: int = 1 << 20) -> list[bytes]
     ],
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_events_are_found(wire: bytes, events: list[bytes], size: int) -> None:
-    assert split(wire, size) == events
+def test_sse_events_are_parsed_in_any_packet_size(
+    wire: bytes, events: list[bytes], size: int
+) -> None:
+    assert parse_events(wire, size) == events
 
 
 @given(
     payloads=st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b)),
     size=st.integers(1, 40),
 )
-def test_what_is_written_is_read(payloads: list[bytes], size: int) -> None:
+def test_formatted_events_are_parsed_back(payloads: list[bytes], size: int) -> None:
     wire = b"".join(map(sse.format_event, payloads))
 
-    assert split(wire, size) == payloads
+    assert parse_events(wire, size) == payloads
 
 
 @pytest.mark.parametrize("wire", [b"data: a", b"data: a\n", b"data: a\n\ndata: b\n"])
-def test_a_stream_that_stops_inside_an_event_is_broken(wire: bytes) -> None:
+def test_truncated_event_raises_stream_broken(wire: bytes) -> None:
     with pytest.raises(StreamBroken):
-        split(wire)
+        parse_events(wire)
 
 
-def test_an_event_without_end_is_not_collected_for_ever() -> None:
+def test_event_over_the_size_limit_raises_worker_failed() -> None:
     with pytest.raises(WorkerFailed):
-        split(b"data: " + b"x" * 300, size=50, limit=200)
+        parse_events(b"data: " + b"x" * 300, size=50, limit=200)
     with pytest.raises(WorkerFailed):
-        split(b"data: xxxxxxxxxx\n" * 40, size=50, limit=200)
+        parse_events(b"data: xxxxxxxxxx\n" * 40, size=50, limit=200)
 
 
 @pytest.mark.parametrize("wire", [b'data: a\n\n{"error":"x"}', b'data: a\n\n{"error":"x"}\n'])
-def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) -> None:
+def test_stray_line_is_kept_for_the_adapter(wire: bytes) -> None:
     splitter = sse.SseParser()
 
     assert list(splitter.feed(wire)) == [b"a"]
@@ -80,7 +82,7 @@ def test_a_line_that_is_no_event_is_kept_for_the_dialect_to_read(wire: bytes) ->
         ([b"\xef", b"x"], None, b"\xefx"),
     ],
 )
-def test_one_piece_is_told_from_a_stream_by_its_first_byte(
+def test_unary_body_is_detected_by_its_first_byte(
     pieces: list[bytes], whole: bytes | None, stream: bytes
 ) -> None:
     body = sse.ResponseBodyReader((b"{", b"["))
@@ -88,14 +90,16 @@ def test_one_piece_is_told_from_a_stream_by_its_first_byte(
     assert body.unary_body == whole
 
 
-def test_a_stream_may_be_known_before_its_first_byte() -> None:
+def test_body_declared_as_stream_is_never_unary() -> None:
     body = sse.ResponseBodyReader(is_detected=True)
 
     assert body.feed(b'{"a":1}') == b'{"a":1}'
     assert body.unary_body is None
 
 
-def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unary_body_over_the_size_limit_raises_worker_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "MAX_UNARY_BYTES", 10)
     body = sse.ResponseBodyReader()
     body.feed(b'{"a"')
@@ -103,7 +107,7 @@ def test_a_piece_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         body.feed(b"x" * 10)
 
 
-def test_blanks_before_a_stream_are_dropped_wherever_the_reads_end() -> None:
+def test_leading_blanks_before_a_stream_are_dropped() -> None:
     whole, parts = sse.ResponseBodyReader(), sse.ResponseBodyReader()
 
     assert whole.feed(b" data: a\n\n") == b"data: a\n\n"

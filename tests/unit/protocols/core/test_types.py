@@ -18,7 +18,7 @@ from protocols.core.request import (
 )
 
 
-def test_the_text_of_a_message_is_its_text_parts() -> None:
+def test_message_text_joins_its_text_parts() -> None:
     message = Message("user", (TextPart("a"), ImagePart("data:x"), TextPart("b")))
 
     assert message.text == "ab"
@@ -27,7 +27,7 @@ def test_the_text_of_a_message_is_its_text_parts() -> None:
 @pytest.mark.parametrize(
     ("prompts", "n", "choices"), [((), None, 1), ((), 3, 3), (("a", "b"), 2, 4)]
 )
-def test_choices_are_n_for_each_prompt(
+def test_choice_count_is_n_times_prompts(
     prompts: tuple[str, ...], n: int | None, choices: int
 ) -> None:
     request = GenerationRequest(model="m", kind="completion", prompts=prompts, n=n)
@@ -35,7 +35,7 @@ def test_choices_are_n_for_each_prompt(
     assert request.choice_count == choices
 
 
-def test_what_was_said_is_found_by_its_path() -> None:
+def test_set_fields_are_keyed_by_path() -> None:
     request = GenerationRequest(
         model="m",
         kind="chat",
@@ -60,7 +60,7 @@ def test_what_was_said_is_found_by_its_path() -> None:
     assert request.set_fields["logprobs.top"] == 0
 
 
-def test_what_was_never_said_has_no_path() -> None:
+def test_unset_fields_have_no_path() -> None:
     said = EmbeddingRequest(model="m", inputs=("a",), dimensions=3).set_fields
 
     assert said["inputs"] == ("a",)
@@ -71,14 +71,14 @@ def test_what_was_never_said_has_no_path() -> None:
     ]
 
 
-def test_what_is_said_in_place_of_something_else_is_found() -> None:
+def test_replaced_field_is_in_set_fields() -> None:
     request = GenerationRequest(model="m", kind="chat", n=2)
 
     assert request.set_fields["n"] == 2
     assert replace(request, n=3).set_fields["n"] == 3
 
 
-def test_a_model_is_ready_when_one_version_is() -> None:
+def test_model_is_ready_if_one_version_is_ready() -> None:
     def model(*ready: bool) -> ModelInfo:
         return ModelInfo("m", tuple(VersionInfo("1", "w", 50, one) for one in ready))
 
@@ -86,7 +86,7 @@ def test_a_model_is_ready_when_one_version_is() -> None:
     assert not model(False).ready
 
 
-def test_every_error_says_who_is_to_blame() -> None:
+def test_errors_have_an_origin_and_a_retryable_flag() -> None:
     blame = {
         errors.RequestTooLarge("x", limit=1): "client",
         errors.Overloaded("x"): "gateway",

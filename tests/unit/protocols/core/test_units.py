@@ -62,7 +62,7 @@ from protocols.core.units import SCALAR_TYPES, RateValue, Secret
         ("file", "a.pem", "a.pem", "a.pem"),
     ],
 )
-def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: object) -> None:
+def test_unit_is_parsed_and_formatted(unit: str, text: str, value: object, written: object) -> None:
     found = SCALAR_TYPES[unit].parse(text)
     assert found == value
     assert type(found) is type(value)
@@ -106,25 +106,25 @@ def test_a_unit_reads_and_writes(unit: str, text: str, value: object, written: o
         ("weights", ""),
     ],
 )
-def test_a_unit_refuses(unit: str, text: str) -> None:
+def test_invalid_unit_text_raises_value_error(unit: str, text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         SCALAR_TYPES[unit].parse(text)
 
 
-def test_a_bearer_token_is_what_a_header_may_carry() -> None:
+def test_bearer_token_with_invalid_header_characters_is_rejected() -> None:
     assert units.parse_bearer_token("sk-1").reveal() == "sk-1"
     for text in ("", "a b", "a\n", "ü"):
         with pytest.raises(ValueError, match="no header may have"):
             units.parse_bearer_token(text)
 
 
-def test_a_timeout_leaves_some_time() -> None:
+def test_timeout_of_zero_is_rejected() -> None:
     assert units.parse_timeout("1ms") == 0.001
     with pytest.raises(ValueError, match="more than 0s"):
         units.parse_timeout("0s")
 
 
-def test_a_secret_shows_itself_only_when_asked() -> None:
+def test_secret_is_hidden_except_through_reveal() -> None:
     secret = Secret("canary")
     shown = (repr(secret), str(secret), f"{secret}", f"{secret!r:>5}", f"{secret:>9}")
     assert not any("canary" in text for text in shown)

@@ -46,7 +46,7 @@ USED = Usage(2, 3)
 DONE = "data: [DONE]\n\n"
 
 
-def frame(delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> str:
+def make_chunk(delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> str:
     choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
     chunk = {
         "id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "llama-3-8b",
@@ -55,14 +55,14 @@ def frame(delta: dict[str, Any] | None, reason: str | None = None, **more: Any) 
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
-def whole(*choices: dict[str, Any], **more: Any) -> str:
+def make_response(*choices: dict[str, Any], **more: Any) -> str:
     return json.dumps(
         {"id": "c1", "created": 5, "model": "llama-3-8b", "choices": choices, "usage": USAGE} | more
     )
 
 
-BEGUN = frame({"role": "assistant", "content": "Hé"})
-STREAM = BEGUN + frame({"content": "llo"}) + frame({}, "stop", usage=USAGE) + DONE
+BEGUN = make_chunk({"role": "assistant", "content": "Hé"})
+STREAM = BEGUN + make_chunk({"content": "llo"}) + make_chunk({}, "stop", usage=USAGE) + DONE
 SAID: list[Event] = [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), USED, StreamEnd()]
 THOUGHT = [
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a", "signature": "s"}]},
@@ -78,39 +78,88 @@ VECTORS = json.dumps(
 ANSWERS: list[tuple[str, str, Request, list[Event]]] = [
     ("usage in the last choice", STREAM, CHAT, SAID),
     ("no [DONE]", STREAM.removesuffix(DONE), CHAT, SAID),
-    ("usage in every chunk",
-     STREAM.replace('"choices"', f'"usage": {json.dumps(USAGE)}, "choices"'), CHAT, SAID),
-    ("usage in a chunk of its own", BEGUN + frame({"content": "llo"}) + frame({}, "stop")
-     + frame(None, usage=USAGE) + DONE, CHAT, SAID),
-    ("no usage", BEGUN + frame({"content": "llo"}, "length") + DONE, CHAT,
-     [*SAID[:3], ChoiceEnd("length"), StreamEnd()]),
-    ("thoughts in a list", frame({"role": "assistant", "content": THOUGHT}) + frame({}, "stop")
-     + DONE, CHAT,
-     [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
-    ("whole", whole({"index": 0, "message": {"role": "assistant", "content": "Hi"},
-                     "finish_reason": "stop"}),
-     CHAT, [SERVED, TextDelta("Hi", tokens=3), ChoiceEnd("eos"), USED, StreamEnd()]),
-    ("two prompts", whole({"index": 0, "text": "x", "finish_reason": "stop"},
-                          {"index": 1, "text": "y", "finish_reason": "length"}),
-     PROMPTS,
-     [SERVED, TextDelta("x"), ChoiceEnd("eos"), TextDelta("y", 1, 2), ChoiceEnd("length", 1), USED,
-      StreamEnd()]),
-    ("embeddings", VECTORS, EMBED,
-     [ResponseMetadata("gte", id="c1"), Embedding(1, (1.0, 1.5)), Embedding(0, (0.0, 1.5)),
-      Usage(4), StreamEnd()]),
+    (
+        "usage in every chunk",
+        STREAM.replace('"choices"', f'"usage": {json.dumps(USAGE)}, "choices"'),
+        CHAT,
+        SAID,
+    ),
+    (
+        "usage in a chunk of its own",
+        BEGUN
+        + make_chunk({"content": "llo"})
+        + make_chunk({}, "stop")
+        + make_chunk(None, usage=USAGE)
+        + DONE,
+        CHAT,
+        SAID,
+    ),
+    (
+        "no usage",
+        BEGUN + make_chunk({"content": "llo"}, "length") + DONE,
+        CHAT,
+        [*SAID[:3], ChoiceEnd("length"), StreamEnd()],
+    ),
+    (
+        "thoughts in a list",
+        make_chunk({"role": "assistant", "content": THOUGHT}) + make_chunk({}, "stop") + DONE,
+        CHAT,
+        [SERVED, ReasoningDelta("a", signature="s"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    (
+        "whole",
+        make_response(
+            {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+        ),
+        CHAT,
+        [SERVED, TextDelta("Hi", tokens=3), ChoiceEnd("eos"), USED, StreamEnd()],
+    ),
+    (
+        "two prompts",
+        make_response(
+            {"index": 0, "text": "x", "finish_reason": "stop"},
+            {"index": 1, "text": "y", "finish_reason": "length"},
+        ),
+        PROMPTS,
+        [
+            SERVED,
+            TextDelta("x"),
+            ChoiceEnd("eos"),
+            TextDelta("y", 1, 2),
+            ChoiceEnd("length", 1),
+            USED,
+            StreamEnd(),
+        ],
+    ),
+    (
+        "embeddings",
+        VECTORS,
+        EMBED,
+        [
+            ResponseMetadata("gte", id="c1"),
+            Embedding(1, (1.0, 1.5)),
+            Embedding(0, (0.0, 1.5)),
+            Usage(4),
+            StreamEnd(),
+        ],
+    ),
     (
         "an echo",
-        whole({"index": 0, "text": "ab", "finish_reason": "stop"}),
+        make_response({"index": 0, "text": "ab", "finish_reason": "stop"}),
         GenerationRequest(
-            model="ep", kind="completion", prompts=("a",), echo=True, logprobs=LogprobsOptions(),
+            model="ep",
+            kind="completion",
+            prompts=("a",),
+            echo=True,
+            logprobs=LogprobsOptions(),
             templating=PromptOptions(mode="server"),
         ),
         [SERVED, PromptEcho(0, "a"), TextDelta("b", tokens=3), ChoiceEnd("eos"), USED, StreamEnd()],
     ),
-]  # fmt: skip
+]
 
 
-def read(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> list[Event]:
+def decode_response(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> list[Event]:
     data = wire if isinstance(wire, bytes) else wire.encode()
     decoder = Databricks().create_decoder(request)
     events: list[Event] = []
@@ -120,89 +169,107 @@ def read(wire: str | bytes, request: Request = CHAT, size: int = 1 << 20) -> lis
 
 
 @pytest.mark.parametrize(("name", "wire", "request_", "events"), ANSWERS)
-def test_answers(name: str, wire: str, request_: Request, events: list[Event]) -> None:
+def test_response_is_decoded_in_any_framing_and_packet_size(
+    name: str, wire: str, request_: Request, events: list[Event]
+) -> None:
     unspaced, marked = wire.replace("data: ", "data:"), "\ufeff" + wire
     for form in (wire, marked, wire.replace("\n", "\r\n"), unspaced):
         for size in (1, 7, 1 << 20):
-            assert read(form, request_, size) == events, name
+            assert decode_response(form, request_, size) == events, name
 
 
-def test_the_last_newline_may_be_missing() -> None:
-    assert read(STREAM.rstrip("\n")) == SAID
+def test_stream_without_last_newline_is_complete() -> None:
+    assert decode_response(STREAM.rstrip("\n")) == SAID
 
 
-def test_a_stream_without_an_end_is_broken() -> None:
+def test_stream_without_finish_reason_raises_stream_broken() -> None:
     for wire in (BEGUN, BEGUN + DONE, DONE, "", "\ufeff"):
         with pytest.raises(StreamBroken):
-            read(wire)
+            decode_response(wire)
 
 
-def test_several_answers_to_a_prompt_are_not_waited_for() -> None:
+def test_completion_with_n_is_complete_with_one_choice() -> None:
     """They were not asked for: each comes by a request of its own."""
     request = GenerationRequest(model="ep", kind="completion", prompts=("a",), n=2)
-    wire = whole({"index": 0, "text": "x", "finish_reason": "stop"})
-    assert read(wire, request)[-1] == StreamEnd()
+    wire = make_response({"index": 0, "text": "x", "finish_reason": "stop"})
+    assert decode_response(wire, request)[-1] == StreamEnd()
     stream = 'data: {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}\n\n'
-    assert read(stream, request)[-1] == StreamEnd()
+    assert decode_response(stream, request)[-1] == StreamEnd()
 
 
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def told(code: str, message: str = "the text") -> bytes:
+def make_error(code: str, message: str = "the text") -> bytes:
     return json.dumps({"error_code": code, "message": message}).encode()
 
 
 FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, told("BAD_REQUEST", 'Bad request: json: unknown field "x"'), UnsupportedFeature,
-     "unknown"),
-    (400, told("INVALID_PARAMETER_VALUE"), UnsupportedFeature, "the text"),
-    (400, told("MALFORMED_REQUEST"), UnsupportedFeature, "the text"),
-    (400, told("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"),
-     ContextTooLong, "20 tokens"),
-    (400, told("BAD_REQUEST", "20 is more than the maximum context length of 8"), ContextTooLong,
-     "maximum context length"),
-    (401, told("UNAUTHENTICATED"), WorkerFailed, "gateway's key"),
-    (401, told("CUSTOMER_UNAUTHORIZED"), WorkerFailed, "gateway's key"),
-    (403, told("PERMISSION_DENIED"), WorkerFailed, "gateway's key"),
-    (404, told("RESOURCE_DOES_NOT_EXIST"), WorkerFailed, "know the model"),
-    (404, told("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the model"),
-    (404, told("NOT_FOUND"), WorkerFailed, "know the model"),
-    (429, told("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
-    (429, told("RESOURCE_EXHAUSTED"), RateLimitExceeded, "no more"),
-    (499, told("CANCELLED"), WorkerFailed, "499"),
-    (500, told("INTERNAL_ERROR"), WorkerFailed, "500"),
-    (501, told("NOT_IMPLEMENTED"), WorkerFailed, "501"),
-    (503, told("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
-    (504, told("DEADLINE_EXCEEDED"), WorkerFailed, "504"),
+    (
+        400,
+        make_error("BAD_REQUEST", 'Bad request: json: unknown field "x"'),
+        UnsupportedFeature,
+        "unknown",
+    ),
+    (400, make_error("INVALID_PARAMETER_VALUE"), UnsupportedFeature, "the text"),
+    (400, make_error("MALFORMED_REQUEST"), UnsupportedFeature, "the text"),
+    (
+        400,
+        make_error("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"),
+        ContextTooLong,
+        "20 tokens",
+    ),
+    (
+        400,
+        make_error("BAD_REQUEST", "20 is more than the maximum context length of 8"),
+        ContextTooLong,
+        "maximum context length",
+    ),
+    (401, make_error("UNAUTHENTICATED"), WorkerFailed, "gateway's key"),
+    (401, make_error("CUSTOMER_UNAUTHORIZED"), WorkerFailed, "gateway's key"),
+    (403, make_error("PERMISSION_DENIED"), WorkerFailed, "gateway's key"),
+    (404, make_error("RESOURCE_DOES_NOT_EXIST"), WorkerFailed, "know the model"),
+    (404, make_error("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the model"),
+    (404, make_error("NOT_FOUND"), WorkerFailed, "know the model"),
+    (429, make_error("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
+    (429, make_error("RESOURCE_EXHAUSTED"), RateLimitExceeded, "no more"),
+    (499, make_error("CANCELLED"), WorkerFailed, "499"),
+    (500, make_error("INTERNAL_ERROR"), WorkerFailed, "500"),
+    (501, make_error("NOT_IMPLEMENTED"), WorkerFailed, "501"),
+    (503, make_error("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
+    (504, make_error("DEADLINE_EXCEEDED"), WorkerFailed, "504"),
     # the code says more than the status
-    (400, told("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
-    (500, told("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
-    (409, told("ABORTED"), WorkerFailed, "409"),
+    (400, make_error("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
+    (500, make_error("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
+    (409, make_error("ABORTED"), WorkerFailed, "409"),
     (404, b"No API found", WorkerFailed, "know the model"),
     (400, b"Bad request: rpc error: secret", UnsupportedFeature, "refused"),
     (503, b"", Overloaded, "busy"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "text"), FAILURES)
-def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str) -> None:
+def test_worker_status_and_error_code_map_to_error_type(
+    status: int, body: bytes, kind: type[GatewayError], text: str
+) -> None:
     found = Databricks().read_error(status, {}, body)
     assert type(found) is kind
     assert re.search(text, found.message)
     assert "secret" not in found.message
 
 
-def test_lengths_are_read() -> None:
-    body = told("BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8")
+def test_context_too_long_reports_tokens_and_limit() -> None:
+    body = make_error(
+        "BAD_REQUEST", "Bad request: the prompt has 20 tokens, the model's limit is 8"
+    )
     found = Databricks().read_error(400, {}, body)
     assert isinstance(found, ContextTooLong)
     assert (found.tokens, found.limit) == (20, 8)
 
 
-def test_an_endpoint_says_when_to_come_back() -> None:
+def test_retry_after_of_worker_is_kept() -> None:
     for status, code in ((429, "REQUEST_LIMIT_EXCEEDED"), (503, "TEMPORARILY_UNAVAILABLE")):
-        found = Databricks().read_error(status, {"retry-after": "7"}, told(code))
+        found = Databricks().read_error(status, {"retry-after": "7"}, make_error(code))
         assert found.retry_after == 7.0
 
 
@@ -217,8 +284,10 @@ def test_an_endpoint_says_when_to_come_back() -> None:
         ("SOMETHING_NEW", WorkerFailed),
     ],
 )
-def test_an_error_in_an_answer(code: str, kind: type[GatewayError], size: int) -> None:
-    body = told(code).decode()
+def test_error_in_a_response_is_classified_by_its_code(
+    code: str, kind: type[GatewayError], size: int
+) -> None:
+    body = make_error(code).decode()
     openai = json.dumps({"error": {"message": "x", "code": code}})
     for wire in (
         body,
@@ -228,10 +297,10 @@ def test_an_error_in_an_answer(code: str, kind: type[GatewayError], size: int) -
         BEGUN + f"data: {openai}\n\n",
     ):
         with pytest.raises(GatewayError) as caught:
-            read(wire, size=size)
+            decode_response(wire, size=size)
         assert type(caught.value) is kind
     with pytest.raises(kind):
-        read(body, EMBED, size)
+        decode_response(body, EMBED, size)
 
 
 @given(
@@ -239,12 +308,12 @@ def test_an_error_in_an_answer(code: str, kind: type[GatewayError], size: int) -
     request=st.sampled_from([CHAT, PROMPTS, EMBED]),
     status=st.sampled_from([400, 403, 404, 429, 500, 503]),
 )
-def test_no_bytes_make_anything_but_errors_of_ours(
+def test_arbitrary_bytes_raise_only_gateway_errors(
     data: bytes, request: Request, status: int
 ) -> None:
     assert isinstance(Databricks().read_error(status, {}, data), GatewayError)
     try:
-        events = read(data, request)
+        events = decode_response(data, request)
     except GatewayError:
         return
     assert events[-1] == StreamEnd()

@@ -50,7 +50,7 @@ EMB = ModelInfo(
 )
 
 
-class Listing:
+class ModelCatalogStub:
     ready = True
 
     def list_models(self) -> Sequence[ModelInfo]:
@@ -63,7 +63,7 @@ class Listing:
         raise ModelNotFound("no", model=model)
 
 
-def test_it_is_a_dialect() -> None:
+def test_adapter_name_path_prefixes_and_options() -> None:
     dialect = AdapterMount(Databricks()).adapter
     assert dialect.name == "databricks"
     assert dialect.path_prefixes == (
@@ -123,7 +123,9 @@ NO_ENDPOINT = (
         (DeadlineExceeded("late"), 504, "DEADLINE_EXCEEDED", "late"),
     ],
 )
-def test_refusals(error: GatewayError, status: int, code: str, message: str) -> None:
+def test_error_status_code_and_message(
+    error: GatewayError, status: int, code: str, message: str
+) -> None:
     reply = Databricks().encode_error(error, None)
     assert reply.status == status
     body = msgspec.json.decode(reply.body)
@@ -143,25 +145,25 @@ def test_refusals(error: GatewayError, status: int, code: str, message: str) -> 
         (WorkerUnreachable("away"), "1"),
     ],
 )
-def test_clients_read_whole_seconds_only(error: GatewayError, seconds: str) -> None:
+def test_retry_after_header_is_rounded_up(error: GatewayError, seconds: str) -> None:
     assert dict(Databricks().encode_error(error, None).headers)["Retry-After"] == seconds
 
 
-def test_a_wrong_method_names_the_right_ones() -> None:
+def test_method_not_allowed_has_an_allow_header() -> None:
     reply = Databricks().encode_error(MethodNotAllowed("m", allowed=("GET", "POST")), None)
     assert dict(reply.headers)["Allow"] == "GET, POST"
 
 
-def inform(make: Any, path: str) -> Any:
+def fetch_info(make: Any, path: str) -> Any:
     call = make(path, method="GET")
-    reply = Databricks().handle_info_request(call, Listing())
+    reply = Databricks().handle_info_request(call, ModelCatalogStub())
     assert reply.status == 200
     return msgspec.json.decode(reply.body)
 
 
 @pytest.mark.parametrize("path", ["/api/2.0/serving-endpoints", "/api/2.0/serving-endpoints/"])
-def test_endpoints(make: Any, path: str) -> None:
-    listed = inform(make, path)
+def test_serving_endpoint_list(make: Any, path: str) -> None:
+    listed = fetch_info(make, path)
     assert list(listed) == ["endpoints"]
     first, second = listed["endpoints"]
     assert (first["name"], first["task"]) == ("ep-ab", "llm/v1/chat")
@@ -177,8 +179,8 @@ def test_endpoints(make: Any, path: str) -> None:
     assert second["config"]["served_entities"][0]["foundation_model"]["name"] == "gte"
 
 
-def test_one_endpoint(make: Any) -> None:
-    found = inform(make, "/api/2.0/serving-endpoints/ep-ab")
+def test_serving_endpoint_details(make: Any) -> None:
+    found = fetch_info(make, "/api/2.0/serving-endpoints/ep-ab")
     assert found["config"]["traffic_config"] == {
         "routes": [
             {"served_model_name": "m-a", "served_entity_name": "m-a", "traffic_percentage": 80},
@@ -190,17 +192,17 @@ def test_one_endpoint(make: Any) -> None:
     assert found["permission_level"] == "CAN_QUERY"
     call = make("/api/2.0/serving-endpoints/nope", method="GET")
     with pytest.raises(ModelNotFound):
-        Databricks().handle_info_request(call, Listing())
+        Databricks().handle_info_request(call, ModelCatalogStub())
 
 
-def test_an_endpoint_without_versions_has_no_traffic() -> None:
+def test_endpoint_without_versions_has_no_routes() -> None:
     found = listing.build_endpoint_details(ModelInfo("empty", ()))
     assert msgspec.to_builtins(found.config)["traffic_config"] == {"routes": []}
     assert found.state.ready == "NOT_READY"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=15).filter(any))
-def test_shares_are_whole_and_add_up(weights: list[int]) -> None:
+def test_traffic_percentages_are_integers_that_sum_to_100(weights: list[int]) -> None:
     total = sum(weights)
     versions = tuple(
         VersionInfo(str(i), "m", round(100 * weight / total)) for i, weight in enumerate(weights)
@@ -213,20 +215,20 @@ def test_shares_are_whole_and_add_up(weights: list[int]) -> None:
 
 
 @pytest.mark.parametrize("root", ["/serving-endpoints", "/ai-gateway/mlflow/v1"])
-def test_models(make: Any, root: str) -> None:
-    listed = inform(make, f"{root}/models")
+def test_openai_model_list(make: Any, root: str) -> None:
+    listed = fetch_info(make, f"{root}/models")
     assert listed["object"] == "list"
     assert [one["id"] for one in listed["data"]] == ["ep-ab", "ep-emb"]
     assert set(listed["data"][0]) == {"id", "object", "created", "owned_by"}
 
 
-def test_the_first_call_of_every_client_needs_no_key(make: Any) -> None:
+def test_databricks_config_endpoint_is_public(make: Any) -> None:
     call = make("/.well-known/databricks-config", method="GET")
     assert call.endpoint.public
-    assert inform(make, "/.well-known/databricks-config") == {}
+    assert fetch_info(make, "/.well-known/databricks-config") == {}
 
 
-def test_a_path_may_name_the_entity_that_is_asked(make: Any) -> None:
+def test_served_model_in_path_selects_the_version(make: Any) -> None:
     body: dict[str, Any] = {"messages": []}
     named = make("/serving-endpoints/ep-ab/served-models/m%2Fb/invocations", body)
     plain = make("/serving-endpoints/ep-ab/invocations", body)
@@ -234,7 +236,7 @@ def test_a_path_may_name_the_entity_that_is_asked(make: Any) -> None:
     assert Databricks().read_routing_info(plain) == RoutingInfo("ep-ab")
 
 
-def test_names(make: Any) -> None:
+def test_field_names_map_internal_paths_to_wire_names(make: Any) -> None:
     names = Databricks().field_names(make("/serving-endpoints/m/invocations"))
     assert names["stopping.max_tokens"] == "max_tokens"
     assert names["sampling.top_k"] == "top_k"

@@ -26,13 +26,13 @@ TEXTS = "/serving-endpoints/completions"
 EMBEDS = "/serving-endpoints/embeddings"
 
 
-def tool(properties: int) -> dict[str, Any]:
+def build_tool(properties: int) -> dict[str, Any]:
     named = {f"p{i}": {"type": "string"} for i in range(properties)}
     parameters = {"type": "object", "properties": named}
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
-class Desk:
+class PassthroughClient:
     """Hands calls of a client to a worker."""
 
     def __init__(self, make: MakeCall, about: ResponseContext) -> None:
@@ -54,8 +54,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(make: MakeCall, about: ResponseContext) -> Desk:
-    return Desk(make, about)
+def passthrough_client(make: MakeCall, about: ResponseContext) -> PassthroughClient:
+    return PassthroughClient(make, about)
 
 
 @pytest.mark.parametrize(
@@ -64,30 +64,35 @@ def desk(make: MakeCall, about: ResponseContext) -> Desk:
         CHAT,
         CHAT | {"temperature": 0.5, "top_p": 0.5, "top_k": 3, "stop": ["a"], "max_tokens": 4},
         CHAT | {"stream": True, "reasoning_effort": "low", "client_request_id": "r"},
-        CHAT | {"tools": [tool(15)] * 32, "tool_choice": "auto"},
+        CHAT | {"tools": [build_tool(15)] * 32, "tool_choice": "auto"},
         CHAT | {"logprobs": True, "top_logprobs": 20, "usage_context": {"team": "a"}},
         TEXT | {"use_raw_prompt": True, "prompt": ["a", "b"], "stream": False},
         EMBED | {"instruction": "Represent", "encoding_format": "float"},
     ],
 )
 @pytest.mark.parametrize("path", [ENDPOINT, ENTITY])
-def test_the_path_of_an_endpoint_names_the_model(
-    desk: Desk, path: str, body: dict[str, Any]
+def test_invocations_path_is_rewritten_to_the_backend_model(
+    passthrough_client: PassthroughClient, path: str, body: dict[str, Any]
 ) -> None:
-    wire = desk.taken(path, body).upstream_request
+    wire = passthrough_client.taken(path, body).upstream_request
     assert wire.path == SERVED
     assert wire.body == json.dumps(body, separators=(",", ":")).encode()
 
 
-def test_the_body_says_nothing_where_the_path_does(desk: Desk) -> None:
-    assert json.loads(desk.taken(ENDPOINT, CHAT | {"model": "x"}).upstream_request.body) == CHAT
+def test_model_field_in_invocations_body_is_removed(passthrough_client: PassthroughClient) -> None:
+    assert (
+        json.loads(passthrough_client.taken(ENDPOINT, CHAT | {"model": "x"}).upstream_request.body)
+        == CHAT
+    )
 
 
 @pytest.mark.parametrize("root", ["/serving-endpoints", "/ai-gateway/mlflow/v1"])
-def test_the_paths_of_openais_clients_are_kept_apart(desk: Desk, root: str) -> None:
+def test_openai_paths_are_passed_through_with_backend_model_in_body(
+    passthrough_client: PassthroughClient, root: str
+) -> None:
     for path, body in ((CHATS, CHAT), (TEXTS, TEXT), (EMBEDS, EMBED)):
         called = root + path.removeprefix("/serving-endpoints")
-        wire = desk.taken(called, {"model": "ep-ab", **body}).upstream_request
+        wire = passthrough_client.taken(called, {"model": "ep-ab", **body}).upstream_request
         assert wire.path == path
         assert json.loads(wire.body) == {"model": "llama-3-8b", **body}
 
@@ -108,8 +113,8 @@ def test_the_paths_of_openais_clients_are_kept_apart(desk: Desk, root: str) -> N
         CHAT | {"stream": True, "stream_options": {"include_usage": True}},
         CHAT | {"extra_params": {"seed": "1"}},
         CHAT | {"thinking": {"type": "disabled"}},
-        CHAT | {"tools": [tool(16)]},
-        CHAT | {"tools": [tool(1)] * 33},
+        CHAT | {"tools": [build_tool(16)]},
+        CHAT | {"tools": [build_tool(1)] * 33},
         CHAT | {"tool_choice": "auto"},
         CHAT | {"reasoning_effort": "minimal"},
         CHAT | {"top_logprobs": 3},
@@ -122,42 +127,48 @@ def test_the_paths_of_openais_clients_are_kept_apart(desk: Desk, root: str) -> N
         EMBED | {"dimensions": 3},
     ],
 )
-def test_whatever_else_there_is_goes_the_long_way(desk: Desk, body: Any) -> None:
-    assert desk.relay(ENDPOINT, body) is None
+def test_request_outside_the_fast_path_is_translated(
+    passthrough_client: PassthroughClient, body: Any
+) -> None:
+    assert passthrough_client.relay(ENDPOINT, body) is None
     if isinstance(body, dict):
         path = CHATS if "messages" in body else TEXTS if "prompt" in body else EMBEDS
-        assert desk.relay(path, {"model": "ep-ab", **body}) is None
+        assert passthrough_client.relay(path, {"model": "ep-ab", **body}) is None
 
 
-def test_who_checks_the_order_of_roles_reads_every_body(desk: Desk) -> None:
-    assert desk.relay(ENDPOINT, CHAT, Databricks(role_rules="strict")) is None
+def test_strict_role_rules_disable_pass_through(passthrough_client: PassthroughClient) -> None:
+    assert passthrough_client.relay(ENDPOINT, CHAT, Databricks(role_rules="strict")) is None
 
 
-def test_another_dialects_client_is_translated(desk: Desk) -> None:
-    assert desk.relay(CHATS, {"model": "ep-ab", **CHAT}, OpenAI()) is None
+def test_client_of_another_protocol_is_translated(passthrough_client: PassthroughClient) -> None:
+    assert passthrough_client.relay(CHATS, {"model": "ep-ab", **CHAT}, OpenAI()) is None
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_what_no_path_can_name_is_not_passed_on(desk: Desk, name: str) -> None:
-    desk.about = replace(desk.about, backend_model=name)
-    assert desk.relay(ENDPOINT, CHAT) is None
+def test_backend_model_that_is_no_path_segment_is_translated(
+    passthrough_client: PassthroughClient, name: str
+) -> None:
+    passthrough_client.about = replace(passthrough_client.about, backend_model=name)
+    assert passthrough_client.relay(ENDPOINT, CHAT) is None
 
 
-def test_silence_is_what_the_listener_takes_it_for(desk: Desk) -> None:
+def test_stream_default_of_the_listener_applies(passthrough_client: PassthroughClient) -> None:
     for default in (True, False):
-        relay = desk.taken(ENDPOINT, CHAT, Databricks(stream_default=default))
+        relay = passthrough_client.taken(ENDPOINT, CHAT, Databricks(stream_default=default))
         assert isinstance(relay.request, GenerationRequest)
         assert relay.request.stream is default
-    vectors = desk.taken(ENDPOINT, EMBED, Databricks(stream_default=True)).request
+    vectors = passthrough_client.taken(ENDPOINT, EMBED, Databricks(stream_default=True)).request
     assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a", "b")
 
 
-def test_the_headers_are_those_of_any_answer(desk: Desk) -> None:
-    stream = dict(desk.taken(ENDPOINT, CHAT | {"stream": True}).build_headers())
+def test_passthrough_response_headers_equal_translated_ones(
+    passthrough_client: PassthroughClient,
+) -> None:
+    stream = dict(passthrough_client.taken(ENDPOINT, CHAT | {"stream": True}).build_headers())
     assert stream["Content-Type"] == "text/event-stream; charset=utf-8"
     assert stream["served-model-name"] == "m-a"
-    assert desk.taken(ENDPOINT, EMBED).build_headers() == (
+    assert passthrough_client.taken(ENDPOINT, EMBED).build_headers() == (
         ("Content-Type", "application/json"),
         ("served-model-name", "m-a"),
     )
@@ -178,13 +189,13 @@ CHUNKS = (
 )
 
 
-def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
-    passage = desk.taken(ENDPOINT, CHAT).create_reader()
+def test_response_shows_the_backend_model_name(passthrough_client: PassthroughClient) -> None:
+    passage = passthrough_client.taken(ENDPOINT, CHAT).create_reader()
     passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"meta-llama-072424", b"llama-3-8b")
     assert isinstance(events[-1], StreamEnd)
-    stream = desk.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
+    stream = passthrough_client.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     data, events = stream.feed([CHUNKS])
     assert data is not None
     assert data.endswith(b"data: [DONE]\n\n")
@@ -197,26 +208,28 @@ def test_an_answer_names_the_model_that_served(desk: Desk) -> None:
     assert [e.completion_tokens for e in events if isinstance(e, Usage)] == [1]
 
 
-def test_vectors_name_the_model_that_served(desk: Desk) -> None:
+def test_embeddings_response_shows_the_backend_model_name(
+    passthrough_client: PassthroughClient,
+) -> None:
     body = b'{"id":"e","data":[{"embedding":[1.50]},{"embedding":[2]}],"model":"gte"}'
-    passage = desk.taken(ENDPOINT, EMBED).create_reader()
+    passage = passthrough_client.taken(ENDPOINT, EMBED).create_reader()
     passage.feed([body])
     assert passage.close()[0] == body.replace(b"gte", b"llama-3-8b")
 
 
-def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
-    passage = desk.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
+def test_truncated_stream_raises_stream_broken(passthrough_client: PassthroughClient) -> None:
+    passage = passthrough_client.taken(ENDPOINT, CHAT | {"stream": True}).create_reader()
     passage.feed([CHUNKS[:100]])
     with pytest.raises(StreamBroken):
         passage.close()
 
 
-def test_what_is_told_in_place_of_an_answer_is_read_by_its_code(desk: Desk) -> None:
+def test_error_body_with_status_200_raises_its_error(passthrough_client: PassthroughClient) -> None:
     said = (
         b'{"error_code":"BAD_REQUEST","message":"the prompt has 9 tokens, the model\'s limit is 8"}'
     )
     for body in (CHAT, EMBED):
-        passage = desk.taken(ENDPOINT, body).create_reader()
+        passage = passthrough_client.taken(ENDPOINT, body).create_reader()
         passage.feed([said])
         with pytest.raises(ContextTooLong):
             passage.close()

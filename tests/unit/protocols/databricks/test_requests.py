@@ -31,13 +31,13 @@ EMBED = "/serving-endpoints/embeddings"
 HI = [{"role": "user", "content": "say hi"}]
 
 
-def generation(call: ClientRequest, dialect: Databricks | None = None) -> GenerationRequest:
+def decode_generation(call: ClientRequest, dialect: Databricks | None = None) -> GenerationRequest:
     request = (dialect or Databricks()).decode_request(call)
     assert isinstance(request, GenerationRequest)
     return request
 
 
-def answered(dialect: Databricks, call: ClientRequest) -> Request | HttpResponse:
+def decode_or_encode_error(dialect: Databricks, call: ClientRequest) -> Request | HttpResponse:
     """As the server: first ``peek`` and then ``decode``."""
     try:
         dialect.read_routing_info(call)
@@ -46,33 +46,33 @@ def answered(dialect: Databricks, call: ClientRequest) -> Request | HttpResponse
         return dialect.encode_error(error, call)
 
 
-def refused(call: ClientRequest, dialect: Databricks | None = None) -> tuple[int, str, str]:
-    reply = answered(dialect or Databricks(), call)
+def decode_error(call: ClientRequest, dialect: Databricks | None = None) -> tuple[int, str, str]:
+    reply = decode_or_encode_error(dialect or Databricks(), call)
     assert isinstance(reply, HttpResponse)
     body = msgspec.json.decode(reply.body)
     assert list(body) == ["error_code", "message"]
     return reply.status, body["error_code"], body["message"]
 
 
-def invalid(call: ClientRequest, dialect: Databricks | None = None) -> str:
-    status, code, message = refused(call, dialect)
+def decode_invalid_parameter(call: ClientRequest, dialect: Databricks | None = None) -> str:
+    status, code, message = decode_error(call, dialect)
     assert (status, code) == (400, "INVALID_PARAMETER_VALUE")
     return message
 
 
-def chat(**fields: Any) -> dict[str, Any]:
+def build_chat_body(**fields: Any) -> dict[str, Any]:
     return {"messages": HI} | fields
 
 
 # --- chat -----------------------------------------------------------------------------------------
 
 
-def test_every_field_of_the_reference(make: Any) -> None:
+def test_all_documented_chat_fields_are_decoded(make: Any) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     function = {"name": "f", "description": "d", "parameters": schema, "strict": True}
     call = make(
         PATH,
-        chat(
+        build_chat_body(
             max_tokens=7,
             stream=True,
             temperature=2,
@@ -91,7 +91,7 @@ def test_every_field_of_the_reference(make: Any) -> None:
         ),
     )
     assert Databricks().read_routing_info(call) == RoutingInfo("mock", stream=True)
-    request = generation(call)
+    request = decode_generation(call)
     assert request.kind == "chat"
     assert request.model == "mock"
     assert request.messages == (Message("user", (TextPart("say hi"),)),)
@@ -108,8 +108,8 @@ def test_every_field_of_the_reference(make: Any) -> None:
     assert request.extra == {}
 
 
-def test_the_defaults_of_the_reference_are_the_targets(make: Any) -> None:
-    request = generation(make(PATH, chat()))
+def test_absent_chat_fields_leave_the_target_defaults(make: Any) -> None:
+    request = decode_generation(make(PATH, build_chat_body()))
     assert request == GenerationRequest(
         model="mock",
         kind="chat",
@@ -118,28 +118,32 @@ def test_the_defaults_of_the_reference_are_the_targets(make: Any) -> None:
     )
 
 
-def test_null_is_absent(make: Any) -> None:
+def test_null_means_that_the_parameter_is_absent(make: Any) -> None:
     names = (
         "max_tokens", "stream", "temperature", "top_p", "top_k", "stop", "n", "tool_choice",
         "tools", "response_format", "logprobs", "top_logprobs", "extra_params", "usage_context",
         "client_request_id", "thinking", "stream_options", "seed", "user",
     )  # fmt: skip
-    assert generation(make(PATH, chat(**dict.fromkeys(names)))) == generation(make(PATH, chat()))
+    assert decode_generation(
+        make(PATH, build_chat_body(**dict.fromkeys(names)))
+    ) == decode_generation(make(PATH, build_chat_body()))
 
 
 @pytest.mark.parametrize(
     ("said", "default", "stream"),
     [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
 )
-def test_stream(make: Any, said: bool | None, default: bool, stream: bool) -> None:
+def test_stream_default_option_applies_without_a_stream_field(
+    make: Any, said: bool | None, default: bool, stream: bool
+) -> None:
     """The reference prints true; the service's own SDK reads one JSON object. A switch decides."""
     dialect = Databricks(stream_default=default)
-    call = make(PATH, chat(stream=said))
+    call = make(PATH, build_chat_body(stream=said))
     assert dialect.read_routing_info(call).stream is stream
-    assert generation(call, dialect).stream is stream
+    assert decode_generation(call, dialect).stream is stream
 
 
-def test_vectors_are_never_streamed(make: Any) -> None:
+def test_embeddings_ignore_stream(make: Any) -> None:
     dialect = Databricks(stream_default=True)
     call = make(PATH, {"input": "a"})
     assert dialect.read_routing_info(call) == RoutingInfo("mock")
@@ -157,8 +161,8 @@ def test_vectors_are_never_streamed(make: Any) -> None:
         ({"stream": True, "stream_options": {"include_usage": False}}, "none"),
     ],
 )
-def test_usage(make: Any, fields: dict[str, Any], usage: str) -> None:
-    assert generation(make(PATH, chat(**fields))).response_options.usage == usage
+def test_include_usage_option_is_decoded(make: Any, fields: dict[str, Any], usage: str) -> None:
+    assert decode_generation(make(PATH, build_chat_body(**fields))).response_options.usage == usage
 
 
 @pytest.mark.parametrize(
@@ -195,13 +199,13 @@ def test_usage(make: Any, fields: dict[str, Any], usage: str) -> None:
         ({"extra_params": {"top_k": "many"}}, "'top_k' must be an integer, got a string"),
     ],
 )
-def test_chat_refused(make: Any, fields: dict[str, Any], message: str) -> None:
-    assert message in invalid(make(PATH, chat(**fields)))
+def test_invalid_chat_field_is_rejected(make: Any, fields: dict[str, Any], message: str) -> None:
+    assert message in decode_invalid_parameter(make(PATH, build_chat_body(**fields)))
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"messages":"\xff"}'])
-def test_no_json(make: Any, body: bytes) -> None:
-    status, code, message = refused(make(PATH, body))
+def test_malformed_json_returns_bad_request(make: Any, body: bytes) -> None:
+    status, code, message = decode_error(make(PATH, body))
     assert (status, code) == (400, "BAD_REQUEST")
     assert message.startswith("Bad request: json: ")
 
@@ -209,32 +213,32 @@ def test_no_json(make: Any, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        (chat(inputs={}), "inputs"),
-        (chat(prompt="a"), "prompt"),
-        (chat(functions=[]), "functions"),
+        (build_chat_body(inputs={}), "inputs"),
+        (build_chat_body(prompt="a"), "prompt"),
+        (build_chat_body(functions=[]), "functions"),
         ({"inputs": {}}, "inputs"),
         ({"max_tokens": 1, "dataframe_split": {}}, "dataframe_split"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"input": "a", "max_tokens": 2}, "max_tokens"),
     ],
 )
-def test_an_unknown_field_is_named(make: Any, body: Any, field: str) -> None:
+def test_unknown_field_is_rejected_by_name(make: Any, body: Any, field: str) -> None:
     expected = 400, "BAD_REQUEST", f'Bad request: json: unknown field "{field}"'
-    assert refused(make(PATH, body)) == expected
+    assert decode_error(make(PATH, body)) == expected
 
 
-def test_a_request_without_a_task(make: Any) -> None:
+def test_body_without_messages_prompt_or_input_is_rejected(make: Any) -> None:
     text = "one of messages, prompt and input is required"
-    assert invalid(make(PATH, {"max_tokens": 3})) == text
+    assert decode_invalid_parameter(make(PATH, {"max_tokens": 3})) == text
 
 
-def test_the_paths_of_openais_clients_forward_what_they_do_not_know(make: Any) -> None:
-    request = generation(make(CHAT, chat(model="mock", foo=1, min_p=0.1)))
+def test_openai_paths_keep_unknown_fields_as_extra(make: Any) -> None:
+    request = decode_generation(make(CHAT, build_chat_body(model="mock", foo=1, min_p=0.1)))
     assert request.extra == {"foo": msgspec.Raw(b"1")}
     assert request.sampling.min_p == 0.1
 
 
-def tools(count: int, properties: int = 1) -> list[dict[str, Any]]:
+def build_tools(count: int, properties: int = 1) -> list[dict[str, Any]]:
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(properties)}}
     return [
         {"type": "function", "function": {"name": f"f{i}", "parameters": schema}}
@@ -242,20 +246,31 @@ def tools(count: int, properties: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_limits_of_tools(make: Any) -> None:
-    assert len(generation(make(PATH, chat(tools=tools(32)))).tools) == 32
-    assert "tools" in invalid(make(PATH, chat(tools=tools(33))))
-    assert generation(make(PATH, chat(tools=tools(1, 15)))).tools[0].name == "f0"
+def test_tool_count_and_property_limits(make: Any) -> None:
+    assert len(decode_generation(make(PATH, build_chat_body(tools=build_tools(32)))).tools) == 32
+    assert "tools" in decode_invalid_parameter(make(PATH, build_chat_body(tools=build_tools(33))))
+    assert (
+        decode_generation(make(PATH, build_chat_body(tools=build_tools(1, 15)))).tools[0].name
+        == "f0"
+    )
     message = "the parameters of 'f0' have 16 properties; at most 15 are allowed"
-    assert invalid(make(PATH, chat(tools=tools(1, 16)))) == message
-    assert generation(make(PATH, chat(tools=[]))).tools == ()
+    assert (
+        decode_invalid_parameter(make(PATH, build_chat_body(tools=build_tools(1, 16)))) == message
+    )
+    assert decode_generation(make(PATH, build_chat_body(tools=[]))).tools == ()
     bare = [{"type": "function", "function": {"name": "f"}}]
-    assert generation(make(PATH, chat(tools=bare, tool_choice="auto"))).tool_choice == "auto"
+    assert (
+        decode_generation(make(PATH, build_chat_body(tools=bare, tool_choice="auto"))).tool_choice
+        == "auto"
+    )
     custom = [{"type": "custom", "custom": {"name": "f"}}]
-    assert invalid(make(PATH, chat(tools=custom))) == "tools[0].type must be function"
+    assert (
+        decode_invalid_parameter(make(PATH, build_chat_body(tools=custom)))
+        == "tools[0].type must be function"
+    )
 
 
-def test_extra_params_are_parsed_to_the_type_that_is_wanted(make: Any) -> None:
+def test_extra_params_are_converted_to_the_field_type(make: Any) -> None:
     extra = {
         "top_k": "5",
         "temperature": "0.5",
@@ -266,7 +281,7 @@ def test_extra_params_are_parsed_to_the_type_that_is_wanted(make: Any) -> None:
         "foo": "3",
         "bar": "word",
     }
-    request = generation(make(PATH, chat(extra_params=extra, max_tokens=4)))
+    request = decode_generation(make(PATH, build_chat_body(extra_params=extra, max_tokens=4)))
     assert request.sampling.top_k == 5
     assert request.sampling.temperature == 0.5
     assert request.stopping.ignore_eos is True
@@ -276,11 +291,11 @@ def test_extra_params_are_parsed_to_the_type_that_is_wanted(make: Any) -> None:
     assert request.extra == {"foo": msgspec.Raw(b"3"), "bar": msgspec.Raw(b'"word"')}
 
 
-def test_what_comes_beside(make: Any) -> None:
-    request = generation(
+def test_labels_reasoning_seed_and_client_id_are_decoded(make: Any) -> None:
+    request = decode_generation(
         make(
             PATH,
-            chat(
+            build_chat_body(
                 client_request_id="c1",
                 usage_context={"team": "a"},
                 user="u",
@@ -296,15 +311,20 @@ def test_what_comes_beside(make: Any) -> None:
     assert request.reasoning is not None
     assert (request.reasoning.budget, request.reasoning.include) == (100, True)
     assert request.sampling.seed == 2**64 - 1
-    off = generation(make(PATH, chat(thinking={"type": "disabled"}, reasoning_effort="low")))
+    off = decode_generation(
+        make(PATH, build_chat_body(thinking={"type": "disabled"}, reasoning_effort="low"))
+    )
     assert off.reasoning is not None
     assert (off.reasoning.effort, off.reasoning.include) == ("low", False)
 
 
-def test_response_format(make: Any) -> None:
-    assert generation(make(PATH, chat(response_format={"type": "text"}))).output is None
-    wanted = chat(response_format={"type": "json_object"})
-    assert generation(make(PATH, wanted)).output == JsonObjectFormat()
+def test_response_format_is_decoded(make: Any) -> None:
+    assert (
+        decode_generation(make(PATH, build_chat_body(response_format={"type": "text"}))).output
+        is None
+    )
+    wanted = build_chat_body(response_format={"type": "json_object"})
+    assert decode_generation(make(PATH, wanted)).output == JsonObjectFormat()
 
 
 # --- roles ----------------------------------------------------------------------------------------
@@ -319,10 +339,10 @@ T = {"role": "tool", "content": "3", "tool_call_id": "c1"}
     "messages",
     [[U], [S, U], [U, A, U], [S, U, A, U], [U, C, T], [U, C, T, T, A, U], [U, C, T, U]],
 )
-def test_an_order_that_both_rules_take(make: Any, messages: list[Any]) -> None:
+def test_role_order_accepted_by_strict_and_lenient_rules(make: Any, messages: list[Any]) -> None:
     for order in ("strict", "lenient"):
         dialect = Databricks(role_rules=order)
-        request = generation(make(PATH, {"messages": messages}), dialect)
+        request = decode_generation(make(PATH, {"messages": messages}), dialect)
         assert [m.role for m in request.messages] == [m["role"] for m in messages]
 
 
@@ -342,34 +362,34 @@ def test_an_order_that_both_rules_take(make: Any, messages: list[Any]) -> None:
         [U, {**C, "content": "real words"}, T],
     ],
 )
-def test_an_order_that_only_the_lenient_rules_take(make: Any, messages: list[Any]) -> None:
+def test_role_order_accepted_only_by_lenient_rules(make: Any, messages: list[Any]) -> None:
     call = make(PATH, {"messages": messages})
-    assert generation(call).messages
-    assert invalid(call, Databricks(role_rules="strict"))
+    assert decode_generation(call).messages
+    assert decode_invalid_parameter(call, Databricks(role_rules="strict"))
 
 
-def test_a_developer_is_the_system(make: Any) -> None:
+def test_developer_role_is_decoded_as_system(make: Any) -> None:
     messages = [{"role": "developer", "content": "d"}, U]
-    request = generation(make(PATH, {"messages": messages}), Databricks(role_rules="strict"))
+    request = decode_generation(make(PATH, {"messages": messages}), Databricks(role_rules="strict"))
     assert request.messages[0] == Message("system", (TextPart("d"),))
 
 
 @pytest.mark.parametrize("content", ["", " ", None])
-def test_blank_content_beside_calls_says_nothing(make: Any, content: str | None) -> None:
+def test_blank_content_of_a_tool_call_message_is_ignored(make: Any, content: str | None) -> None:
     messages = [U, {**C, "content": content}, T]
-    request = generation(make(PATH, {"messages": messages}), Databricks(role_rules="strict"))
+    request = decode_generation(make(PATH, {"messages": messages}), Databricks(role_rules="strict"))
     assert request.messages[1] == Message("assistant", tool_calls=(ToolCall("c1", "f", '{"x":1}'),))
 
 
-def test_tool_call_id_is_for_tools(make: Any) -> None:
+def test_tool_call_id_is_rejected_outside_tool_messages(make: Any) -> None:
     for nothing in ("", None):
-        request = generation(make(PATH, {"messages": [{**U, "tool_call_id": nothing}]}))
+        request = decode_generation(make(PATH, {"messages": [{**U, "tool_call_id": nothing}]}))
         assert request.messages[0].tool_call_id is None
     text = "messages[0].tool_call_id must be empty unless the role is tool"
-    assert invalid(make(PATH, {"messages": [{**U, "tool_call_id": "c1"}]})) == text
+    assert decode_invalid_parameter(make(PATH, {"messages": [{**U, "tool_call_id": "c1"}]})) == text
 
 
-def test_content_of_several_parts(make: Any) -> None:
+def test_image_and_reasoning_parts_are_decoded(make: Any) -> None:
     summary = [{"type": "summary_text", "text": "hm", "signature": "s"}]
     messages = [
         {
@@ -387,24 +407,24 @@ def test_content_of_several_parts(make: Any) -> None:
             ],
         },
     ]
-    assert generation(make(PATH, {"messages": messages})).messages == (
+    assert decode_generation(make(PATH, {"messages": messages})).messages == (
         Message("user", (TextPart("look"), ImagePart("https://x/y.png"))),
         Message("assistant", (ReasoningPart("hm", "s"), TextPart("yes"))),
     )
 
 
-def test_arguments_may_be_an_object(make: Any) -> None:
+def test_tool_call_arguments_may_be_an_object(make: Any) -> None:
     """The reference calls them an object, "as a serialized dictionary"."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     messages = [U, {"role": "assistant", "tool_calls": [call]}]
-    request = generation(make(PATH, {"messages": messages}))
+    request = decode_generation(make(PATH, {"messages": messages}))
     assert request.messages[1].tool_calls == (ToolCall("c1", "f", '{"x":1}'),)
 
 
 # --- completions ----------------------------------------------------------------------------------
 
 
-def test_every_field_of_a_completion(make: Any) -> None:
+def test_all_documented_completion_fields_are_decoded(make: Any) -> None:
     body = {
         "prompt": ["a", "b"],
         "max_tokens": 7,
@@ -419,7 +439,7 @@ def test_every_field_of_a_completion(make: Any) -> None:
         "echo": True,
         "use_raw_prompt": True,
     }
-    request = generation(make(PATH, body))
+    request = decode_generation(make(PATH, body))
     assert (request.kind, request.prompts, request.choice_count) == ("completion", ("a", "b"), 4)
     assert (request.stopping.max_tokens, request.stopping.stop) == (7, ("x",))
     assert request.stopping.overflow == "truncate"
@@ -439,14 +459,16 @@ def test_every_field_of_a_completion(make: Any) -> None:
         (TEXT, False, "server"),
     ],
 )
-def test_who_wraps_the_prompt(make: Any, path: str, said: bool | None, mode: str) -> None:
+def test_use_raw_prompt_selects_the_template_mode(
+    make: Any, path: str, said: bool | None, mode: str
+) -> None:
     body = {"prompt": "a", "use_raw_prompt": said} | ({"model": "m"} if path == TEXT else {})
-    assert generation(make(path, body)).templating.mode == mode
+    assert decode_generation(make(path, body)).templating.mode == mode
 
 
-def test_a_completion_has_no_limit_of_its_own(make: Any) -> None:
+def test_completion_has_no_default_max_tokens(make: Any) -> None:
     for path in (PATH, TEXT):
-        request = generation(make(path, {"prompt": "a", "model": "m", "suffix": ""}))
+        request = decode_generation(make(path, {"prompt": "a", "model": "m", "suffix": ""}))
         assert request.stopping.max_tokens is None
         assert request.suffix is None
 
@@ -464,11 +486,13 @@ def test_a_completion_has_no_limit_of_its_own(make: Any) -> None:
         ({"echo": "yes"}, "echo"),
     ],
 )
-def test_completion_refused(make: Any, fields: dict[str, Any], message: str) -> None:
-    assert message in invalid(make(PATH, {"prompt": "a"} | fields))
+def test_invalid_completion_field_is_rejected(
+    make: Any, fields: dict[str, Any], message: str
+) -> None:
+    assert message in decode_invalid_parameter(make(PATH, {"prompt": "a"} | fields))
 
 
-def test_what_openais_completion_client_sends(make: Any) -> None:
+def test_openai_completion_client_request_is_decoded(make: Any) -> None:
     body = {
         "model": "mock",
         "prompt": ["hi"],
@@ -482,7 +506,7 @@ def test_what_openais_completion_client_sends(make: Any) -> None:
         "seed": None,
         "best_of": 1,
     }
-    request = generation(make(TEXT, body))
+    request = decode_generation(make(TEXT, body))
     assert request.prompts == ("hi",)
     assert request.best_of == 1
 
@@ -490,7 +514,7 @@ def test_what_openais_completion_client_sends(make: Any) -> None:
 # --- embeddings -----------------------------------------------------------------------------------
 
 
-def test_embeddings(make: Any) -> None:
+def test_embedding_request_is_decoded(make: Any) -> None:
     request = Databricks().decode_request(make(PATH, {"input": ["a b", "c"], "instruction": "q: "}))
     assert isinstance(request, EmbeddingRequest)
     assert (request.model, request.inputs) == ("mock", ("a b", "c"))
@@ -498,7 +522,7 @@ def test_embeddings(make: Any) -> None:
     assert request.encoding == "float"
 
 
-def test_embeddings_of_openais_client(make: Any) -> None:
+def test_openai_embedding_request_is_decoded(make: Any) -> None:
     body = {"model": "gte", "input": "a", "encoding_format": "base64"}
     request = Databricks().decode_request(make(EMBED, body))
     assert isinstance(request, EmbeddingRequest)
@@ -506,8 +530,8 @@ def test_embeddings_of_openais_client(make: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [[1, 2], [[1]], [], "", None, 5])
-def test_embedding_refused(make: Any, given: Any) -> None:
-    assert "input" in invalid(make(PATH, {"input": given}))
+def test_invalid_embedding_input_is_rejected(make: Any, given: Any) -> None:
+    assert "input" in decode_invalid_parameter(make(PATH, {"input": given}))
 
 
 # --- who is asked ---------------------------------------------------------------------------------
@@ -516,24 +540,28 @@ def test_embedding_refused(make: Any, given: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "model"),
     [
-        (PATH, chat(), "mock"),
-        (PATH, chat(model="other"), "mock"),
-        ("/serving-endpoints/org%2Fm1/invocations", chat(), "org/m1"),
-        (CHAT, chat(model="ep1"), "ep1"),
-        ("/ai-gateway/mlflow/v1/chat/completions", chat(model="system.ai.x"), "system.ai.x"),
+        (PATH, build_chat_body(), "mock"),
+        (PATH, build_chat_body(model="other"), "mock"),
+        ("/serving-endpoints/org%2Fm1/invocations", build_chat_body(), "org/m1"),
+        (CHAT, build_chat_body(model="ep1"), "ep1"),
+        (
+            "/ai-gateway/mlflow/v1/chat/completions",
+            build_chat_body(model="system.ai.x"),
+            "system.ai.x",
+        ),
         ("/ai-gateway/mlflow/v1/completions", {"model": "m", "prompt": "a"}, "m"),
         ("/ai-gateway/mlflow/v1/embeddings", {"model": "m", "input": "a"}, "m"),
     ],
 )
-def test_the_model(make: Any, path: str, body: Any, model: str) -> None:
+def test_model_is_read_from_path_or_body(make: Any, path: str, body: Any, model: str) -> None:
     call = make(path, body)
     assert Databricks().read_routing_info(call).model == model
     assert Databricks().decode_request(call).model == model
 
 
-def test_the_model_is_needed_where_the_path_does_not_say(make: Any) -> None:
-    assert "model" in invalid(make(CHAT, chat()))
-    assert "model" in invalid(make(CHAT, chat(model="")))
+def test_model_field_is_required_on_openai_paths(make: Any) -> None:
+    assert "model" in decode_invalid_parameter(make(CHAT, build_chat_body()))
+    assert "model" in decode_invalid_parameter(make(CHAT, build_chat_body(model="")))
 
 
 # --- what is a rule of the model's ----------------------------------------------------------------
@@ -547,14 +575,14 @@ ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
 @pytest.mark.parametrize(
     ("model", "body", "said"),
     [
-        (PAID, chat(n=2), ONE),
+        (PAID, build_chat_body(n=2), ONE),
         (PAID, {"prompt": "a", "n": 2}, ONE),
-        (PAID, chat(extra_params={"n": "2"}), ONE),
-        (PAID, chat(n=1), ""),
-        (PAID, chat(n=None), ""),
+        (PAID, build_chat_body(extra_params={"n": "2"}), ONE),
+        (PAID, build_chat_body(n=1), ""),
+        (PAID, build_chat_body(n=None), ""),
         (PAID, {"prompt": "a", "error_behavior": "truncate"}, ""),
         (PAID, {"input": "a"}, ""),
-        (PROVISIONED, chat(n=2), ""),
+        (PROVISIONED, build_chat_body(n=2), ""),
         (PROVISIONED, {"prompt": "a", "error_behavior": "truncate"}, ONLY_THERE),
         (PROVISIONED, {"prompt": "a", "error_behavior": "error"}, ONLY_THERE),
         (PROVISIONED, {"prompt": "a", "extra_params": {"error_behavior": "error"}}, ONLY_THERE),
@@ -562,7 +590,9 @@ ONLY_THERE = "error_behavior is accepted by pay-per-token endpoints only"
         (PROVISIONED, {"input": "a"}, ""),
     ],
 )
-def test_what_a_model_takes(make: Any, model: ModelInfo, body: Any, said: str) -> None:
+def test_pay_per_token_models_limit_n_and_error_behavior(
+    make: Any, model: ModelInfo, body: Any, said: str
+) -> None:
     call = make(PATH, body)
     if not said:
         Databricks().decode_request(call, model)

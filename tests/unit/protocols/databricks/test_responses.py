@@ -34,23 +34,23 @@ HELLO: list[Event] = [
 ]  # fmt: skip
 
 
-def encoder(
+def create_encoder(
     make: Any, about: ResponseContext, *, dialect: Databricks = DIALECT, **body: Any
 ) -> ResponseEncoder:
     call = make(PATH, body)
     return dialect.create_encoder(call, dialect.decode_request(call), about)
 
 
-def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
+def encode_unary_body(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
     fold = ResponseAccumulator()
     fold.add(events)
     return of.encode_unary(fold.result()).body
 
 
-def test_a_chat(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, messages=HI)
+def test_unary_chat_response(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, messages=HI)
     assert ("served-model-name", "m-a") in of.headers()
-    assert whole(of, HELLO) == (
+    assert encode_unary_body(of, HELLO) == (
         b'{"id":"chatcmpl-r1","object":"chat.completion","created":1716825108,'
         b'"model":"llama-3-8b","choices":[{"index":0,"message":{"role":"assistant",'
         b'"content":"Hello world!"},"finish_reason":"stop"}],'
@@ -58,7 +58,7 @@ def test_a_chat(make: Any, about: ResponseContext) -> None:
     )
 
 
-def test_calls(make: Any, about: ResponseContext) -> None:
+def test_unary_response_with_tool_calls(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
         ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, '{"x":1}'), ChoiceEnd("tool_calls"),
         StreamEnd()
@@ -67,15 +67,17 @@ def test_calls(make: Any, about: ResponseContext) -> None:
         b'"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c1",'
         b'"type":"function","function":{"name":"f","arguments":"{\\"x\\":1}"}}]},'
         b'"finish_reason":"tool_calls"'
-    ) in whole(encoder(make, about, messages=HI), events)
+    ) in encode_unary_body(create_encoder(make, about, messages=HI), events)
 
 
-def test_thoughts_and_logprobs(make: Any, about: ResponseContext) -> None:
+def test_unary_response_with_reasoning_and_logprobs(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
         ReasoningDelta("hm"), TextDelta("Hi", logprobs=(TokenLogprob("Hi", -0.5),)),
         ChoiceEnd("length"), StreamEnd()
     ]  # fmt: skip
-    body = msgspec.json.decode(whole(encoder(make, about, messages=HI, logprobs=True), events))
+    body = msgspec.json.decode(
+        encode_unary_body(create_encoder(make, about, messages=HI, logprobs=True), events)
+    )
     choice = body["choices"][0]
     assert choice["message"] == {
         "role": "assistant",
@@ -86,7 +88,7 @@ def test_thoughts_and_logprobs(make: Any, about: ResponseContext) -> None:
     assert choice["logprobs"]["content"][0]["logprob"] == -0.5
 
 
-def chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
+def format_chat_chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
     return (
         b'data: {"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1716825108,'
         b'"model":"llama-3-8b","choices":[{"index":0,"delta":' + delta + b',"finish_reason":'
@@ -95,35 +97,39 @@ def chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
 
 
 USAGE = b',"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}'
-FIRST = chunk(b'{"role":"assistant","content":""}')
+FIRST = format_chat_chunk(b'{"role":"assistant","content":""}')
 
 
-def test_a_stream_tells_usage_in_its_last_chunk(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, messages=HI, stream=True)
+def test_stream_has_usage_in_its_last_chunk(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, messages=HI, stream=True)
     assert of.content_type == "text/event-stream; charset=utf-8"
     assert b"".join(of.encode_events([event]) for event in HELLO) == (
         FIRST
-        + chunk(b'{"content":"Hello"}')
-        + chunk(b'{"content":" world"}')
-        + chunk(b'{"content":"!"}')
-        + chunk(b"{}", b'"stop"', USAGE)
+        + format_chat_chunk(b'{"content":"Hello"}')
+        + format_chat_chunk(b'{"content":" world"}')
+        + format_chat_chunk(b'{"content":"!"}')
+        + format_chat_chunk(b"{}", b'"stop"', USAGE)
         + b"data: [DONE]\n\n"
     )
 
 
-def test_a_stream_tells_usage_as_it_was_asked_to(make: Any, about: ResponseContext) -> None:
+def test_include_usage_option_controls_usage_in_a_stream(make: Any, about: ResponseContext) -> None:
     options = {"include_usage": True}
-    of = encoder(make, about, messages=HI, stream=True, stream_options=options)
+    of = create_encoder(make, about, messages=HI, stream=True, stream_options=options)
     lines = of.encode_events(HELLO).split(b"\n\n")
     assert all(b'"usage":null' in line for line in lines[:5])
     assert b'"choices":[]' + USAGE in lines[5]
     assert lines[6:] == [b"data: [DONE]", b""]
-    silent = encoder(make, about, messages=HI, stream=True, stream_options={"include_usage": False})
+    silent = create_encoder(
+        make, about, messages=HI, stream=True, stream_options={"include_usage": False}
+    )
     assert b"usage" not in silent.encode_events(HELLO)
 
 
-def test_nothing_but_data_in_a_stream(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, messages=HI, stream=True, n=2)
+def test_stream_has_only_data_lines_and_one_role_per_choice(
+    make: Any, about: ResponseContext
+) -> None:
+    of = create_encoder(make, about, messages=HI, stream=True, n=2)
     events: list[Event] = [
         TextDelta("a", 0), TextDelta("b", 1), ReasoningDelta("c", 0),
         ToolCallStart(1, 0, "c1", "f"), ChoiceEnd("eos", 0),
@@ -135,10 +141,8 @@ def test_nothing_but_data_in_a_stream(make: Any, about: ResponseContext) -> None
     assert data.count(b'"usage"') == 1
 
 
-def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(
-    make: Any, about: ResponseContext
-) -> None:
-    of = encoder(make, about, messages=HI, stream=True)
+def test_stream_error_has_the_openai_error_shape(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, messages=HI, stream=True)
     of.encode_events(HELLO[:2])
     data = of.encode_error_event(StreamBroken("the worker's answer stopped before its end"))
     assert data.startswith(b'data: {"error":{"message":"the worker')
@@ -147,13 +151,13 @@ def test_an_error_in_a_stream_has_the_shape_that_clients_raise_on(
     assert set(error) == {"message", "type", "param", "code"}
 
 
-def test_completions(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, prompt=["a", "b"])
+def test_unary_completion_response(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, prompt=["a", "b"])
     events: list[Event] = [
         TextDelta("x", 0), ChoiceEnd("eos", 0), TextDelta("y", 1), ChoiceEnd("length", 1),
         Usage(2, 2), StreamEnd()
     ]  # fmt: skip
-    assert whole(of, events) == (
+    assert encode_unary_body(of, events) == (
         b'{"id":"cmpl-r1","object":"text_completion","created":1716825108,"model":"llama-3-8b",'
         b'"choices":[{"index":0,"text":"x","finish_reason":"stop"},'
         b'{"index":1,"text":"y","finish_reason":"length"}],'
@@ -169,18 +173,20 @@ TWICE: list[Event] = [
 
 
 @pytest.mark.parametrize(("by", "indexes"), [("flat", [0, 1, 2, 3]), ("prompt", [0, 0, 1, 1])])
-def test_what_an_index_counts(
+def test_completion_index_option_numbers_choices_or_prompts(
     make: Any, about: ResponseContext, by: Any, indexes: list[int]
 ) -> None:
     dialect = Databricks(completion_index=by)
     asked: dict[str, Any] = {"prompt": ["a", "b"], "n": 2}
 
-    body = msgspec.json.decode(whole(encoder(make, about, dialect=dialect, **asked), TWICE))
+    body = msgspec.json.decode(
+        encode_unary_body(create_encoder(make, about, dialect=dialect, **asked), TWICE)
+    )
     assert [(one["index"], one["text"]) for one in body["choices"]] == list(
         zip(indexes, "wxyz", strict=True)
     )
 
-    stream = encoder(make, about, dialect=dialect, **asked, stream=True).encode_events(TWICE)
+    stream = create_encoder(make, about, dialect=dialect, **asked, stream=True).encode_events(TWICE)
     chunks = [msgspec.json.decode(one[6:]) for one in stream.split(b"\n\n")[:-2]]
     choices = [one["choices"][0] for one in chunks]
     assert [one["index"] for one in choices if one["text"]] == indexes
@@ -188,7 +194,7 @@ def test_what_an_index_counts(
     assert chunks[-1]["usage"]["completion_tokens"] == 4
 
 
-def test_an_index_of_a_conversation_is_its_choices(make: Any, about: ResponseContext) -> None:
+def test_chat_index_numbers_the_choices(make: Any, about: ResponseContext) -> None:
     dialect = Databricks(completion_index="prompt")
     events: list[Event] = [
         TextDelta("a", 0),
@@ -198,20 +204,20 @@ def test_an_index_of_a_conversation_is_its_choices(make: Any, about: ResponseCon
         StreamEnd(),
     ]
     body = msgspec.json.decode(
-        whole(encoder(make, about, dialect=dialect, messages=HI, n=2), events)
+        encode_unary_body(create_encoder(make, about, dialect=dialect, messages=HI, n=2), events)
     )
     assert [one["index"] for one in body["choices"]] == [0, 1]
 
 
-def test_echo_comes_first_and_suffix_last(make: Any, about: ResponseContext) -> None:
+def test_echo_precedes_and_suffix_follows_the_text(make: Any, about: ResponseContext) -> None:
     """The gateway puts both around the backend's events; here they are only written."""
     events: list[Event] = [
         PromptEcho(0, "a"), TextDelta("Hi"), TextDelta("<e>", tokens=0), ChoiceEnd("eos"),
         Usage(1, 1), StreamEnd()
     ]  # fmt: skip
     said: dict[str, Any] = {"prompt": "a", "echo": True, "suffix": "<e>"}
-    assert b'"text":"aHi<e>"' in whole(encoder(make, about, **said), events)
-    chunks = encoder(make, about, **said, stream=True).encode_events(events).split(b"\n\n")
+    assert b'"text":"aHi<e>"' in encode_unary_body(create_encoder(make, about, **said), events)
+    chunks = create_encoder(make, about, **said, stream=True).encode_events(events).split(b"\n\n")
     texts = [msgspec.json.decode(c[6:])["choices"][0]["text"] for c in chunks[:-2]]
     assert texts == ["a", "Hi", "<e>", ""]
 
@@ -219,17 +225,19 @@ def test_echo_comes_first_and_suffix_last(make: Any, about: ResponseContext) -> 
 VECTORS: list[Event] = [Embedding(0, (3.0, 0.5)), Embedding(1, (1.0, -0.25)), Usage(3), StreamEnd()]
 
 
-def test_embeddings(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, input=["a b", "c"])
+def test_embeddings_response(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, input=["a b", "c"])
     assert of.headers() == (("served-model-name", "m-a"),)
     assert of.encode_events(VECTORS) == b""
-    assert whole(of, VECTORS) == (
+    assert encode_unary_body(of, VECTORS) == (
         b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[3.0,0.5]},'
         b'{"object":"embedding","index":1,"embedding":[1.0,-0.25]}],"model":"llama-3-8b",'
         b'"usage":{"prompt_tokens":3,"total_tokens":3},"id":"embd-r1"}'
     )
 
 
-def test_embeddings_in_base64(make: Any, about: ResponseContext) -> None:
-    body = whole(encoder(make, about, input="a", encoding_format="base64"), VECTORS)
+def test_base64_embeddings_response(make: Any, about: ResponseContext) -> None:
+    body = encode_unary_body(
+        create_encoder(make, about, input="a", encoding_format="base64"), VECTORS
+    )
     assert msgspec.json.decode(body)["data"][0]["embedding"] == "AABAQAAAAD8="

@@ -38,16 +38,16 @@ HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "ep", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     fields = {"prompts": ("a b",), "templating": PromptOptions(mode="server"), **fields}
     return GenerationRequest(model="ep", kind="completion", **fields)
 
 
-def sent(request: Request, **options: Any) -> Any:
+def encode_body(request: Request, **options: Any) -> Any:
     """The body, less the messages or the prompt where they are the plain ones."""
     wire = Databricks(**options).encode_request(request)
     assert (wire.method, wire.path) == ("POST", "/serving-endpoints/ep/invocations")
@@ -59,27 +59,31 @@ def sent(request: Request, **options: Any) -> Any:
     return body
 
 
-def lost(request: Request, **options: Any) -> set[tuple[str, str]]:
+def list_unsupported_parameters(request: Request, **options: Any) -> set[tuple[str, str]]:
     """Where and how."""
     found = Databricks(**options).unsupported_parameters(request, {})
     return {(loss.path or loss.field, loss.reason) for loss in found}
 
 
-def test_silence_is_never_left_to_the_endpoint() -> None:
+def test_stream_field_is_always_sent() -> None:
     """It streams, or does not, as it likes."""
-    body = json.loads(Databricks().encode_request(chat()).body)
+    body = json.loads(Databricks().encode_request(make_chat()).body)
     assert body == {"messages": HI, "stream": False}
-    body = json.loads(Databricks().encode_request(chat(stream=True)).body)
+    body = json.loads(Databricks().encode_request(make_chat(stream=True)).body)
     assert body == {"messages": HI, "stream": True}
-    assert "stream" not in sent(EmbeddingRequest(model="ep", inputs=("a",)))
+    assert "stream" not in encode_body(EmbeddingRequest(model="ep", inputs=("a",)))
 
 
 Lost = set[tuple[str, str]]
 TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
-    (chat(), {}, set()),
-    (chat(stream=True, response_options=ResponseOptions(usage="each")), {"stream": True}, set()),
+    (make_chat(), {}, set()),
     (
-        chat(
+        make_chat(stream=True, response_options=ResponseOptions(usage="each")),
+        {"stream": True},
+        set(),
+    ),
+    (
+        make_chat(
             sampling=SamplingParams(temperature=2.0, top_p=1.0, top_k=5),
             stopping=StopConditions(max_tokens=5, stop=("a", "b", "c", "d", "e")),
             n=2,
@@ -87,31 +91,47 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
             output=JsonObjectFormat(),
         ),
         {
-            "temperature": 2.0, "top_p": 1.0, "top_k": 5, "max_tokens": 5,
-            "stop": ["a", "b", "c", "d", "e"], "n": 2, "logprobs": True, "top_logprobs": 2,
+            "temperature": 2.0,
+            "top_p": 1.0,
+            "top_k": 5,
+            "max_tokens": 5,
+            "stop": ["a", "b", "c", "d", "e"],
+            "n": 2,
+            "logprobs": True,
+            "top_logprobs": 2,
             "response_format": {"type": "json_object"},
         },
         set(),
     ),
     (
-        chat(stopping=StopConditions(max_tokens=5),
-             provided_fields=frozenset({"max_completion_tokens"})),
+        make_chat(
+            stopping=StopConditions(max_tokens=5),
+            provided_fields=frozenset({"max_completion_tokens"}),
+        ),
         {"max_tokens": 5},
         set(),
     ),
     (
-        chat(sampling=SamplingParams(temperature=3.0, top_p=0.0),
-             stopping=StopConditions(max_tokens=0)),
+        make_chat(
+            sampling=SamplingParams(temperature=3.0, top_p=0.0),
+            stopping=StopConditions(max_tokens=0),
+        ),
         {"temperature": 2.0, "top_p": 1e-6, "max_tokens": 1},
-        {("sampling.temperature", "clamped"), ("sampling.top_p", "clamped"),
-         ("stopping.max_tokens", "clamped")},
+        {
+            ("sampling.temperature", "clamped"),
+            ("sampling.top_p", "clamped"),
+            ("stopping.max_tokens", "clamped"),
+        },
     ),
-    (chat(sampling=SamplingParams(do_sample=False)), {"temperature": 0.0}, set()),
-    (chat(logprobs=LogprobsOptions(30)), {"logprobs": True, "top_logprobs": 20},
-     {("logprobs.top", "clamped")}),
-    (chat(output=RegexFormat("a")), {}, {("output", "dropped")}),
+    (make_chat(sampling=SamplingParams(do_sample=False)), {"temperature": 0.0}, set()),
     (
-        chat(
+        make_chat(logprobs=LogprobsOptions(30)),
+        {"logprobs": True, "top_logprobs": 20},
+        {("logprobs.top", "clamped")},
+    ),
+    (make_chat(output=RegexFormat("a")), {}, {("output", "dropped")}),
+    (
+        make_chat(
             sampling=SamplingParams(
                 seed=1, presence_penalty=1.0, min_p=0.1, logit_bias={1: 1.0}, beam_width=2
             ),
@@ -122,77 +142,117 @@ TABLE: list[tuple[GenerationRequest, dict[str, Any], Lost]] = [
             tools=(Tool("f"),),
         ),
         {"tools": [TOOL]},
-        {(path, "dropped") for path in (
-            "sampling.seed", "sampling.presence_penalty", "sampling.min_p", "sampling.logit_bias",
-            "sampling.beam_width", "stopping.ignore_eos", "stopping.overflow",
-            "templating.arguments", "best_of", "parallel_tools")},
+        {
+            (path, "dropped")
+            for path in (
+                "sampling.seed",
+                "sampling.presence_penalty",
+                "sampling.min_p",
+                "sampling.logit_bias",
+                "sampling.beam_width",
+                "stopping.ignore_eos",
+                "stopping.overflow",
+                "templating.arguments",
+                "best_of",
+                "parallel_tools",
+            )
+        },
     ),
-    (chat(stopping=StopConditions(overflow="error")), {}, set()),
-    (chat(labels={"user": "u", "metadata.a": "b"}), {}, set()),
-    (chat(labels={"usage_context.team": "a"}), {"usage_context": {"team": "a"}}, set()),
-    (chat(client_id="c"), {}, set()),
-    (chat(client_id="c", source="databricks"), {"client_request_id": "c"}, set()),
+    (make_chat(stopping=StopConditions(overflow="error")), {}, set()),
+    (make_chat(labels={"user": "u", "metadata.a": "b"}), {}, set()),
+    (make_chat(labels={"usage_context.team": "a"}), {"usage_context": {"team": "a"}}, set()),
+    (make_chat(client_id="c"), {}, set()),
+    (make_chat(client_id="c", source="databricks"), {"client_request_id": "c"}, set()),
     # tools
-    (chat(tools=(Tool("f"),), tool_choice=NamedTool("f")), {"tools": [TOOL], "tool_choice": TOOL},
-     set()),
     (
-        chat(tools=(Tool("f"), Tool("g")), tool_choice=AllowedTools("required", ("f",))),
+        make_chat(tools=(Tool("f"),), tool_choice=NamedTool("f")),
+        {"tools": [TOOL], "tool_choice": TOOL},
+        set(),
+    ),
+    (
+        make_chat(tools=(Tool("f"), Tool("g")), tool_choice=AllowedTools("required", ("f",))),
         {"tools": [TOOL], "tool_choice": "required"},
         set(),
     ),
     # reasoning
-    (chat(reasoning=ReasoningOptions(effort="low")), {"reasoning_effort": "low"}, set()),
-    (chat(reasoning=ReasoningOptions(effort="minimal")), {"reasoning_effort": "low"},
-     {("reasoning.effort", "clamped")}),
-    (chat(reasoning=ReasoningOptions(effort="xhigh")), {"reasoning_effort": "high"},
-     {("reasoning.effort", "clamped")}),
-    (chat(reasoning=ReasoningOptions(effort="none", summary="auto")), {},
-     {("reasoning.effort", "dropped"), ("reasoning.summary", "dropped")}),
-    (chat(reasoning=ReasoningOptions(budget=9, include=True)),
-     {"thinking": {"type": "enabled", "budget_tokens": 9}}, set()),
-    (chat(reasoning=ReasoningOptions(budget=0)), {"thinking": {"type": "disabled"}}, set()),
-    (chat(reasoning=ReasoningOptions(include=True)), {}, set()),
-    (chat(reasoning=ReasoningOptions(include=False)), {"thinking": {"type": "disabled"}},
-     {("reasoning.include", "approximated")}),
-    (chat(reasoning=ReasoningOptions(include=False), source="databricks"),
-     {"thinking": {"type": "disabled"}}, set()),
+    (make_chat(reasoning=ReasoningOptions(effort="low")), {"reasoning_effort": "low"}, set()),
+    (
+        make_chat(reasoning=ReasoningOptions(effort="minimal")),
+        {"reasoning_effort": "low"},
+        {("reasoning.effort", "clamped")},
+    ),
+    (
+        make_chat(reasoning=ReasoningOptions(effort="xhigh")),
+        {"reasoning_effort": "high"},
+        {("reasoning.effort", "clamped")},
+    ),
+    (
+        make_chat(reasoning=ReasoningOptions(effort="none", summary="auto")),
+        {},
+        {("reasoning.effort", "dropped"), ("reasoning.summary", "dropped")},
+    ),
+    (
+        make_chat(reasoning=ReasoningOptions(budget=9, include=True)),
+        {"thinking": {"type": "enabled", "budget_tokens": 9}},
+        set(),
+    ),
+    (make_chat(reasoning=ReasoningOptions(budget=0)), {"thinking": {"type": "disabled"}}, set()),
+    (make_chat(reasoning=ReasoningOptions(include=True)), {}, set()),
+    (
+        make_chat(reasoning=ReasoningOptions(include=False)),
+        {"thinking": {"type": "disabled"}},
+        {("reasoning.include", "approximated")},
+    ),
+    (
+        make_chat(reasoning=ReasoningOptions(include=False), source="databricks"),
+        {"thinking": {"type": "disabled"}},
+        set(),
+    ),
     # completions
-    (text(), {}, set()),
-    (text(templating=PromptOptions(mode="raw")), {"use_raw_prompt": True}, set()),
-    (text(prompts=("a", "b")), {"prompt": ["a", "b"]}, set()),
-    (text(n=1), {}, set()),
-    (text(n=2), {}, {("n", "dropped")}),
-    (text(echo=True, suffix="."), {"echo": True, "suffix": "."}, set()),
-    (text(logprobs=LogprobsOptions()), {}, {("logprobs.top", "dropped")}),
-    (text(insert_before="z"), {}, {("insert_before", "dropped")}),
-    (text(stopping=StopConditions(overflow="truncate")), {}, {("stopping.overflow", "dropped")}),
-    (text(reasoning=ReasoningOptions(effort="low")), {}, {("reasoning.effort", "dropped")}),
-    (text(output=JsonObjectFormat()), {}, {("output", "dropped")}),
-]  # fmt: skip
+    (make_completion(), {}, set()),
+    (make_completion(templating=PromptOptions(mode="raw")), {"use_raw_prompt": True}, set()),
+    (make_completion(prompts=("a", "b")), {"prompt": ["a", "b"]}, set()),
+    (make_completion(n=1), {}, set()),
+    (make_completion(n=2), {}, {("n", "dropped")}),
+    (make_completion(echo=True, suffix="."), {"echo": True, "suffix": "."}, set()),
+    (make_completion(logprobs=LogprobsOptions()), {}, {("logprobs.top", "dropped")}),
+    (make_completion(insert_before="z"), {}, {("insert_before", "dropped")}),
+    (
+        make_completion(stopping=StopConditions(overflow="truncate")),
+        {},
+        {("stopping.overflow", "dropped")},
+    ),
+    (
+        make_completion(reasoning=ReasoningOptions(effort="low")),
+        {},
+        {("reasoning.effort", "dropped")},
+    ),
+    (make_completion(output=JsonObjectFormat()), {}, {("output", "dropped")}),
+]
 
 
 @pytest.mark.parametrize(("request_", "body", "losses"), TABLE)
-def test_what_an_endpoint_is_asked(
+def test_parameters_are_encoded_and_losses_reported(
     request_: GenerationRequest, body: dict[str, Any], losses: Lost
 ) -> None:
-    assert sent(request_) == body
-    assert lost(request_) == losses
+    assert encode_body(request_) == body
+    assert list_unsupported_parameters(request_) == losses
 
 
-def test_pay_per_token_gives_one_answer_at_a_time_and_can_truncate() -> None:
-    several = chat(n=2)
-    assert sent(several, pay_per_token=True) == {}
-    assert lost(several, pay_per_token=True) == {("n", "dropped")}
-    assert sent(chat(n=1), pay_per_token=True) == {"n": 1}
-    cut = text(stopping=StopConditions(overflow="truncate"))
-    assert sent(cut, pay_per_token=True) == {"error_behavior": "truncate"}
-    assert lost(cut, pay_per_token=True) == set()
-    assert lost(chat(stopping=cut.stopping), pay_per_token=True) == {
+def test_pay_per_token_drops_n_and_supports_truncation() -> None:
+    several = make_chat(n=2)
+    assert encode_body(several, pay_per_token=True) == {}
+    assert list_unsupported_parameters(several, pay_per_token=True) == {("n", "dropped")}
+    assert encode_body(make_chat(n=1), pay_per_token=True) == {"n": 1}
+    cut = make_completion(stopping=StopConditions(overflow="truncate"))
+    assert encode_body(cut, pay_per_token=True) == {"error_behavior": "truncate"}
+    assert list_unsupported_parameters(cut, pay_per_token=True) == set()
+    assert list_unsupported_parameters(make_chat(stopping=cut.stopping), pay_per_token=True) == {
         ("stopping.overflow", "dropped")
     }
 
 
-BESIDE = chat(
+BESIDE = make_chat(
     sampling=SamplingParams(seed=2**64 - 1, presence_penalty=1.0, bad_words=("x", "y")),
     stopping=StopConditions(ignore_eos=True),
     tools=(Tool("f"),),
@@ -207,27 +267,29 @@ EXTRA = {
 }
 
 
-def test_what_the_reference_does_not_name_is_sent_aside() -> None:
-    assert sent(BESIDE, extra_params=True) == {"tools": [TOOL], "extra_params": EXTRA}
-    assert lost(BESIDE, extra_params=True) == set()
+def test_undocumented_parameters_are_sent_in_extra_params() -> None:
+    assert encode_body(BESIDE, extra_params=True) == {"tools": [TOOL], "extra_params": EXTRA}
+    assert list_unsupported_parameters(BESIDE, extra_params=True) == set()
 
 
-def test_what_this_dialects_own_clients_send_beside_goes_along() -> None:
+def test_extra_fields_of_databricks_clients_are_forwarded() -> None:
     raws = {"safe_mode": Raw(b"true"), "note": Raw(b'"n"'), "cache_salt": Raw(b'"s"')}
-    own = chat(
+    own = make_chat(
         sampling=SamplingParams(min_p=0.5),
         stopping=StopConditions(),
         extra=raws,
         source="databricks",
     )
-    assert sent(own) == {"extra_params": {"min_p": "0.5", "note": "n", "safe_mode": "true"}}
-    assert lost(own) == {("cache_salt", "dropped")}
-    other = chat(extra=raws, source="other")
-    assert sent(other, extra_params=True) == {}
-    assert lost(other, extra_params=True) == {(name, "dropped") for name in raws}
+    assert encode_body(own) == {"extra_params": {"min_p": "0.5", "note": "n", "safe_mode": "true"}}
+    assert list_unsupported_parameters(own) == {("cache_salt", "dropped")}
+    other = make_chat(extra=raws, source="other")
+    assert encode_body(other, extra_params=True) == {}
+    assert list_unsupported_parameters(other, extra_params=True) == {
+        (name, "dropped") for name in raws
+    }
 
 
-def test_what_was_read_is_written_again(make: Any) -> None:
+def test_decoded_request_is_encoded_to_the_same_body(make: Any) -> None:
     body = {
         "messages": HI,
         "max_tokens": 5,
@@ -249,7 +311,7 @@ def test_what_was_read_is_written_again(make: Any) -> None:
     assert dialect.unsupported_parameters(request, {}) == ()
 
 
-def test_conversations_are_written() -> None:
+def test_chat_messages_are_encoded() -> None:
     call = ToolCall("c1", "f", "{}")
     messages = (
         Message("developer", (TextPart("a"), TextPart("b")), name="d"),
@@ -258,9 +320,9 @@ def test_conversations_are_written() -> None:
         Message("tool", (TextPart("42"),), tool_call_id="c1"),
         Message("assistant", (RefusalPart("no"), TextPart("well"))),
     )
-    request = chat(messages=messages)
+    request = make_chat(messages=messages)
     function = {"name": "f", "arguments": "{}"}
-    assert sent(request)["messages"] == [
+    assert encode_body(request)["messages"] == [
         {"role": "system", "content": "ab"},
         {"role": "user", "name": "u", "content": [
             {"type": "text", "text": "see"},
@@ -275,23 +337,23 @@ def test_conversations_are_written() -> None:
         "names",
         "earlier reasoning",
     ]
-    said = chat(messages=(Message("assistant", (TextPart("so"),), tool_calls=(call,)),))
-    assert sent(said)["messages"][0]["content"] == "so"
+    said = make_chat(messages=(Message("assistant", (TextPart("so"),), tool_calls=(call,)),))
+    assert encode_body(said)["messages"][0]["content"] == "so"
 
 
-def test_there_are_no_more_tools_than_may_be_and_the_chosen_one_is_among_them() -> None:
+def test_tools_are_limited_to_32_and_include_the_chosen_one() -> None:
     tools = tuple(Tool(f"t{i}") for i in range(33))
     for choice, first in ((NamedTool("t32"), "t32"), ("auto", "t0"), (None, "t0")):
-        request = chat(tools=tools, tool_choice=choice)
-        names = [tool["function"]["name"] for tool in sent(request)["tools"]]
+        request = make_chat(tools=tools, tool_choice=choice)
+        names = [tool["function"]["name"] for tool in encode_body(request)["tools"]]
         assert (len(names), names[0]) == (32, first)
         assert Databricks().unsupported_parameters(request, {}) == (
             UnsupportedParameter("tools", "clamped", "33 to 32", "tools"),
         )
-    few = chat(tools=tools, tool_choice=AllowedTools("auto", ("t32",)))
-    assert [tool["function"]["name"] for tool in sent(few)["tools"]] == ["t32"]
-    assert lost(few) == set()
-    assert lost(chat(tools=tools[:32])) == set()
+    few = make_chat(tools=tools, tool_choice=AllowedTools("auto", ("t32",)))
+    assert [tool["function"]["name"] for tool in encode_body(few)["tools"]] == ["t32"]
+    assert list_unsupported_parameters(few) == set()
+    assert list_unsupported_parameters(make_chat(tools=tools[:32])) == set()
 
 
 @pytest.mark.parametrize(
@@ -319,19 +381,21 @@ def test_there_are_no_more_tools_than_may_be_and_the_chosen_one_is_among_them() 
         ),
     ],
 )  # fmt: skip
-def test_embeddings(request_: EmbeddingRequest, body: dict[str, Any], losses: Lost) -> None:
-    assert sent(request_) == body
-    assert lost(request_) == losses
+def test_embedding_request_is_encoded(
+    request_: EmbeddingRequest, body: dict[str, Any], losses: Lost
+) -> None:
+    assert encode_body(request_) == body
+    assert list_unsupported_parameters(request_) == losses
 
 
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
-        (text(prompts=("a", (1, 2))), "prompt"),
+        (make_completion(prompts=("a", (1, 2))), "prompt"),
         (EmbeddingRequest(model="ep", inputs=((1, 2),)), "input"),
     ],
 )
-def test_token_ids_are_no_text(request_: Request, param: str) -> None:
+def test_token_ids_raise_unsupported_feature(request_: Request, param: str) -> None:
     with pytest.raises(UnsupportedFeature) as caught:
         Databricks().encode_request(request_)
     assert caught.value.param == param
@@ -341,28 +405,30 @@ def test_token_ids_are_no_text(request_: Request, param: str) -> None:
     ("model", "segment"),
     [("gte-large", "gte-large"), ("a/b c?", "a%2Fb%20c%3F"), ("é", "%C3%A9"), ("..a", "..a")],
 )
-def test_a_name_is_one_segment(model: str, segment: str) -> None:
-    wire = Databricks().encode_request(chat(model=model))
+def test_model_name_is_one_escaped_path_segment(model: str, segment: str) -> None:
+    wire = Databricks().encode_request(make_chat(model=model))
     assert wire.path == f"/serving-endpoints/{segment}/invocations"
     assert b"model" not in wire.body
 
 
 @pytest.mark.parametrize("model", ["", ".", ".."])
-def test_a_name_that_would_lead_elsewhere(model: str) -> None:
+def test_model_name_that_is_no_path_segment_is_rejected(model: str) -> None:
     with pytest.raises(ModelNotFound):
-        Databricks().encode_request(chat(model=model))
+        Databricks().encode_request(make_chat(model=model))
 
 
-def test_losses_bear_the_clients_names() -> None:
+def test_losses_use_the_client_field_names() -> None:
     names = {"n": "choices", "sampling.seed": "random_seed"}
     assert set(
-        Databricks().unsupported_parameters(text(n=2, sampling=SamplingParams(seed=1)), names)
+        Databricks().unsupported_parameters(
+            make_completion(n=2, sampling=SamplingParams(seed=1)), names
+        )
     ) == {
         UnsupportedParameter("choices", "dropped", "those of one prompt have one index", "n"),
         UnsupportedParameter("random_seed", "dropped", path="sampling.seed"),
     }
 
 
-def test_the_probe() -> None:
+def test_health_check_requests_the_serving_endpoint_list() -> None:
     probe = Databricks().health_request
     assert (probe.method, probe.path, probe.body) == ("GET", "/api/2.0/serving-endpoints", b"")

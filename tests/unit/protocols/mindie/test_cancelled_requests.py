@@ -19,25 +19,25 @@ TALK = {
 }
 
 
-def decoded(sent: bytes) -> list[Any]:
+def decode_stream_events(sent: bytes) -> list[Any]:
     """The JSON of every event; the end of a stream of OpenAI's kind as it is."""
     blocks = [block.removeprefix(b"data:").strip() for block in sent.split(b"\n\n")[:-1]]
     return [block if block == b"[DONE]" else msgspec.json.decode(block) for block in blocks]
 
 
-def test_a_text_with_details_says_so(desk: Any) -> None:
+def test_cancelled_generate_stream_with_details_ends_with_stop_sequence(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(TEXT, {"text_input": "x", "parameters": {"details": True}})
     sent = one.stream(encoder, StreamStart(1), TextDelta("a"), TextDelta("b"))
 
-    first, last = decoded(sent + encoder.encode_error_event(GONE))
+    first, last = decode_stream_events(sent + encoder.encode_error_event(GONE))
 
     assert "finish_reason" not in first["details"]
     assert (last["text_output"], last["details"]["finish_reason"]) == ("b", "stop_sequence")
     assert last["details"]["generated_tokens"] == 2
 
 
-def test_a_text_without_details_just_ends(desk: Any) -> None:
+def test_cancelled_generate_stream_without_details_sends_nothing_more(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(TEXT, {"text_input": "x"})
     one.stream(encoder, TextDelta("a"))
@@ -46,19 +46,19 @@ def test_a_text_without_details_just_ends(desk: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/infer", "/generate_stream", "/"])
-def test_after_tgi_the_last_event_says_so(desk: Any, path: str) -> None:
+def test_cancelled_tgi_style_stream_ends_with_stop_sequence(desk: Any, path: str) -> None:
     one = desk(model="m")
     body = {"inputs": "x", "stream": True, "parameters": {"details": True}}
     encoder = one.encoder(path, body)
     one.stream(encoder, TextDelta("a"), TextDelta("b"))
 
-    [last] = decoded(encoder.encode_error_event(GONE))
+    [last] = decode_stream_events(encoder.encode_error_event(GONE))
 
     assert last["generated_text"] == "ab"
     assert last["details"]["finish_reason"] == "stop_sequence"
 
 
-def test_after_vllm_it_just_ends(desk: Any) -> None:
+def test_cancelled_vllm_style_stream_sends_nothing_more(desk: Any) -> None:
     one = desk(model="m")
     encoder = one.encoder("/generate", {"prompt": "x", "stream": True})
     one.stream(encoder, TextDelta("a"))
@@ -67,12 +67,14 @@ def test_after_vllm_it_just_ends(desk: Any) -> None:
 
 
 @pytest.mark.parametrize(("profile", "reason"), [("2x", "stop"), ("rc1", "stop_sequence")])
-def test_a_conversation_is_ended(desk: Any, profile: str, reason: str) -> None:
+def test_cancelled_chat_stream_ends_with_finish_reason_and_done(
+    desk: Any, profile: str, reason: str
+) -> None:
     one = desk(profile)
     encoder = one.encoder(CHAT, TALK)
     one.stream(encoder, StreamStart(4), TextDelta("a"))
 
-    last, done = decoded(encoder.encode_error_event(GONE))
+    last, done = decode_stream_events(encoder.encode_error_event(GONE))
 
     assert last["choices"][0]["finish_reason"] == reason
     assert done == b"[DONE]"
@@ -80,23 +82,23 @@ def test_a_conversation_is_ended(desk: Any, profile: str, reason: str) -> None:
         assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
 
 
-def test_every_choice_has_one_end(desk: Any) -> None:
+def test_cancelled_chat_stream_sends_one_finish_reason_per_choice(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, TALK | {"n": 2})
     one.stream(encoder, StreamStart(4), TextDelta("a"), ChoiceEnd("length"), TextDelta("b", 1))
 
-    *ends, done = decoded(encoder.encode_error_event(GONE))
+    *ends, done = decode_stream_events(encoder.encode_error_event(GONE))
 
     told = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"]) for end in ends]
     assert told == [(0, "length"), (1, "stop")]
     assert done == b"[DONE]"
 
 
-def test_half_a_call_of_a_tool_is_none(desk: Any) -> None:
+def test_cancelled_incomplete_tool_call_finishes_with_stop(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, TALK)
     one.stream(encoder, ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, '{"x'))
 
-    last, _ = decoded(encoder.encode_error_event(GONE))
+    last, _ = decode_stream_events(encoder.encode_error_event(GONE))
 
     assert last["choices"][0]["finish_reason"] == "stop"

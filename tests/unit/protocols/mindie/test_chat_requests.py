@@ -33,12 +33,12 @@ COLD = (
 )
 
 
-def says(**message: Any) -> dict[str, Any]:
+def build_message_body(**message: Any) -> dict[str, Any]:
     return {"messages": [message]}
 
 
-def calls(**changes: Any) -> dict[str, Any]:
-    return says(role="assistant", tool_calls=[CALL | changes])
+def build_tool_call_body(**changes: Any) -> dict[str, Any]:
+    return build_message_body(role="assistant", tool_calls=[CALL | changes])
 
 
 # --- what every conversation is refused for -------------------------------------------------------
@@ -54,47 +54,65 @@ SHAPE: tuple[tuple[Any, str], ...] = (
     ({"messages": [], "tools": [TOOL]}, "Request param messages is not arr or arr is empty"),
     ({"messages": ["x"]}, "Request param contains not role or role null"),
     (
-        says(role="bot", content="x"),
+        build_message_body(role="bot", content="x"),
         "Request param contains role must be system, assistant, user or tool",
     ),
-    (says(role="user"), "Request param contains not content or content null"),
-    (says(role="user", content=5), "The type of inputs is abnormal"),
-    (says(role="user", content=[{"image_url": None}]), "Request param image_url null"),
+    (build_message_body(role="user"), "Request param contains not content or content null"),
+    (build_message_body(role="user", content=5), "The type of inputs is abnormal"),
     (
-        says(role="user", content="") | {"tools": [TOOL]},
+        build_message_body(role="user", content=[{"image_url": None}]),
+        "Request param image_url null",
+    ),
+    (
+        build_message_body(role="user", content="") | {"tools": [TOOL]},
         "Request param content len should not be 0",
     ),
     (
-        says(role="tool", content="x"),
+        build_message_body(role="tool", content="x"),
         "Request param contains not tool_call_id or tool_call_id null while role is tool",
     ),
-    (says(role="tool", content="x", tool_call_id=5), "The type of tool_call_id is abnormal"),
     (
-        says(role="tool", content="x", tool_call_id=""),
+        build_message_body(role="tool", content="x", tool_call_id=5),
+        "The type of tool_call_id is abnormal",
+    ),
+    (
+        build_message_body(role="tool", content="x", tool_call_id=""),
         "Request param tool_call_id len should not be 0 while role is tool",
     ),
-    (says(role="assistant"), "Request param contains not content or content null"),
+    (build_message_body(role="assistant"), "Request param contains not content or content null"),
     (
-        says(role="assistant", content=5),
+        build_message_body(role="assistant", content=5),
         'Request param "content" arguments expected to be a string',
     ),
-    (says(role="assistant", content=""), 'Request param "content" should not be empty'),
-    (calls(id=None), "Tool call param contains no id."),
-    (calls(id=5), 'Tool call param "id" arguments expected to be a string'),
     (
-        calls(type="x"),
+        build_message_body(role="assistant", content=""),
+        'Request param "content" should not be empty',
+    ),
+    (build_tool_call_body(id=None), "Tool call param contains no id."),
+    (build_tool_call_body(id=5), 'Tool call param "id" arguments expected to be a string'),
+    (
+        build_tool_call_body(type="x"),
         "The type of the tool. Currently, only function is supported.",
     ),
-    (calls(function=5), "Tool call param contains no function that the model called."),
-    (calls(function={}), "Tool call param contains no function name"),
-    (calls(function={"name": 5}), "Tool call param function name expected to be a string"),
-    (calls(function={"name": "a b"}), NO_NAME + "a b"),
-    (calls(function={"name": "f"}), "Tool call param contains no function arguments"),
     (
-        calls(function={"name": "f", "arguments": {}}),
+        build_tool_call_body(function=5),
+        "Tool call param contains no function that the model called.",
+    ),
+    (build_tool_call_body(function={}), "Tool call param contains no function name"),
+    (
+        build_tool_call_body(function={"name": 5}),
+        "Tool call param function name expected to be a string",
+    ),
+    (build_tool_call_body(function={"name": "a b"}), NO_NAME + "a b"),
+    (
+        build_tool_call_body(function={"name": "f"}),
+        "Tool call param contains no function arguments",
+    ),
+    (
+        build_tool_call_body(function={"name": "f", "arguments": {}}),
         "Tool call param function arguments expected to be a string",
     ),
-    (says(role="assistant", tool_calls=5), "Tool call param contains no id."),
+    (build_message_body(role="assistant", tool_calls=5), "Tool call param contains no id."),
 )
 PARAMETERS: tuple[tuple[Any, str], ...] = (
     ({"ignore_eos": 1}, "ignore_eos must be boolean type."),
@@ -232,17 +250,17 @@ SCHEMAS: tuple[tuple[Any, str], ...] = (
 
 
 @pytest.mark.parametrize(("fields", "said"), [*SHAPE, *PARAMETERS, *FORMS])
-def test_a_wrong_conversation(desk: Any, fields: Any, said: str) -> None:
+def test_invalid_chat_field_returns_422(desk: Any, fields: Any, said: str) -> None:
     assert desk().refused(CHAT, HI | fields) == (422, said)
 
 
 @pytest.mark.parametrize(("schema", "said"), SCHEMAS)
-def test_a_wrong_schema(desk: Any, schema: Any, said: str) -> None:
+def test_invalid_json_schema_format_returns_422(desk: Any, schema: Any, said: str) -> None:
     form = {"response_format": {"type": "json_schema", "json_schema": schema}}
     assert desk().refused(CHAT, HI | form) == (422, said)
 
 
-def test_a_choice_of_no_tool_that_is_offered(desk: Any) -> None:
+def test_tool_choice_of_an_undefined_tool_returns_422(desk: Any) -> None:
     choice = TOOL | {"function": {"name": "g"}}
     status, said = desk().refused(CHAT, HI | {"tools": [TOOL], "tool_choice": choice})
     assert status == 422
@@ -250,8 +268,12 @@ def test_a_choice_of_no_tool_that_is_offered(desk: Any) -> None:
 
 
 @pytest.mark.parametrize("tools", [False, True])
-def test_how_long_a_conversation_may_be(desk: Any, tools: bool) -> None:
-    body = HI | says(role="user", content="x" * (4 << 20)) | ({"tools": [TOOL]} if tools else {})
+def test_messages_over_the_length_limit_return_422(desk: Any, tools: bool) -> None:
+    body = (
+        HI
+        | build_message_body(role="user", content="x" * (4 << 20))
+        | ({"tools": [TOOL]} if tools else {})
+    )
     end = "]" if tools else ""
     assert desk("1x").refused(CHAT, body) == (
         422,
@@ -273,12 +295,14 @@ def test_how_long_a_conversation_may_be(desk: Any, tools: bool) -> None:
         ),
     ],
 )
-def test_the_server_s_own_validator(desk: Any, fields: Any, said: str) -> None:
+def test_native_validator_enforces_narrower_parameter_ranges(
+    desk: Any, fields: Any, said: str
+) -> None:
     assert desk(vllm_validator=False).refused(CHAT, HI | fields) == (422, said)
     desk().decode(CHAT, HI | fields)
 
 
-def test_what_the_server_s_own_validator_passes_over(desk: Any) -> None:
+def test_native_validator_ignores_parameters_that_vllm_checks(desk: Any) -> None:
     body = HI | {"top_k": 0, "response_format": 5, "chat_template_kwargs": {"thinking_budget": 0}}
     request = desk(vllm_validator=False).decode(CHAT, body)
     assert request.sampling.top_k is None
@@ -288,7 +312,7 @@ def test_what_the_server_s_own_validator_passes_over(desk: Any) -> None:
 # --- what is taken --------------------------------------------------------------------------------
 
 
-def test_scalars(desk: Any) -> None:
+def test_scalar_chat_parameters_are_decoded(desk: Any) -> None:
     body = HI | {
         "temperature": 0,
         "top_k": -1,
@@ -309,7 +333,7 @@ def test_scalars(desk: Any) -> None:
     assert desk(max_iter_times=512).decode(CHAT, HI).stopping.max_tokens == 512
 
 
-def test_null_is_absent(desk: Any) -> None:
+def test_null_means_that_the_parameter_is_absent(desk: Any) -> None:
     names = (
         *("temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "stream", "n", "best_of"),
         *("stop_token_ids", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format"),
@@ -329,7 +353,7 @@ def test_null_is_absent(desk: Any) -> None:
         ({"logprobs": True, "top_logprobs": 0}, LogprobsOptions(0)),
     ],
 )
-def test_logprobs(desk: Any, fields: Any, logprobs: Any) -> None:
+def test_chat_logprobs_options_are_decoded(desk: Any, fields: Any, logprobs: Any) -> None:
     assert desk().decode(CHAT, HI | fields).logprobs == logprobs
 
 
@@ -345,13 +369,15 @@ def test_logprobs(desk: Any, fields: Any, logprobs: Any) -> None:
         ({"use_beam_search": True, "max_tokens": 9}, None, 1),
     ],
 )
-def test_how_many_answers(desk: Any, fields: Any, n: Any, beams: Any) -> None:
+def test_n_and_best_of_set_choice_count_and_beam_width(
+    desk: Any, fields: Any, n: Any, beams: Any
+) -> None:
     """As many as candidates: the server returns them all."""
     request = desk().decode(CHAT, HI | fields)
     assert (request.n, request.best_of, request.sampling.beam_width) == (n, None, beams)
 
 
-def test_a_conversation_with_tools(desk: Any) -> None:
+def test_chat_messages_with_tool_calls_and_images_are_decoded(desk: Any) -> None:
     messages = [
         {"role": "system", "content": "be brief", "name": "s"},
         {"role": "user", "content": [{"type": "text", "text": "what"}, {"image_url": "u"}]},
@@ -379,12 +405,12 @@ def test_a_conversation_with_tools(desk: Any) -> None:
     assert request.extra == {}
 
 
-def test_a_list_of_nothing_is_an_empty_text(desk: Any) -> None:
-    request = desk().decode(CHAT, HI | says(role="user", content=[]))
+def test_empty_content_list_is_an_empty_text_part(desk: Any) -> None:
+    request = desk().decode(CHAT, HI | build_message_body(role="user", content=[]))
     assert request.messages == (Message("user", (TextPart(""),)),)
 
 
-def test_templates_and_thinking(desk: Any) -> None:
+def test_chat_template_and_thinking_options_are_decoded(desk: Any) -> None:
     body = HI | {
         "chat_template": "{{ messages }}",
         "chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9, "x": 1},
@@ -398,7 +424,7 @@ def test_templates_and_thinking(desk: Any) -> None:
     assert desk().decode(CHAT, off).reasoning is None
 
 
-def test_output(desk: Any) -> None:
+def test_response_format_is_decoded(desk: Any) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     one = desk()
     assert one.decode(CHAT, HI | {"response_format": {"type": "text"}}).output is None
@@ -422,14 +448,14 @@ def test_output(desk: Any) -> None:
         ({"model": "-m"}, "Got model -m, but not found in server"),
         ({"model": "m_"}, "Got model m_, but not found in server"),
         ({"model": "a/b"}, "Got model a/b, but not found in server"),
-        (says(role="user", content=""), "Request param content len should not be 0"),
+        (build_message_body(role="user", content=""), "Request param content len should not be 0"),
     ],
 )
-def test_what_the_first_releases_refuse(desk: Any, fields: Any, said: str) -> None:
+def test_rc1_rejects_values_that_later_releases_accept(desk: Any, fields: Any, said: str) -> None:
     assert desk("rc1").refused(CHAT, HI | fields) == (422, said)
 
 
-def test_what_the_first_releases_pass_over(desk: Any) -> None:
+def test_rc1_ignores_tools_n_stop_and_response_format(desk: Any) -> None:
     body = HI | {"tools": 5, "n": 3, "stop": ["x"], "response_format": 5}
     request = desk("rc1").decode(CHAT, body)
     assert (request.tools, request.n, request.stopping.stop) == ((), None, ())
@@ -439,7 +465,7 @@ def test_what_the_first_releases_pass_over(desk: Any) -> None:
 # --- completions ----------------------------------------------------------------------------------
 
 
-def test_a_completion(desk: Any) -> None:
+def test_completion_request_is_decoded(desk: Any) -> None:
     body = PROMPT | {"logprobs": 2, "max_tokens": 7, "response_format": {"type": "json_object"}}
     request = desk().decode(TEXT, body)
     assert request.prompts == ("a b",)
@@ -495,11 +521,11 @@ def test_a_completion(desk: Any) -> None:
         ),
     ],
 )
-def test_a_wrong_completion(desk: Any, fields: Any, said: str) -> None:
+def test_invalid_completion_field_returns_422(desk: Any, fields: Any, said: str) -> None:
     assert desk().refused(TEXT, PROMPT | fields) == (422, said)
 
 
-def test_names_for_reports(desk: Any) -> None:
+def test_field_names_map_internal_paths_to_wire_names(desk: Any) -> None:
     """Wire names by the paths of the internal request; what stands for no field has none."""
     one = desk()
     chat = one.dialect.field_names(one.call(CHAT, HI))

@@ -40,7 +40,7 @@ PIECE = (
 DONE = "data: [DONE]\n\n"
 
 
-def last(reason: str, usage: str, index: int = 0) -> str:
+def format_last_chunk(reason: str, usage: str, index: int = 0) -> str:
     told = f'"usage":{usage},' if usage else ""
     delta = '{"role":"assistant","content":""}'
     return (
@@ -49,7 +49,7 @@ def last(reason: str, usage: str, index: int = 0) -> str:
     )
 
 
-def usage(prompt: int, completion: int) -> str:
+def format_usage(prompt: int, completion: int) -> str:
     total = prompt + completion
     return f'{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{total}}}'
 
@@ -57,7 +57,7 @@ def usage(prompt: int, completion: int) -> str:
 # --- streams --------------------------------------------------------------------------------------
 
 
-def test_a_stream(desk: Any) -> None:
+def test_chat_stream_bytes_and_headers(desk: Any) -> None:
     """An empty piece first, the role in each, finish reason and usage in the last."""
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
@@ -66,14 +66,14 @@ def test_a_stream(desk: Any) -> None:
         PIECE % (0, '"content":""')
         + PIECE % (0, '"content":"Hello"')
         + PIECE % (0, '"content":"!"')
-        + last("stop", usage(2, 2))
+        + format_last_chunk("stop", format_usage(2, 2))
         + DONE
     )
     assert encoder.content_type == "text/event-stream"
     assert encoder.headers() == (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
 
 
-def test_nothing_is_held_back(desk: Any) -> None:
+def test_chat_stream_sends_each_text_delta_at_once(desk: Any) -> None:
     one = desk()
     writes = one.writes(one.encoder(CHAT, HI | STREAM), *HELLO[1:], ChoiceEnd("eos"), StreamEnd())
     assert [len(w) > 0 for w in writes] == [True, True, False, True]
@@ -90,7 +90,9 @@ def test_nothing_is_held_back(desk: Any) -> None:
         ("unknown", "stop", "invalid flag"),
     ],
 )
-def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str) -> None:
+def test_finish_reason_names_by_profile(
+    desk: Any, reason: FinishReason, later: str, early: str
+) -> None:
     for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
         one = desk(profile)
         reply = one.whole(one.encoder(CHAT, HI), TextDelta("a"), ChoiceEnd(reason), StreamEnd())
@@ -101,15 +103,15 @@ def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str)
         assert sent.count(f'"finish_reason":"{name}"'.encode()) == 1
 
 
-def test_usage_that_nobody_told_is_not_made_up(desk: Any) -> None:
+def test_unknown_usage_is_omitted_from_the_last_chunk(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
     sent = one.stream(encoder, TextDelta("a"), ChoiceEnd("length"), StreamEnd()).decode()
-    assert sent.endswith(last("length", "") + DONE)
+    assert sent.endswith(format_last_chunk("length", "") + DONE)
     assert "usage" not in sent
 
 
-def test_two_choices(desk: Any) -> None:
+def test_stream_of_two_choices_reports_usage_per_choice(desk: Any) -> None:
     """Each tells the tokens of its own."""
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM | {"n": 2, "temperature": 1}, model="m")
@@ -127,13 +129,13 @@ def test_two_choices(desk: Any) -> None:
         + PIECE % (1, '"content":""')
         + PIECE % (1, '"content":"a"')
         + PIECE % (0, '"content":"b"')
-        + last("stop", usage(3, 1), 1)
-        + last("length", usage(3, 2), 0)
+        + format_last_chunk("stop", format_usage(3, 1), 1)
+        + format_last_chunk("length", format_usage(3, 2), 0)
         + DONE
     )
 
 
-def test_thoughts_and_calls(desk: Any) -> None:
+def test_chat_stream_of_reasoning_and_tool_calls(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(CHAT, HI | STREAM, model="m")
     said = (
@@ -151,12 +153,12 @@ def test_thoughts_and_calls(desk: Any) -> None:
         + PIECE % (0, f'"tool_calls":[{first}]')
         + PIECE % (0, r'"tool_calls":[{"index":0,"function":{"arguments":"{\"x\""}}]')
         + PIECE % (0, '"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]')
-        + last("tool_calls", usage(2, 9))
+        + format_last_chunk("tool_calls", format_usage(2, 9))
         + DONE
     )
 
 
-def test_an_end_after_a_call_is_a_call(desk: Any) -> None:
+def test_eos_after_a_tool_call_has_finish_reason_tool_calls(desk: Any) -> None:
     one = desk()
     sent = one.stream(one.encoder(CHAT, HI | STREAM), *CALLED, ChoiceEnd("eos"), StreamEnd())
     assert b'"finish_reason":"tool_calls"' in sent
@@ -165,7 +167,7 @@ def test_an_end_after_a_call_is_a_call(desk: Any) -> None:
 LOGPROB = TokenLogprob("é", -0.5, (TopLogprob("é", -0.5), TopLogprob("?", -1.5, data=b"\xff")))
 
 
-def test_logprobs(desk: Any) -> None:
+def test_logprobs_in_streaming_and_unary_chat_responses(desk: Any) -> None:
     one = desk()
     body = HI | {"logprobs": True, "top_logprobs": 2}
     told = (
@@ -180,7 +182,7 @@ def test_logprobs(desk: Any) -> None:
     assert f'"logprobs":{told},"finish_reason":"stop"' in reply.body.decode()
 
 
-def test_an_error_is_bare_text(desk: Any) -> None:
+def test_stream_error_is_plain_text(desk: Any) -> None:
     one = desk()
     for path, body in ((CHAT, HI), (TEXT, PROMPT)):
         encoder = one.encoder(path, body | STREAM)
@@ -191,7 +193,7 @@ def test_an_error_is_bare_text(desk: Any) -> None:
 # --- whole answers --------------------------------------------------------------------------------
 
 
-def test_a_whole_answer(desk: Any) -> None:
+def test_unary_chat_response(desk: Any) -> None:
     one = desk()
     reply = one.whole(
         one.encoder(CHAT, HI, model="m"), *HELLO, ChoiceEnd("eos"), Usage(2, 2), StreamEnd()
@@ -199,12 +201,12 @@ def test_a_whole_answer(desk: Any) -> None:
     assert reply.body.decode() == (
         '{"id":"endpoint_common_0","object":"chat.completion","created":1707275960,"model":"m",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"Hello!","tool_calls":[]},'
-        '"logprobs":null,"finish_reason":"stop"}],"usage":' + usage(2, 2) + "}"
+        '"logprobs":null,"finish_reason":"stop"}],"usage":' + format_usage(2, 2) + "}"
     )
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
-def test_a_whole_answer_with_thoughts_and_calls(desk: Any) -> None:
+def test_unary_chat_response_with_reasoning_and_tool_calls(desk: Any) -> None:
     one = desk()
     events = (ReasoningDelta("hm"), *CALLED, ChoiceEnd("eos"), Usage(2, 9, 1, 4), StreamEnd())
     reply = one.whole(one.encoder(CHAT, HI), *events)
@@ -221,7 +223,7 @@ def test_a_whole_answer_with_thoughts_and_calls(desk: Any) -> None:
     )
 
 
-def test_the_first_releases_have_one_place_for_text(desk: Any) -> None:
+def test_rc1_merges_reasoning_and_refusal_into_content(desk: Any) -> None:
     one = desk("rc1")
     said = (
         ReasoningDelta("hm "),
@@ -241,7 +243,7 @@ def test_the_first_releases_have_one_place_for_text(desk: Any) -> None:
 # --- completions ----------------------------------------------------------------------------------
 
 
-def test_a_completion(desk: Any) -> None:
+def test_unary_completion_response(desk: Any) -> None:
     one = desk()
     reply = one.whole(
         one.encoder(TEXT, PROMPT, model="m"), *HELLO, ChoiceEnd("length"), Usage(2, 2), StreamEnd()
@@ -249,11 +251,11 @@ def test_a_completion(desk: Any) -> None:
     assert reply.body.decode() == (
         '{"id":"endpoint_common_0","object":"text_completion","created":1707275960,"model":"m",'
         '"choices":[{"index":0,"text":"Hello!","logprobs":null,"stop_reason":null,'
-        '"finish_reason":"length"}],"usage":' + usage(2, 2) + "}"
+        '"finish_reason":"length"}],"usage":' + format_usage(2, 2) + "}"
     )
 
 
-def test_a_completion_streamed(desk: Any) -> None:
+def test_completion_stream(desk: Any) -> None:
     one = desk()
     chunk = (
         'data: {"id":"endpoint_common_0","object":"text_completion","created":1707275960,'
@@ -267,12 +269,12 @@ def test_a_completion_streamed(desk: Any) -> None:
     assert sent.decode() == (
         chunk % ('"Hello"', "null", "")
         + chunk % ('"!"', "null", "")
-        + chunk % ('""', '"stop"', ',"usage":' + usage(2, 2))
+        + chunk % ('""', '"stop"', ',"usage":' + format_usage(2, 2))
         + DONE
     )
 
 
-def test_the_older_form_of_logprobs(desk: Any) -> None:
+def test_completion_logprobs_use_columns_and_byte_offsets(desk: Any) -> None:
     """In columns. The token that came leads its alternatives; offsets count bytes."""
     one = desk()
     body = PROMPT | {"logprobs": 2}

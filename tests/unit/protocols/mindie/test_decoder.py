@@ -43,17 +43,17 @@ from protocols.mindie.endpoints import MindIE
 WARM = SamplingParams(temperature=1.0)
 
 
-def text(*, stream: bool = True, **fields: Any) -> GenerationRequest:
+def make_completion(*, stream: bool = True, **fields: Any) -> GenerationRequest:
     fields = {"prompts": ("x",), "templating": PromptOptions(mode="raw"), **fields}
     return GenerationRequest(model="m", kind="completion", stream=stream, **fields)
 
 
-def chat(*, stream: bool = True, **fields: Any) -> GenerationRequest:
+def make_chat(*, stream: bool = True, **fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("x"),)),)
     return GenerationRequest(model="m", kind="chat", messages=said, stream=stream, **fields)
 
 
-def read(
+def decode_response(
     request: GenerationRequest, data: bytes, profile: str = "2x", *, size: int = 1 << 20
 ) -> list[Event]:
     """The events, fed in pieces of ``size``; what comes before an error is lost with it."""
@@ -64,21 +64,21 @@ def read(
     return [*events, *reader.close()]
 
 
-def both(request: GenerationRequest, data: bytes, profile: str = "2x") -> list[Event]:
+def decode_in_chunks(request: GenerationRequest, data: bytes, profile: str = "2x") -> list[Event]:
     """The events, which must not depend on how the bytes fall."""
-    events = read(request, data, profile)
+    events = decode_response(request, data, profile)
     for size in (1, 2, 7):
-        assert read(request, data, profile, size=size) == events
+        assert decode_response(request, data, profile, size=size) == events
     return events
 
 
-def event(said: str, more: str = "") -> str:
+def format_generate_event(said: str, more: str = "") -> str:
     return (
         '{"id":"a1","model_name":"m7","model_version":null,"text_output":' + f'"{said}"{more}' + "}"
     )
 
 
-def details(tokens: int, reason: str = "", batch: str = "1", queue: str = "10") -> str:
+def format_details(tokens: int, reason: str = "", batch: str = "1", queue: str = "10") -> str:
     ended = f'"finish_reason":"{reason}",' if reason else ""
     return (
         ',"details":{' + ended + f'"generated_tokens":{tokens},"first_token_cost":null,'
@@ -86,18 +86,20 @@ def details(tokens: int, reason: str = "", batch: str = "1", queue: str = "10") 
     )
 
 
-def times(prefill: str, decode: str) -> str:
+def format_times(prefill: str, decode: str) -> str:
     return f',"prefill_time":{prefill},"decode_time":{decode}'
 
 
-def framed(*events: str) -> bytes:
+def make_sse(*events: str) -> bytes:
     return "".join(f"data:{one}\n\n" for one in events).encode()
 
 
-STREAM = framed(
-    event("é a", details(1) + times("42", "null")),
-    event("", details(2) + times("null", "7")),
-    event("m", details(4, "eos_token", "3", "20") + times("null", "8.5")),
+STREAM = make_sse(
+    format_generate_event("é a", format_details(1) + format_times("42", "null")),
+    format_generate_event("", format_details(2) + format_times("null", "7")),
+    format_generate_event(
+        "m", format_details(4, "eos_token", "3", "20") + format_times("null", "8.5")
+    ),
 )
 SERVED = ResponseMetadata("m7", id="a1")
 SAID = [
@@ -110,8 +112,8 @@ SAID = [
 ]
 
 
-def test_a_stream() -> None:
-    assert both(text(), STREAM) == SAID
+def test_generate_stream_is_decoded() -> None:
+    assert decode_in_chunks(make_completion(), STREAM) == SAID
 
 
 @pytest.mark.parametrize(
@@ -126,19 +128,21 @@ def test_a_stream() -> None:
         STREAM[:-2],
         STREAM.removesuffix(b"\n\n") + b"\r\n",
         STREAM + b"data: [DONE]\n\n",
-        STREAM + framed(event("more")) + b"Failed to get engine response",
+        STREAM + make_sse(format_generate_event("more")) + b"Failed to get engine response",
         STREAM.replace(b'"details":{"finish_reason":"eos_token"',
                        b'"finish_reason":"eos_token","details":{"x":1'),
     ],
     ids=["crlf", "blank", "bom", "comment", "fields", "one newline", "none", "half", "done",
          "beyond", "above"],
 )  # fmt: skip
-def test_a_stream_in_other_clothes(data: bytes) -> None:
-    assert both(text(), data) == SAID
+def test_sse_framing_variants_decode_to_the_same_events(data: bytes) -> None:
+    assert decode_in_chunks(make_completion(), data) == SAID
 
 
-def test_times_are_told_to_who_wants_them() -> None:
-    events = both(text(response_options=ResponseOptions(timing=True)), STREAM)
+def test_timing_events_are_emitted_when_requested() -> None:
+    events = decode_in_chunks(
+        make_completion(response_options=ResponseOptions(timing=True)), STREAM
+    )
 
     assert [one for one in events if isinstance(one, Timing)] == [
         Timing(queue=1e-5, prefill=0.042, batch_size=1),
@@ -148,14 +152,14 @@ def test_times_are_told_to_who_wants_them() -> None:
     assert events[1:3] == [Timing(queue=1e-5, prefill=0.042, batch_size=1), TextDelta("é a")]
 
 
-def test_the_seeds_stream_ends_in_the_token_that_ended_it() -> None:
-    data = framed(
-        event("am", details(1)),
-        event(" passion", details(2)),
-        event("</s>", details(424, "eos_token", "1", "5067")),
+def test_rc1_stream_drops_the_text_of_the_final_eos_token() -> None:
+    data = make_sse(
+        format_generate_event("am", format_details(1)),
+        format_generate_event(" passion", format_details(2)),
+        format_generate_event("</s>", format_details(424, "eos_token", "1", "5067")),
     )
 
-    assert both(text(), data, "rc1") == [
+    assert decode_in_chunks(make_completion(), data, "rc1") == [
         *(
             SERVED,
             TextDelta("am"),
@@ -165,15 +169,17 @@ def test_the_seeds_stream_ends_in_the_token_that_ended_it() -> None:
             StreamEnd(),
         ),
     ]
-    later = both(text(), data, "2x")
+    later = decode_in_chunks(make_completion(), data, "2x")
     assert later[-3] == TextDelta("</s>", tokens=422)
 
 
 @pytest.mark.parametrize(
     ("said", "reason"), [("</s>", "length"), ("a</s>", "eos_token"), ("<b>", "eos_token")]
 )
-def test_what_is_no_such_token_stays(said: str, reason: str) -> None:
-    events = both(text(), framed(event(said, details(1, reason))), "rc1")
+def test_rc1_keeps_final_text_that_is_not_an_eos_token(said: str, reason: str) -> None:
+    events = decode_in_chunks(
+        make_completion(), make_sse(format_generate_event(said, format_details(1, reason))), "rc1"
+    )
 
     assert events[1] == TextDelta(said)
 
@@ -187,17 +193,20 @@ def test_what_is_no_such_token_stays(said: str, reason: str) -> None:
         ("invalid flag", "unknown"),
     ],
 )
-def test_why_it_ended(wire: str, reason: str) -> None:
-    for request in (text(), text(stream=False)):
-        body = event("a", details(1, wire))
-        data = framed(body) if request.stream else body.encode()
-        assert both(request, data)[-2:] == [ChoiceEnd(reason), StreamEnd()]  # type: ignore[arg-type]
+def test_finish_reasons_are_decoded(wire: str, reason: str) -> None:
+    for request in (make_completion(), make_completion(stream=False)):
+        body = format_generate_event("a", format_details(1, wire))
+        data = make_sse(body) if request.stream else body.encode()
+        assert decode_in_chunks(request, data)[-2:] == [ChoiceEnd(reason), StreamEnd()]  # type: ignore[arg-type]
 
 
-def test_tokens_that_are_not_counted_are_one_each() -> None:
-    data = framed(event("a"), event("b", ',"details":{"finish_reason":"length"}'))
+def test_event_without_token_count_counts_one_token() -> None:
+    data = make_sse(
+        format_generate_event("a"),
+        format_generate_event("b", ',"details":{"finish_reason":"length"}'),
+    )
 
-    assert both(text(), data) == [
+    assert decode_in_chunks(make_completion(), data) == [
         SERVED,
         TextDelta("a"),
         TextDelta("b"),
@@ -206,33 +215,41 @@ def test_tokens_that_are_not_counted_are_one_each() -> None:
     ]
 
 
-def test_a_count_that_goes_back_counts_nothing() -> None:
-    data = framed(event("a", details(3)), event("b", details(1)), event("c", details(4, "length")))
+def test_decreasing_token_count_adds_no_tokens() -> None:
+    data = make_sse(
+        format_generate_event("a", format_details(3)),
+        format_generate_event("b", format_details(1)),
+        format_generate_event("c", format_details(4, "length")),
+    )
 
-    assert [e.tokens for e in both(text(), data) if isinstance(e, TextDelta)] == [3, 0, 1]
+    assert [
+        e.tokens for e in decode_in_chunks(make_completion(), data) if isinstance(e, TextDelta)
+    ] == [3, 0, 1]
 
 
 # --- in one piece ---------------------------------------------------------------------------------
 
-WHOLE = event("a b", details(3, "length", "[1,4]", "[10,5,6]"))
+WHOLE = format_generate_event("a b", format_details(3, "length", "[1,4]", "[10,5,6]"))
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("before", ["", "\ufeff", " \n", "\ufeff\r\n"])
-def test_one_piece(before: str, *, stream: bool) -> None:
+def test_unary_generate_response_is_decoded(before: str, *, stream: bool) -> None:
     data = (before + WHOLE + "\n").encode()
 
-    assert both(text(stream=stream), data) == [
+    assert decode_in_chunks(make_completion(stream=stream), data) == [
         *(SERVED, TextDelta("a b", tokens=3), ChoiceEnd("length"), StreamEnd()),
     ]
 
 
-def test_a_stream_may_answer_who_asked_for_one_piece() -> None:
-    assert both(text(stream=False), STREAM) == SAID
+def test_stream_response_to_a_unary_request_is_decoded() -> None:
+    assert decode_in_chunks(make_completion(stream=False), STREAM) == SAID
 
 
-def test_one_piece_tells_the_times_of_every_step() -> None:
-    events = both(text(stream=False, response_options=ResponseOptions(timing=True)), WHOLE.encode())
+def test_unary_response_emits_timing_of_every_decode_step() -> None:
+    events = decode_in_chunks(
+        make_completion(stream=False, response_options=ResponseOptions(timing=True)), WHOLE.encode()
+    )
 
     assert events[1:4] == [
         *(Timing(queue=1e-5, batch_size=1), Timing(queue=5e-6, batch_size=4), Timing(queue=6e-6)),
@@ -250,23 +267,29 @@ def test_one_piece_tells_the_times_of_every_step() -> None:
         ('"generated_tokens":null', []),
     ],
 )  # fmt: skip
-def test_other_figures(told: str, found: list[Timing]) -> None:
-    data = event("a", ',"details":{' + told + "}").encode()
-    events = both(text(stream=False, response_options=ResponseOptions(timing=True)), data)
+def test_other_timing_fields_are_decoded_and_invalid_ones_ignored(
+    told: str, found: list[Timing]
+) -> None:
+    data = format_generate_event("a", ',"details":{' + told + "}").encode()
+    events = decode_in_chunks(
+        make_completion(stream=False, response_options=ResponseOptions(timing=True)), data
+    )
 
     assert [one for one in events if isinstance(one, Timing)] == found
     assert TextDelta("a") in events
 
 
-def test_an_answer_without_details_has_an_unknown_end() -> None:
-    assert both(text(stream=False), b'{"text_output":"a","id":5,"model_name":[]}') == [
+def test_response_without_details_has_unknown_finish_reason() -> None:
+    assert decode_in_chunks(
+        make_completion(stream=False), b'{"text_output":"a","id":5,"model_name":[]}'
+    ) == [
         *(ResponseMetadata(), TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()),
     ]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
 
-BEGUN = framed(event("a", details(1)))
+BEGUN = make_sse(format_generate_event("a", format_details(1)))
 
 
 @pytest.mark.parametrize(
@@ -278,30 +301,30 @@ BEGUN = framed(event("a", details(1)))
         b"Failed to get engine response",
         b"Server internal error\n\n",
         b"<html>",
-        framed(event("", details(2, "stop_sequence"))),
-        framed('{"text_output":5}'),
-        framed('{"x":1}'),
+        make_sse(format_generate_event("", format_details(2, "stop_sequence"))),
+        make_sse('{"text_output":5}'),
+        make_sse('{"x":1}'),
         b"data:{\n\n",
         b"data:\xff\n\n",
         b"data:" + b'{"x":' + b"[" * 5000 + b"\n\n",
     ],
 )
-def test_a_stream_that_breaks_off(ending: bytes) -> None:
+def test_error_text_in_a_stream_raises_worker_failed(ending: bytes) -> None:
     for size in (1, 1 << 20):
         with pytest.raises(WorkerFailed):
-            read(text(), BEGUN + ending, size=size)
+            decode_response(make_completion(), BEGUN + ending, size=size)
 
 
-def test_what_the_worker_said_is_noted_and_not_passed_on() -> None:
+def test_worker_error_text_is_an_exception_note_and_not_the_message() -> None:
     with pytest.raises(WorkerFailed) as caught:
-        read(text(), BEGUN + b"Engine callback timeout: client timeout")
+        decode_response(make_completion(), BEGUN + b"Engine callback timeout: client timeout")
 
     assert caught.value.message == "The worker broke off its answer."
     assert caught.value.__notes__ == ["the worker said: Engine callback timeout: client timeout"]
 
 
-def test_what_came_before_an_error_is_told_first() -> None:
-    reader = MindIE().create_decoder(text())
+def test_events_before_an_error_are_emitted_first() -> None:
+    reader = MindIE().create_decoder(make_completion())
 
     assert reader.feed(BEGUN + b"Failed to get engine response\n") == [SERVED, TextDelta("a")]
     with pytest.raises(WorkerFailed):
@@ -314,10 +337,10 @@ def test_what_came_before_an_error_is_told_first() -> None:
     "data",
     [b"", b"\xef", b" \n", BEGUN, BEGUN + b"data:", STREAM[:-8], BEGUN + b'data:{"text', b": x\n"],
 )  # fmt: skip
-def test_a_stream_that_just_stops(data: bytes) -> None:
+def test_truncated_stream_raises_stream_broken(data: bytes) -> None:
     for size in (1, 1 << 20):
         with pytest.raises(StreamBroken):
-            read(text(), data, size=size)
+            decode_response(make_completion(), data, size=size)
 
 
 @pytest.mark.parametrize(
@@ -342,15 +365,23 @@ def test_a_stream_that_just_stops(data: bytes) -> None:
         ("{", WorkerFailed),
     ],
 )  # fmt: skip
-def test_an_error_under_200(body: str, error: type[GatewayError]) -> None:
-    for data in (body.encode(), framed(event("a", details(1)), body), BEGUN + body.encode()):
-        with pytest.raises(error if data != framed(event("a", details(1)), "{") else WorkerFailed):
-            read(text(), data)
+def test_error_body_with_status_200_raises_its_error(body: str, error: type[GatewayError]) -> None:
+    for data in (
+        body.encode(),
+        make_sse(format_generate_event("a", format_details(1)), body),
+        BEGUN + body.encode(),
+    ):
+        with pytest.raises(
+            error
+            if data != make_sse(format_generate_event("a", format_details(1)), "{")
+            else WorkerFailed
+        ):
+            decode_response(make_completion(), data)
 
 
-def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 20)
-    reader = MindIE().create_decoder(text())
+    reader = MindIE().create_decoder(make_completion())
 
     with pytest.raises(WorkerFailed, match="larger than"):
         reader.feed(b'{"text_output":"' + b"a" * 20)
@@ -358,14 +389,14 @@ def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
 @given(data=st.binary(max_size=80) | st.builds(lambda b: b"data:" + b, st.binary(max_size=60)))
-def test_no_bytes_are_more_than_an_error(profile: str, data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_gateway_errors(profile: str, data: bytes) -> None:
     for request in (
-        text(),
-        text(stream=False, response_options=ResponseOptions(timing=True)),
-        chat(),
+        make_completion(),
+        make_completion(stream=False, response_options=ResponseOptions(timing=True)),
+        make_chat(),
     ):
         try:
-            events = read(request, data, profile, size=5)
+            events = decode_response(request, data, profile, size=5)
         except GatewayError:
             continue
         assert isinstance(events[-1], StreamEnd)
@@ -387,10 +418,12 @@ _inner = ("finish_reason", "generated_tokens", "batch_size", "queue_wait_time", 
         _anything | st.dictionaries(st.sampled_from(_inner), _anything),
     )
 )
-def test_no_json_is_more_than_an_error(body: dict[str, Any]) -> None:
+def test_arbitrary_json_raises_only_gateway_errors(body: dict[str, Any]) -> None:
     for data in (msgspec.json.encode(body), b"data:" + msgspec.json.encode(body) + b"\n\n"):
         try:
-            events = read(text(response_options=ResponseOptions(timing=True)), data)
+            events = decode_response(
+                make_completion(response_options=ResponseOptions(timing=True)), data
+            )
         except GatewayError:
             continue
         assert isinstance(events[-1], StreamEnd)
@@ -401,12 +434,14 @@ def test_no_json_is_more_than_an_error(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_is_said_to_clients_is_read_from_workers(
+def test_client_encoder_output_is_decoded_by_the_worker_decoder(
     desk: Any, profile: str, *, stream: bool
 ) -> None:
     one = desk(profile)
     path = "/v2/models/m/generate_stream" if stream else "/v2/models/m/generate"
-    request = text(stream=stream, response_options=ResponseOptions(timing=True), client_id="r")
+    request = make_completion(
+        stream=stream, response_options=ResponseOptions(timing=True), client_id="r"
+    )
     encoder = one.encoder(path, one.dialect.encode_request(request).body)
     events: list[Event] = [
         *(
@@ -424,7 +459,7 @@ def test_what_is_said_to_clients_is_read_from_workers(
         fold.add(events)
         data = encoder.encode_unary(fold.result()).body
 
-    found = both(request, data, profile)
+    found = decode_in_chunks(request, data, profile)
 
     fold = ResponseAccumulator()
     fold.add(found)
@@ -438,7 +473,7 @@ def test_what_is_said_to_clients_is_read_from_workers(
 # --- conversations --------------------------------------------------------------------------------
 
 
-def chunk(delta: str, reason: str = "null", more: str = "", index: int = 0) -> str:
+def format_chat_chunk(delta: str, reason: str = "null", more: str = "", index: int = 0) -> str:
     return (
         'data: {"id":"endpoint_common_8","object":"chat.completion.chunk","created":5,"model":"m7",'
         f'{more}"choices":[' + "{" + f'"index":{index},"delta":{delta},"logprobs":null,'
@@ -446,11 +481,11 @@ def chunk(delta: str, reason: str = "null", more: str = "", index: int = 0) -> s
     )
 
 
-def role(content: str, key: str = "content") -> str:
+def format_delta(content: str, key: str = "content") -> str:
     return '{"role":"assistant",' + f'"{key}":"{content}"' + "}"
 
 
-def usage(prompt: int, made: int, more: str = "") -> str:
+def format_usage(prompt: int, made: int, more: str = "") -> str:
     return (
         '"usage":{' + f'"prompt_tokens":{prompt},"completion_tokens":{made},{more}'
         f'"total_tokens":{prompt + made}' + "},"
@@ -461,17 +496,17 @@ DONE = "data: [DONE]\n\n"
 TALKED = ResponseMetadata("m7", None, "endpoint_common_8", 5)
 
 
-def test_a_conversations_stream() -> None:
+def test_chat_stream_is_decoded() -> None:
     data = (
-        chunk(role(""))
-        + chunk(role("hm", "reasoning_content"))
-        + chunk(role("a"))
-        + chunk(role("b"), '"length"', usage(9, 3))
+        format_chat_chunk(format_delta(""))
+        + format_chat_chunk(format_delta("hm", "reasoning_content"))
+        + format_chat_chunk(format_delta("a"))
+        + format_chat_chunk(format_delta("b"), '"length"', format_usage(9, 3))
         + DONE
     ).encode()
 
     for want in (ResponseOptions(), ResponseOptions(usage="none")):
-        assert both(chat(response_options=want), data) == [
+        assert decode_in_chunks(make_chat(response_options=want), data) == [
             *(
                 TALKED,
                 ReasoningDelta("hm"),
@@ -484,16 +519,16 @@ def test_a_conversations_stream() -> None:
         ]
 
 
-def test_each_choice_tells_its_own_usage() -> None:
+def test_usage_of_all_choices_is_summed() -> None:
     cached = '"prompt_tokens_details":{"cached_tokens":4},'
     thought = '"completion_tokens_details":{"reasoning_tokens":2},'
     data = (
-        chunk(role(""))
-        + chunk(role(""), index=1)
-        + chunk(role("a"))
-        + chunk(role("b"), index=1)
-        + chunk(role("c"), '"stop"', usage(9, 3, cached))
-        + chunk(role(""), '"stop"', usage(9, 5, cached + thought), 1)
+        format_chat_chunk(format_delta(""))
+        + format_chat_chunk(format_delta(""), index=1)
+        + format_chat_chunk(format_delta("a"))
+        + format_chat_chunk(format_delta("b"), index=1)
+        + format_chat_chunk(format_delta("c"), '"stop"', format_usage(9, 3, cached))
+        + format_chat_chunk(format_delta(""), '"stop"', format_usage(9, 5, cached + thought), 1)
         + DONE
     ).encode()
     said = [
@@ -506,28 +541,38 @@ def test_each_choice_tells_its_own_usage() -> None:
     ]
     total = Usage(9, 8, 4, 2)
 
-    assert both(chat(n=2, sampling=WARM), data) == [*said, total, StreamEnd()]
-    running = both(chat(n=2, sampling=WARM, response_options=ResponseOptions(usage="each")), data)
+    assert decode_in_chunks(make_chat(n=2, sampling=WARM), data) == [*said, total, StreamEnd()]
+    running = decode_in_chunks(
+        make_chat(n=2, sampling=WARM, response_options=ResponseOptions(usage="each")), data
+    )
     assert running == [*said[:5], Usage(9, 3, 4), said[5], total, StreamEnd()]
 
 
-def test_answers_that_were_not_asked_for_are_not_waited_for() -> None:
-    data = (chunk(role("a"), '"stop"') + DONE).encode()
+def test_stream_with_fewer_choices_than_n_still_ends() -> None:
+    data = (format_chat_chunk(format_delta("a"), '"stop"') + DONE).encode()
 
-    assert both(chat(n=2), data) == [TALKED, TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]
+    assert decode_in_chunks(make_chat(n=2), data) == [
+        TALKED,
+        TextDelta("a"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
 
 
-def test_calls_of_tools() -> None:
+def test_tool_calls_are_decoded() -> None:
     begun = (
         '{"role":"assistant","tool_calls":[{"index":0,"id":"c","type":"function",'
         '"function":{"name":"f","arguments":""}}]}'
     )
     more = '{"role":"assistant","tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}'
     data = (
-        chunk(begun) + chunk(more) + chunk(role(""), '"tool_calls"', usage(1, 2)) + DONE
+        format_chat_chunk(begun)
+        + format_chat_chunk(more)
+        + format_chat_chunk(format_delta(""), '"tool_calls"', format_usage(1, 2))
+        + DONE
     ).encode()
 
-    assert both(chat(), data)[1:] == [
+    assert decode_in_chunks(make_chat(), data)[1:] == [
         *(ToolCallStart(0, 0, "c", "f"), ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls")),
         *(Usage(1, 2), StreamEnd()),
     ]
@@ -543,8 +588,8 @@ RC1 = (
 
 
 @pytest.mark.parametrize(("wire", "reason"), [("eos_token", "eos"), ("length", "length")])
-def test_a_first_releases_stream(wire: str, reason: Any) -> None:
-    assert both(chat(), RC1.replace("REASON", wire).encode(), "rc1") == [
+def test_rc1_chat_stream_is_decoded(wire: str, reason: Any) -> None:
+    assert decode_in_chunks(make_chat(), RC1.replace("REASON", wire).encode(), "rc1") == [
         *(
             ResponseMetadata("baichuan", None, "1", 1707275960),
             TextDelta("am"),
@@ -555,10 +600,10 @@ def test_a_first_releases_stream(wire: str, reason: Any) -> None:
 
 
 @pytest.mark.parametrize("wire", ["stop_sequence", "invalid flag"])
-def test_a_first_release_that_breaks_off_says_so(wire: str) -> None:
+def test_rc1_stop_sequence_in_a_stream_raises_worker_failed(wire: str) -> None:
     data = RC1.replace("REASON", wire).encode()
     for size in (1, 150, len(data) - 5, 1 << 20):
-        reader = MindIE("rc1").create_decoder(chat())
+        reader = MindIE("rc1").create_decoder(make_chat())
         seen: list[Event] = []
         with pytest.raises(WorkerFailed):  # noqa: PT012 - where it is told depends on the reads
             for i in range(0, len(data), size):
@@ -591,8 +636,8 @@ SEED = """{
 }"""
 
 
-def test_a_whole_conversation() -> None:
-    assert both(chat(stream=False), SEED.encode(), "rc1") == [
+def test_rc1_unary_chat_response_is_decoded() -> None:
+    assert decode_in_chunks(make_chat(stream=False), SEED.encode(), "rc1") == [
         ResponseMetadata("gpt-3.5-turbo-0613", None, "chatcmpl-123", 1677652288),
         TextDelta("\n\nHello there, how may I assist you today?", tokens=12),
         ChoiceEnd("eos"),
@@ -600,14 +645,14 @@ def test_a_whole_conversation() -> None:
         StreamEnd(),
     ]
     broken = SEED.replace("eos_token", "stop_sequence").encode()
-    reader = MindIE("rc1").create_decoder(chat(stream=False))
+    reader = MindIE("rc1").create_decoder(make_chat(stream=False))
     reader.feed(broken)
     assert not any(isinstance(one, ChoiceEnd | StreamEnd) for one in reader.close())
     with pytest.raises(WorkerFailed):
         reader.close()
 
 
-def test_a_completion_is_read_as_openais() -> None:
+def test_unary_completion_is_decoded_as_in_openai() -> None:
     data = (
         b'{"id":"c","object":"text_completion","created":5,"model":"m","choices":[{"index":0,'
         b'"text":"a","logprobs":{"text_offset":[0],"token_logprobs":[-0.5],"tokens":["a"],'
@@ -615,7 +660,7 @@ def test_a_completion_is_read_as_openais() -> None:
         b'"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
     )
 
-    events = both(text(stream=False, logprobs=LogprobsOptions(1)), data)
+    events = decode_in_chunks(make_completion(stream=False, logprobs=LogprobsOptions(1)), data)
 
     [said] = [one for one in events if isinstance(one, TextDelta)]
     assert (said.text, said.logprobs[0].logprob) == ("a", -0.5)
@@ -625,20 +670,22 @@ def test_a_completion_is_read_as_openais() -> None:
 @pytest.mark.parametrize(
     "ending", ["Engine callback timeout: server e2eTimeout", "Failed to get engine response\n"]
 )
-def test_a_conversation_that_breaks_off_says_so(ending: str) -> None:
+def test_error_text_in_a_chat_stream_raises_worker_failed(ending: str) -> None:
     for size in (1, 1 << 20):
         with pytest.raises(WorkerFailed, match="broke off"):
-            read(chat(), (chunk(role("a")) + ending).encode(), size=size)
+            decode_response(
+                make_chat(), (format_chat_chunk(format_delta("a")) + ending).encode(), size=size
+            )
 
 
-def test_a_conversation_that_just_stops() -> None:
+def test_truncated_chat_stream_raises_stream_broken() -> None:
     with pytest.raises(StreamBroken):
-        read(chat(), chunk(role("a")).encode())
+        decode_response(make_chat(), format_chat_chunk(format_delta("a")).encode())
 
 
-def test_an_error_in_a_conversation() -> None:
+def test_unknown_model_error_in_a_chat_response_raises_worker_failed() -> None:
     data = b'{"error":"Got model m, but not found in server","error_type":"Input Validation Error"}'
 
     for framing in (b"%b", b"data: %b\n\n"):
         with pytest.raises(WorkerFailed, match="does not know the model"):
-            read(chat(), framing % data)
+            decode_response(make_chat(), framing % data)

@@ -41,7 +41,7 @@ JSON = ("Content-Type", "application/json")
 STAMPS = (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
 
 
-class Models:
+class ModelCatalogStub:
     """A catalog of one model."""
 
     def __init__(self, *, ready: bool = True, up: bool = True) -> None:
@@ -58,7 +58,9 @@ class Models:
         return self._model
 
 
-def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"") -> HttpResponse:
+def encode_error_response(
+    desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b""
+) -> HttpResponse:
     one = desk()
     reply: HttpResponse = one.dialect.encode_error(error, one.call(path, body))
     return reply
@@ -67,7 +69,7 @@ def refused(desk: Any, error: GatewayError, path: str = GENERATE, body: Any = b"
 # --- what it is -----------------------------------------------------------------------------------
 
 
-def test_profiles() -> None:
+def test_profiles_are_accepted_and_unknown_ones_rejected() -> None:
     dialect: ClientAdapter = MindIE()
     assert dialect.name == "mindie"
     assert MindIE.profiles == ("2x", "1x", "rc1")
@@ -89,7 +91,9 @@ def test_profiles() -> None:
         ("/v1/completions", {"model": "m", "stream": True}, "m", True),
     ],
 )
-def test_peek(desk: Any, path: str, body: Any, model: str, stream: bool) -> None:
+def test_routing_info_is_read_from_path_or_body(
+    desk: Any, path: str, body: Any, model: str, stream: bool
+) -> None:
     """A path that names the model is enough: its body is not looked at."""
     one = desk()
     envelope = one.dialect.read_routing_info(one.call(path, body))
@@ -97,7 +101,7 @@ def test_peek(desk: Any, path: str, body: Any, model: str, stream: bool) -> None
 
 
 @pytest.mark.parametrize("name", ["a%2Fb", "m@1", "m%20n", "%E4%BD%A0"])
-def test_what_no_model_may_be_called_is_no_path(desk: Any, name: str) -> None:
+def test_invalid_model_name_in_path_raises_path_not_found(desk: Any, name: str) -> None:
     one = desk()
     for method, path in (
         ("POST", f"/v2/models/{name}/generate"),
@@ -106,20 +110,22 @@ def test_what_no_model_may_be_called_is_no_path(desk: Any, name: str) -> None:
         with pytest.raises(PathNotFound):
             one.dialect.read_routing_info(one.call(path, {"id": "a"}, method=method))
     with pytest.raises(PathNotFound):
-        one.dialect.handle_info_request(one.call(f"/v2/models/{name}", method="GET"), Models())
+        one.dialect.handle_info_request(
+            one.call(f"/v2/models/{name}", method="GET"), ModelCatalogStub()
+        )
 
 
-def test_versions_in_paths_are_not_served(desk: Any) -> None:
+def test_version_in_path_raises_path_not_found(desk: Any) -> None:
     with pytest.raises(PathNotFound):
         desk().call("/v2/models/m/versions/1/generate")
 
 
-def test_stop(desk: Any) -> None:
+def test_stop_infer_echoes_the_body_and_unknown_id_is_404(desk: Any) -> None:
     one = desk()
     call = one.call("/v2/models/m/stopInfer", {"id": "a123", "x": 1})
     assert call.endpoint.task == "stop"
     assert one.dialect.read_routing_info(call).client_id == "a123"
-    assert one.dialect.handle_info_request(call, Models()).body == b'{"id":"a123","x":1}'
+    assert one.dialect.handle_info_request(call, ModelCatalogStub()).body == b'{"id":"a123","x":1}'
     reply = one.dialect.encode_error(RequestNotFound("no such request", id="a123"), call)
     assert reply.status == 404
     assert reply.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
@@ -141,11 +147,11 @@ def test_stop(desk: Any) -> None:
         ),
     ],
 )
-def test_a_wrong_stop(desk: Any, body: Any, said: str) -> None:
+def test_invalid_stop_infer_body_returns_422(desk: Any, body: Any, said: str) -> None:
     assert desk().refused("/v2/models/m/stopInfer", body) == (422, said)
 
 
-def test_a_generated_id_can_be_stopped(desk: Any) -> None:
+def test_request_without_id_gets_a_generated_client_id(desk: Any) -> None:
     """The request bears the name that its answer shows."""
     request = desk().decode(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}]})
     assert isinstance(request, GenerationRequest)
@@ -189,8 +195,10 @@ def test_a_generated_id_can_be_stopped(desk: Any) -> None:
         (GatewayError("?"), 500, "Incomplete Generation", "?"),
     ],
 )
-def test_an_error(desk: Any, error: GatewayError, status: int, kind: str, said: str) -> None:
-    reply = refused(desk, error)
+def test_error_status_and_error_type(
+    desk: Any, error: GatewayError, status: int, kind: str, said: str
+) -> None:
+    reply = encode_error_response(desk, error)
     assert reply.status == status
     assert reply.body == msgspec.json.encode({"error": said, "error_type": kind})
     assert reply.headers[:2] == (JSON, CLOSE)
@@ -205,18 +213,18 @@ def test_an_error(desk: Any, error: GatewayError, status: int, kind: str, said: 
         (b"{", "server e2eTimeout"),
     ],
 )
-def test_whose_timeout_it_was(desk: Any, body: Any, said: str) -> None:
-    reply = refused(desk, DeadlineExceeded(""), body=body)
+def test_deadline_error_names_client_or_server_timeout(desk: Any, body: Any, said: str) -> None:
+    reply = encode_error_response(desk, DeadlineExceeded(""), body=body)
     assert msgspec.json.decode(reply.body)["error"] == f"Engine callback timeout: {said}"
 
 
-def test_a_model_that_a_body_names_is_a_wrong_field(desk: Any) -> None:
+def test_unknown_model_in_body_returns_422(desk: Any) -> None:
     for path in (CHAT, "/v1/completions"):
         for error in (
             ModelNotFound("", model="x"),
             VersionNotFound("", model="x", version="2"),
         ):
-            reply = refused(desk, error, path, {})
+            reply = encode_error_response(desk, error, path, {})
             assert reply.status == 422
             assert reply.body == (
                 b'{"error":"Got model x, but not found in server",'
@@ -232,21 +240,23 @@ def test_a_model_that_a_body_names_is_a_wrong_field(desk: Any) -> None:
         VersionNotFound("", model="m", version="2"),
     ],
 )
-def test_what_there_is_not_is_a_bare_404(desk: Any, error: GatewayError) -> None:
-    assert refused(desk, error) == HttpResponse(404, b"", (CLOSE, *STAMPS))
+def test_unknown_path_method_or_version_returns_404_without_body(
+    desk: Any, error: GatewayError
+) -> None:
+    assert encode_error_response(desk, error) == HttpResponse(404, b"", (CLOSE, *STAMPS))
     assert desk().dialect.encode_error(PathNotFound("?"), None) == HttpResponse(404, b"", (CLOSE,))
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(8 << 20, b"8"), (1 << 19, b"0.5")])
-def test_too_large(desk: Any, limit: int, shown: bytes) -> None:
-    reply = refused(desk, RequestTooLarge("", limit=limit))
+def test_request_too_large_returns_413_with_limit(desk: Any, limit: int, shown: bytes) -> None:
+    reply = encode_error_response(desk, RequestTooLarge("", limit=limit))
     assert reply.status == 413
     said = b"Request body too large. Maximum allowed size is " + shown + b"MB."
     assert reply.body == b'{"message":"' + said + b'"}'
 
 
-def test_a_bug_is_bare_text_that_says_it_is_json(desk: Any) -> None:
-    reply = refused(desk, InternalError("secret"))
+def test_internal_error_is_plain_text_with_json_content_type(desk: Any) -> None:
+    reply = encode_error_response(desk, InternalError("secret"))
     assert (reply.status, reply.body) == (500, b"Server internal error")
     assert JSON in reply.headers
 
@@ -261,35 +271,44 @@ def test_a_bug_is_bare_text_that_says_it_is_json(desk: Any) -> None:
         ("/", b'{"error":"slow","error_type":"overloaded"}'),
     ],
 )
-def test_too_many(desk: Any, error: GatewayError, path: str, said: bytes) -> None:
-    reply = refused(desk, error, path)
+def test_rate_limit_body_depends_on_the_endpoint(
+    desk: Any, error: GatewayError, path: str, said: bytes
+) -> None:
+    reply = encode_error_response(desk, error, path)
     assert (reply.status, reply.body) == (429, said)
 
 
-def test_when_to_try_again(desk: Any) -> None:
+def test_retry_after_header_is_rounded_up(desk: Any) -> None:
     after = ("Retry-After", "2")
-    assert refused(desk, RateLimitExceeded("", retry_after=1.5)).headers == (
+    assert encode_error_response(desk, RateLimitExceeded("", retry_after=1.5)).headers == (
         JSON,
         CLOSE,
         after,
         *STAMPS,
     )
-    assert refused(desk, Overloaded("", retry_after=2.0)).headers == (JSON, CLOSE, after, *STAMPS)
+    assert encode_error_response(desk, Overloaded("", retry_after=2.0)).headers == (
+        JSON,
+        CLOSE,
+        after,
+        *STAMPS,
+    )
 
 
 # --- what it tells of itself ----------------------------------------------------------------------
 
 
-def told(desk: Any, path: str, models: Models | None = None, **options: Any) -> Any:
+def fetch_info(desk: Any, path: str, models: ModelCatalogStub | None = None, **options: Any) -> Any:
     one = desk(**options)
-    reply = one.dialect.handle_info_request(one.call(path, method="GET"), models or Models())
+    reply = one.dialect.handle_info_request(
+        one.call(path, method="GET"), models or ModelCatalogStub()
+    )
     assert reply.status == 200
     assert reply.headers == (JSON, CLOSE, *STAMPS)
     return msgspec.json.decode(reply.body)
 
 
-def test_the_server(desk: Any) -> None:
-    assert told(desk, "/v2") == {
+def test_server_metadata(desk: Any) -> None:
+    assert fetch_info(desk, "/v2") == {
         "name": "MindIE Server",
         "version": "2.0.0",
         "extensions": {
@@ -300,18 +319,18 @@ def test_the_server(desk: Any) -> None:
             "max_prefill_tokens": 8192,
         },
     }
-    assert told(desk, "/v2", max_iter_times=9)["extensions"]["max_iter_times"] == 9
+    assert fetch_info(desk, "/v2", max_iter_times=9)["extensions"]["max_iter_times"] == 9
 
 
-def test_a_model(desk: Any) -> None:
+def test_model_metadata_and_config(desk: Any) -> None:
     tensor = {"shape": [-1], "datatype": "UINT32"}
-    assert told(desk, "/v2/models/l") == {
+    assert fetch_info(desk, "/v2/models/l") == {
         "name": "l",
         "platform": "MindIE Server",
         "inputs": [{"name": "input0"} | tensor],
         "outputs": [{"name": "output0"} | tensor],
     }
-    config = told(desk, "/v2/models/llama/config")
+    config = fetch_info(desk, "/v2/models/llama/config")
     assert list(config) == [
         *("model_name", "input_datatype", "output_datatype", "max_seq_len", "npu_mem_size"),
         *("cpu_mem_size", "world_size", "model_weight_path", "model_instance_type"),
@@ -319,17 +338,17 @@ def test_a_model(desk: Any) -> None:
     assert (config["max_seq_len"], config["npu_mem_size"]) == (4096, -1)
 
 
-def test_slots(desk: Any) -> None:
+def test_slot_count_is_zero_when_not_ready(desk: Any) -> None:
     path = "/v2/models/llama/getSlotCount"
-    free = told(desk, path)
+    free = fetch_info(desk, path)
     assert list(free) == ["total_slots", "free_slots", "available_tokens_length"]
     assert free["free_slots"] > 0
-    for models in (Models(up=False), Models(ready=False)):
-        assert told(desk, path, models)["free_slots"] == 0
+    for models in (ModelCatalogStub(up=False), ModelCatalogStub(ready=False)):
+        assert fetch_info(desk, path, models)["free_slots"] == 0
 
 
-def test_info(desk: Any) -> None:
-    info = told(desk, "/info")
+def test_info_describes_the_model(desk: Any) -> None:
+    info = fetch_info(desk, "/info")
     assert info["models"] == [
         {
             "model_device_type": "npu",
@@ -346,18 +365,18 @@ def test_info(desk: Any) -> None:
     assert info["max_input_length"] == 4096
 
 
-def test_the_list_of_models(desk: Any) -> None:
+def test_model_list_and_model_entry(desk: Any) -> None:
     entry = {"id": "llama", "object": "model", "created": 7, "owned_by": "MindIE Server"}
-    assert told(desk, "/v1/models") == {"object": "list", "data": [entry]}
-    assert told(desk, "/v1/models/llama") == entry
-    assert told(desk, "/v1/models/l")["id"] == "l"
+    assert fetch_info(desk, "/v1/models") == {"object": "list", "data": [entry]}
+    assert fetch_info(desk, "/v1/models/llama") == entry
+    assert fetch_info(desk, "/v1/models/l")["id"] == "l"
 
 
-def test_an_unknown_model_is_told_nothing_of(desk: Any) -> None:
+def test_info_request_for_unknown_model_raises_model_not_found(desk: Any) -> None:
     one = desk()
     for path in ("/v1/models/x", "/v2/models/x", "/v2/models/x/ready", "/v2/models/x/config"):
         with pytest.raises(ModelNotFound):
-            one.dialect.handle_info_request(one.call(path, method="GET"), Models())
+            one.dialect.handle_info_request(one.call(path, method="GET"), ModelCatalogStub())
 
 
 STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unavailable"}'
@@ -372,16 +391,16 @@ STOPPED = b'{"error":"The service has been stopped.","error_type":"Service Unava
         ("/v2/models/llama/ready", 503),
     ],
 )
-def test_health(desk: Any, path: str, down: int) -> None:
+def test_health_endpoints_report_liveness_and_readiness(desk: Any, path: str, down: int) -> None:
     """Alive as long as it is not told to stop; ready when a worker is."""
     one = desk()
     call = one.call(path, method="GET")
     assert call.endpoint.public is ("/models/" not in path)
-    assert one.dialect.handle_info_request(call, Models()) == HttpResponse(
+    assert one.dialect.handle_info_request(call, ModelCatalogStub()) == HttpResponse(
         200, b"", (CLOSE, *STAMPS)
     )
-    assert one.dialect.handle_info_request(call, Models(up=False)) == HttpResponse(
+    assert one.dialect.handle_info_request(call, ModelCatalogStub(up=False)) == HttpResponse(
         down, b"", (CLOSE, *STAMPS)
     )
-    stopping = one.dialect.handle_info_request(call, Models(ready=False))
+    stopping = one.dialect.handle_info_request(call, ModelCatalogStub(ready=False))
     assert (stopping.status, stopping.body) == (503, STOPPED)

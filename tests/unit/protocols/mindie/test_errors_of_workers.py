@@ -16,11 +16,11 @@ from protocols.core.errors import (
 from protocols.mindie.endpoints import MindIE
 
 
-def error(status: int, body: str, **headers: str) -> GatewayError:
+def read_error(status: int, body: str, **headers: str) -> GatewayError:
     return MindIE().read_error(status, headers, body.encode())
 
 
-def told(text: str, kind: str) -> str:
+def make_error(text: str, kind: str) -> str:
     return '{"error":"' + text + '","error_type":"' + kind + '"}'
 
 
@@ -33,78 +33,125 @@ FULL = (
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [
-        (422, told("Parameter top_k must be in -1", INVALID), UnsupportedFeature),
-        (422, told("Failed to parse request context to json", INVALID), UnsupportedFeature),
-        (422, told("Got model X, but not found in server", INVALID), WorkerFailed),
-        (404, told("Model nope not found.", "NotFoundError"), WorkerFailed),
+        (422, make_error("Parameter top_k must be in -1", INVALID), UnsupportedFeature),
+        (422, make_error("Failed to parse request context to json", INVALID), UnsupportedFeature),
+        (422, make_error("Got model X, but not found in server", INVALID), WorkerFailed),
+        (404, make_error("Model nope not found.", "NotFoundError"), WorkerFailed),
         (404, "", WorkerFailed),
-        (422, told("Prompt token length must be in (0, 9], but got 12", INVALID), ContextTooLong),
-        (422, told("Messages len not in (0, 10, but the length of inputs is 40", INVALID),
-         ContextTooLong),
-        (422, told("text_input must be necessary and data type must be string and length in "
-                   "(0, 10], but the length of inputs is 40", INVALID), ContextTooLong),
-        (422, told("text_input must be necessary and data type must be string and length in "
-                   "(0, 10], but the length of inputs is 0", INVALID), UnsupportedFeature),
-        (424, told(FULL + "2048,the input ids length is 3000", "Generation Error"),
-         ContextTooLong),
-        (424, told("Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error"),
-         UnsupportedFeature),
-        (424, told("Failed to generate infer request", "Generation Error"), WorkerFailed),
-        (500, told("Failed to enqueue inferRequest. Engine has been stopped. Cannot add request.",
-                   "Incomplete Generation"), WorkerFailed),
-        (500, told("Engine callback timeout: client timeout", "Incomplete Generation"),
-         WorkerFailed),
+        (
+            422,
+            make_error("Prompt token length must be in (0, 9], but got 12", INVALID),
+            ContextTooLong,
+        ),
+        (
+            422,
+            make_error("Messages len not in (0, 10, but the length of inputs is 40", INVALID),
+            ContextTooLong,
+        ),
+        (
+            422,
+            make_error(
+                "text_input must be necessary and data type must be string and length in "
+                "(0, 10], but the length of inputs is 40",
+                INVALID,
+            ),
+            ContextTooLong,
+        ),
+        (
+            422,
+            make_error(
+                "text_input must be necessary and data type must be string and length in "
+                "(0, 10], but the length of inputs is 0",
+                INVALID,
+            ),
+            UnsupportedFeature,
+        ),
+        (
+            424,
+            make_error(FULL + "2048,the input ids length is 3000", "Generation Error"),
+            ContextTooLong,
+        ),
+        (
+            424,
+            make_error("Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error"),
+            UnsupportedFeature,
+        ),
+        (424, make_error("Failed to generate infer request", "Generation Error"), WorkerFailed),
+        (
+            500,
+            make_error(
+                "Failed to enqueue inferRequest. Engine has been stopped. Cannot add request.",
+                "Incomplete Generation",
+            ),
+            WorkerFailed,
+        ),
+        (
+            500,
+            make_error("Engine callback timeout: client timeout", "Incomplete Generation"),
+            WorkerFailed,
+        ),
         (500, "Server internal error", WorkerFailed),
-        (413, '{"message":"Request body too large. Maximum allowed size is 4MB."}',
-         RequestTooLarge),
+        (
+            413,
+            '{"message":"Request body too large. Maximum allowed size is 4MB."}',
+            RequestTooLarge,
+        ),
         (413, '{"message":"too large"}', UnsupportedFeature),
-        (503, told("The service has been stopped.", "Service Unavailable"), Overloaded),
-        (503, '{"message":"Service is alive but busy. Consider reducing request frequency"}',
-         Overloaded),
+        (503, make_error("The service has been stopped.", "Service Unavailable"), Overloaded),
+        (
+            503,
+            '{"message":"Service is alive but busy. Consider reducing request frequency"}',
+            Overloaded,
+        ),
         (503, "", Overloaded),
         (429, '{"error":"Memory limit exceeded","code":429}', RateLimitExceeded),
-        (429, '{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}',
-         RateLimitExceeded),
+        (
+            429,
+            '{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}',
+            RateLimitExceeded,
+        ),
         (401, "", WorkerFailed),
-        (403, told("no", "Forbidden"), WorkerFailed),
+        (403, make_error("no", "Forbidden"), WorkerFailed),
         (502, "<html>", WorkerFailed),
     ],
-)  # fmt: skip
-def test_what_a_status_means(status: int, body: str, kind: type[GatewayError]) -> None:
-    assert type(error(status, body)) is kind
+)
+def test_worker_status_and_body_map_to_error_type(
+    status: int, body: str, kind: type[GatewayError]
+) -> None:
+    assert type(read_error(status, body)) is kind
 
 
-def test_how_long_the_prompt_is_and_may_be() -> None:
+def test_context_too_long_reports_prompt_tokens_and_limit() -> None:
     for body in (
-        told(FULL + "2048,the input ids length is 3000", "Generation Error"),
-        told(FULL + "maxSeqLen 2048,the input ids length is 3000", "Generation Error"),
-        told("text_input token length must be in (0, 2048], but got 3000", INVALID),
+        make_error(FULL + "2048,the input ids length is 3000", "Generation Error"),
+        make_error(FULL + "maxSeqLen 2048,the input ids length is 3000", "Generation Error"),
+        make_error("text_input token length must be in (0, 2048], but got 3000", INVALID),
     ):
-        found = error(424, body)
+        found = read_error(424, body)
         assert isinstance(found, ContextTooLong)
         assert (found.tokens, found.limit) == (3000, 2048)
 
 
-def test_how_large_a_body_may_be() -> None:
-    found = error(413, '{"message":"Request body too large. Maximum allowed size is 4MB."}')
+def test_status_413_reports_the_body_size_limit() -> None:
+    found = read_error(413, '{"message":"Request body too large. Maximum allowed size is 4MB."}')
 
     assert isinstance(found, RequestTooLarge)
     assert found.limit == 4 << 20
 
 
-def test_when_to_come_again() -> None:
-    found = error(429, '{"error":"Memory limit exceeded","code":429}', **{"retry-after": "7"})
+def test_retry_after_of_worker_is_kept() -> None:
+    found = read_error(429, '{"error":"Memory limit exceeded","code":429}', **{"retry-after": "7"})
 
     assert found.retry_after == 7
 
 
-def test_who_does_not_know_the_model_keeps_its_status() -> None:
-    found = error(422, told("Got model X, but not found in server", INVALID))
+def test_unknown_model_error_of_worker_keeps_its_status() -> None:
+    found = read_error(422, make_error("Got model X, but not found in server", INVALID))
 
     assert isinstance(found, WorkerFailed)
     assert (found.status, found.message) == (422, "The worker does not know the model.")
 
 
 @given(st.integers(400, 599), st.binary(max_size=60))
-def test_no_refusal_is_more_than_an_error(status: int, body: bytes) -> None:
+def test_any_worker_error_response_is_read_as_a_gateway_error(status: int, body: bytes) -> None:
     assert isinstance(MindIE().read_error(status, {}, body), GatewayError)

@@ -19,12 +19,12 @@ ID_WORDS = (
 LIMITS = {"1x": 4194304, "rc1": 524288}
 
 
-def text(**fields: Any) -> dict[str, Any]:
+def build_text_body(**fields: Any) -> dict[str, Any]:
     return {"text_input": "hi", **fields}
 
 
-def with_parameters(**parameters: Any) -> dict[str, Any]:
-    return text(parameters=parameters)
+def build_body_with_parameters(**parameters: Any) -> dict[str, Any]:
+    return build_text_body(parameters=parameters)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -36,10 +36,10 @@ FIELDS: tuple[tuple[Any, str], ...] = (
     (b"[" * 100_000, "Failed to parse request context to json"),
     (b'{"text_input":' * 100_000, "Failed to parse request context to json"),
     (b"[]", "The text_input not found"),
-    (text(id="a b"), ID_WORDS),
-    (text(id=""), ID_WORDS),
-    (text(id="x" * 257), ID_WORDS),
-    (text(id=5), "id must be string type."),
+    (build_text_body(id="a b"), ID_WORDS),
+    (build_text_body(id=""), ID_WORDS),
+    (build_text_body(id="x" * 257), ID_WORDS),
+    (build_text_body(id=5), "id must be string type."),
     ({"id": 5}, "id must be string type."),
     ({}, "The text_input not found"),
     ({"text_input": None}, "The text_input not found"),
@@ -62,8 +62,8 @@ FIELDS: tuple[tuple[Any, str], ...] = (
         {"text_input": [{"image_url": "u"}] * 21},
         "The number of multimodal url should be no more than 20",
     ),
-    (text(parameters=[]), "parameters must be object type."),
-    (text(parameters="x"), "parameters must be object type."),
+    (build_text_body(parameters=[]), "parameters must be object type."),
+    (build_text_body(parameters="x"), "parameters must be object type."),
 )
 PARAMETERS: tuple[tuple[str, Any, str], ...] = (
     ("temperature", 0, "Parameter temperature must be in (0.0,3.40282e+38], got 0."),
@@ -115,27 +115,27 @@ PARAMETERS: tuple[tuple[str, Any, str], ...] = (
 
 @pytest.mark.parametrize("path", [PATH, STREAM])
 @pytest.mark.parametrize(("body", "said"), FIELDS)
-def test_a_wrong_field(desk: Any, path: str, body: Any, said: str) -> None:
+def test_invalid_generate_field_returns_422(desk: Any, path: str, body: Any, said: str) -> None:
     assert desk().refused(path, body) == (422, said)
 
 
 @pytest.mark.parametrize(("name", "got", "said"), PARAMETERS)
-def test_a_wrong_parameter(desk: Any, name: str, got: Any, said: str) -> None:
-    assert desk().refused(PATH, with_parameters(**{name: got})) == (422, said)
+def test_invalid_generate_parameter_returns_422(desk: Any, name: str, got: Any, said: str) -> None:
+    assert desk().refused(PATH, build_body_with_parameters(**{name: got})) == (422, said)
 
 
-def test_the_first_of_many_wrong_ones_is_told(desk: Any) -> None:
+def test_first_invalid_parameter_in_server_order_is_reported(desk: Any) -> None:
     order = (
         *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty"),
         *("watermark", "priority", "max_new_tokens", "details", "batch_size", "timeout"),
     )
     for i, name in enumerate(order):
         wrong = dict.fromkeys(reversed(order[i:]), "x")
-        _, said = desk().refused(PATH, with_parameters(**wrong))
+        _, said = desk().refused(PATH, build_body_with_parameters(**wrong))
         assert said.startswith(f"{name} must be ")
 
 
-def test_the_id_is_looked_at_before_the_text_and_the_text_before_the_parameters(desk: Any) -> None:
+def test_validation_order_is_id_then_text_then_parameters(desk: Any) -> None:
     both = {"id": "a b", "text_input": "", "parameters": []}
     assert desk().refused(PATH, both)[1] == ID_WORDS
     del both["id"]
@@ -143,7 +143,7 @@ def test_the_id_is_looked_at_before_the_text_and_the_text_before_the_parameters(
 
 
 @pytest.mark.parametrize("profile", LIMITS)
-def test_how_long_a_text_may_be(desk: Any, profile: str) -> None:
+def test_text_length_limit_counts_utf_16_units(desk: Any, profile: str) -> None:
     """The server counts UTF-16 units: a character beyond the first plane is two."""
     limit = LIMITS[profile]
     said = (
@@ -155,7 +155,7 @@ def test_how_long_a_text_may_be(desk: Any, profile: str) -> None:
     assert one.decode(PATH, {"text_input": "\u4f60" * limit}).prompts[0][0] == "\u4f60"
 
 
-def test_a_list_is_measured_as_it_was_written(desk: Any) -> None:
+def test_text_input_list_length_counts_its_serialized_json(desk: Any) -> None:
     body = {"text_input": [{"type": "text", "text": "x" * 4194304}]}
     assert desk("1x").refused(PATH, body)[1].endswith("but the length of inputs is 4194331")
 
@@ -190,64 +190,64 @@ def test_a_list_is_measured_as_it_was_written(desk: Any) -> None:
         ({"batch_size": 100}, "choice_count", 1),
     ],
 )
-def test_a_parameter(desk: Any, parameters: Any, path: str, value: Any) -> None:
-    got: Any = desk().decode(PATH, text(parameters=parameters))
+def test_generate_parameter_is_decoded(desk: Any, parameters: Any, path: str, value: Any) -> None:
+    got: Any = desk().decode(PATH, build_text_body(parameters=parameters))
     for name in path.split("."):
         got = getattr(got, name)
     assert got == value
     assert type(got) is type(value)
 
 
-def test_null_is_absent(desk: Any) -> None:
-    silent = desk().decode(PATH, text())
+def test_null_means_that_the_parameter_is_absent(desk: Any) -> None:
+    silent = desk().decode(PATH, build_text_body())
     names = (
         *("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty"),
         *("watermark", "priority", "max_new_tokens", "details", "timeout"),
     )
-    nulls = text(id=None, parameters=dict.fromkeys(names))
+    nulls = build_text_body(id=None, parameters=dict.fromkeys(names))
     assert desk().decode(PATH, nulls) == silent
-    assert desk().decode(PATH, text(parameters=None)) == silent
+    assert desk().decode(PATH, build_text_body(parameters=None)) == silent
 
 
-def test_what_nobody_reads_is_kept(desk: Any) -> None:
-    body = text(stop=["x"], parameters={"batch_size": 3, "perf_stat": "x", "foo": [1]})
+def test_unknown_parameters_are_kept_as_extra(desk: Any) -> None:
+    body = build_text_body(stop=["x"], parameters={"batch_size": 3, "perf_stat": "x", "foo": [1]})
     request = desk().decode(PATH, body)
     kept = {name: bytes(raw) for name, raw in request.extra.items()}
     assert kept == {"batch_size": b"3", "perf_stat": b'"x"', "foo": b"[1]"}
     assert request.stopping.stop == ()
 
 
-def test_the_first_releases(desk: Any) -> None:
+def test_rc1_id_seed_and_greedy_default_rules(desk: Any) -> None:
     """Any id, seeds without 0 and up to 64 bits, text only, greedy unless sampling is asked for."""
     one = desk("rc1")
-    assert one.decode(PATH, text(id="a b")).client_id == "a b"
-    assert one.decode(PATH, with_parameters(seed=2**64 - 1)).sampling.seed == 2**64 - 1
+    assert one.decode(PATH, build_text_body(id="a b")).client_id == "a b"
+    assert one.decode(PATH, build_body_with_parameters(seed=2**64 - 1)).sampling.seed == 2**64 - 1
     said = "Parameter seed must be in (0, 18446744073709551615], got 0."
-    assert one.refused(PATH, with_parameters(seed=0)) == (422, said)
+    assert one.refused(PATH, build_body_with_parameters(seed=0)) == (422, said)
     assert one.refused(PATH, {"text_input": ["x"]})[1].startswith("The type of text_input is abn")
-    assert one.decode(PATH, text()).sampling.temperature == 0
-    assert one.decode(PATH, with_parameters(temperature=0.5)).sampling.temperature == 0.5
-    assert one.decode(PATH, with_parameters(do_sample=True)).sampling.temperature is None
-    assert desk().decode(PATH, text()).sampling.temperature is None
+    assert one.decode(PATH, build_text_body()).sampling.temperature == 0
+    assert one.decode(PATH, build_body_with_parameters(temperature=0.5)).sampling.temperature == 0.5
+    assert one.decode(PATH, build_body_with_parameters(do_sample=True)).sampling.temperature is None
+    assert desk().decode(PATH, build_text_body()).sampling.temperature is None
 
 
-def test_ids(desk: Any) -> None:
+def test_request_id_precedence_is_body_then_header_then_counter(desk: Any) -> None:
     """The body's, else the header's, else the next of the server's own."""
     one = desk()
-    assert one.decode(PATH, text(id="a123")).client_id == "a123"
-    assert one.decode(PATH, text()).client_id == "endpoint_common_1"
-    call = one.call(PATH, text(), headers={"req-id": "from-header"})
+    assert one.decode(PATH, build_text_body(id="a123")).client_id == "a123"
+    assert one.decode(PATH, build_text_body()).client_id == "endpoint_common_1"
+    call = one.call(PATH, build_text_body(), headers={"req-id": "from-header"})
     assert one.dialect.decode_request(call).client_id == "from-header"
-    assert one.decode(PATH, text()).client_id == "endpoint_common_2"
+    assert one.decode(PATH, build_text_body()).client_id == "endpoint_common_2"
 
 
-def test_a_limit_of_tokens_is_the_listener_s(desk: Any) -> None:
+def test_max_iter_times_is_the_default_max_tokens(desk: Any) -> None:
     one = desk(max_iter_times=16)
-    assert one.decode(PATH, text()).stopping.max_tokens == 16
-    assert one.decode(PATH, with_parameters(max_new_tokens=3)).stopping.max_tokens == 3
+    assert one.decode(PATH, build_text_body()).stopping.max_tokens == 16
+    assert one.decode(PATH, build_body_with_parameters(max_new_tokens=3)).stopping.max_tokens == 3
 
 
-def test_parts(desk: Any) -> None:
+def test_text_input_list_is_text_or_multimodal_message(desk: Any) -> None:
     words = [{"type": "text", "text": "a"}, "?", {"type": "text", "text": "b"}, {}]
     assert desk().decode(PATH, {"text_input": words}).prompts == ("ab",)
     media = [
@@ -269,20 +269,22 @@ INFER = "/v2/models/m/infer"
 TENSOR = {"name": "input0", "shape": [1, 3], "datatype": "UINT32", "data": [396, 319, 13]}
 
 
-def tensor(**fields: Any) -> dict[str, Any]:
+def build_tensor_body(**fields: Any) -> dict[str, Any]:
     return {"inputs": [{**TENSOR, **fields}], "outputs": [{"name": "output0"}]}
 
 
-def test_token_ids(desk: Any) -> None:
-    request = desk().decode(INFER, tensor(parameters={"max_new_tokens": 5}) | {"id": "a"})
+def test_infer_tensor_is_decoded_as_token_ids(desk: Any) -> None:
+    request = desk().decode(
+        INFER, build_tensor_body(parameters={"max_new_tokens": 5}) | {"id": "a"}
+    )
     assert request.prompts == ((396, 319, 13),)
     assert (request.client_id, request.stopping.max_tokens) == ("a", 5)
     assert request.response_options.token_ids
 
 
-def test_parameters_beside_the_tensor(desk: Any) -> None:
+def test_top_level_infer_parameters_are_decoded(desk: Any) -> None:
     """As every published example has them."""
-    body = tensor(shape=[3]) | {"parameters": {"temperature": 0.5}}
+    body = build_tensor_body(shape=[3]) | {"parameters": {"temperature": 0.5}}
     request = desk().decode(INFER, body)
     assert (request.sampling.temperature, request.stopping.max_tokens) == (0.5, 20)
     assert request.client_id == "endpoint_common_0"
@@ -294,37 +296,43 @@ def test_parameters_beside_the_tensor(desk: Any) -> None:
         ({}, "Req should contain 'inputs' and the type should be array."),
         ({"inputs": []}, "Inputs count must be 1."),
         ({"inputs": [5]}, "Cannot find name in inputs or its type is not string"),
-        (tensor(name="x" * 257), "The length of name set in inputs exceeds 256."),
-        (tensor(shape=3), "Cannot find shape in inputs or its type is not array"),
-        (tensor(shape=["3"]), "Shape element must be integer type."),
+        (build_tensor_body(name="x" * 257), "The length of name set in inputs exceeds 256."),
+        (build_tensor_body(shape=3), "Cannot find shape in inputs or its type is not array"),
+        (build_tensor_body(shape=["3"]), "Shape element must be integer type."),
         (
-            tensor(shape=[2, 3]),
+            build_tensor_body(shape=[2, 3]),
             (
                 "Shape must be at most two-dimensional, and the last element's value must be in "
                 "(0,1048576]."
             ),
         ),
-        (tensor(datatype=None), "Cannot find datatype in inputs or its type is not string"),
-        (tensor(datatype="INT64"), "Unsupported datatype, got INT64."),
-        (tensor(data="x"), "Cannot find data in inputs or its type is not array"),
-        (tensor(data=[1]), "Data size should be 3, got 1."),
-        (tensor(data=[1, 2, 0.5]), "Data element must be integer type."),
-        (tensor() | {"id": 5}, "id must be string type."),
         (
-            tensor() | {"outputs": None},
+            build_tensor_body(datatype=None),
+            "Cannot find datatype in inputs or its type is not string",
+        ),
+        (build_tensor_body(datatype="INT64"), "Unsupported datatype, got INT64."),
+        (build_tensor_body(data="x"), "Cannot find data in inputs or its type is not array"),
+        (build_tensor_body(data=[1]), "Data size should be 3, got 1."),
+        (build_tensor_body(data=[1, 2, 0.5]), "Data element must be integer type."),
+        (build_tensor_body() | {"id": 5}, "id must be string type."),
+        (
+            build_tensor_body() | {"outputs": None},
             "Req should contain 'outputs' and the type should be array.",
         ),
-        (tensor() | {"outputs": []}, "Outputs size should be 1, got 0."),
-        (tensor() | {"outputs": [{"name": 5}]}, "Outputs name must be non-empty string."),
-        (tensor() | {"outputs": [5]}, "Outputs name must be non-empty string."),
-        (tensor(parameters=[]), "parameters must be object type."),
+        (build_tensor_body() | {"outputs": []}, "Outputs size should be 1, got 0."),
         (
-            tensor(parameters={"temperature": 0}),
+            build_tensor_body() | {"outputs": [{"name": 5}]},
+            "Outputs name must be non-empty string.",
+        ),
+        (build_tensor_body() | {"outputs": [5]}, "Outputs name must be non-empty string."),
+        (build_tensor_body(parameters=[]), "parameters must be object type."),
+        (
+            build_tensor_body(parameters={"temperature": 0}),
             "Parameter temperature must be in (0.0,3.40282e+38], got 0.",
         ),
     ],
 )
-def test_a_wrong_tensor(desk: Any, body: Any, said: str) -> None:
+def test_invalid_infer_tensor_returns_422(desk: Any, body: Any, said: str) -> None:
     assert desk().refused(INFER, body) == (422, said)
 
 
@@ -348,15 +356,15 @@ def test_a_wrong_tensor(desk: Any, body: Any, said: str) -> None:
         (2**64, "1.8446744073709552e+19"),
     ],
 )
-def test_numbers_are_printed_as_the_server_prints_them(got: float, said: str) -> None:
+def test_numbers_are_formatted_as_the_server_formats_them(got: float, said: str) -> None:
     assert format_json_number(got) == said
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_printed_number_reads_as_itself(got: float) -> None:
+def test_formatted_number_parses_to_the_same_value(got: float) -> None:
     assert msgspec.json.decode(format_json_number(got), type=float) == got
 
 
 @given(st.text())
-def test_units_are_those_of_utf_16(got: str) -> None:
+def test_count_utf16_units_equals_encoded_length(got: str) -> None:
     assert count_utf16_units(got) * 2 == len(got.encode("utf-16-le", "surrogatepass"))

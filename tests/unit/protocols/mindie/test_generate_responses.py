@@ -27,7 +27,7 @@ HEAD = b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output
 HELLO = (TextDelta("Hello"), TextDelta(" world"), TextDelta("!"))
 
 
-def test_without_details_there_are_four_keys_and_no_end(desk: Any) -> None:
+def test_generate_stream_without_details_has_four_keys_and_no_finish_reason(desk: Any) -> None:
     one = desk()
     sent = one.stream(
         one.encoder(STREAM, BODY),
@@ -44,7 +44,7 @@ def test_without_details_there_are_four_keys_and_no_end(desk: Any) -> None:
     )  # fmt: skip
 
 
-def test_with_details(desk: Any) -> None:
+def test_generate_stream_with_details_has_token_counts_and_times(desk: Any) -> None:
     """One event a token, counting up; times by the clock; the finish reason in the last alone."""
     one = desk()
     encoder = one.encoder(STREAM, DETAILED)
@@ -70,7 +70,7 @@ def test_with_details(desk: Any) -> None:
     )  # fmt: skip
 
 
-def test_the_backend_s_own_times_are_told(desk: Any) -> None:
+def test_backend_timing_overrides_measured_times(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(STREAM, DETAILED)
     sent = one.stream(
@@ -95,7 +95,7 @@ def test_the_backend_s_own_times_are_told(desk: Any) -> None:
     assert [t["details"]["queue_wait_time"] for t in told] == [10, 10, 500000]
 
 
-def test_the_first_releases_tell_no_times(desk: Any) -> None:
+def test_rc1_stream_has_no_prefill_and_decode_times(desk: Any) -> None:
     one = desk("rc1")
     sent = one.stream(
         one.encoder(STREAM, DETAILED), TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()
@@ -104,7 +104,7 @@ def test_the_first_releases_tell_no_times(desk: Any) -> None:
     assert b"decode_time" not in sent
 
 
-def test_an_event_is_held_back_only_for_details(desk: Any) -> None:
+def test_stream_delays_an_event_only_if_details_are_requested(desk: Any) -> None:
     one = desk()
     assert [len(w) > 0 for w in one.writes(one.encoder(STREAM, BODY), *HELLO, StreamEnd())] == [
         *(True, True, True, False)
@@ -114,7 +114,7 @@ def test_an_event_is_held_back_only_for_details(desk: Any) -> None:
     ]
 
 
-def test_a_piece_without_text_is_sent(desk: Any) -> None:
+def test_text_delta_without_text_is_sent(desk: Any) -> None:
     """Half a character: the token has come, its text has not."""
     one = desk()
     sent = one.stream(
@@ -124,7 +124,7 @@ def test_a_piece_without_text_is_sent(desk: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [BODY, DETAILED])
-def test_an_answer_without_text_is_one_event(desk: Any, body: Any) -> None:
+def test_response_without_text_is_one_event(desk: Any, body: Any) -> None:
     one = desk()
     sent = one.stream(
         one.encoder(STREAM, body), StreamStart(1), ChoiceEnd("eos"), Usage(1, 0), StreamEnd()
@@ -134,7 +134,7 @@ def test_an_answer_without_text_is_one_event(desk: Any, body: Any) -> None:
     assert (b'"finish_reason":"eos_token","generated_tokens":0' in sent) is (body is DETAILED)
 
 
-def test_reasoning_has_no_place_of_its_own(desk: Any) -> None:
+def test_reasoning_and_refusal_are_part_of_text_output(desk: Any) -> None:
     one = desk()
     said = (ReasoningDelta("hm "), TextDelta("yes"), RefusalDelta("!"))
     sent = one.stream(one.encoder(STREAM, BODY), *said, ChoiceEnd("eos"), StreamEnd())
@@ -156,7 +156,9 @@ def test_reasoning_has_no_place_of_its_own(desk: Any) -> None:
         ("unknown", "invalid finishReason", "invalid flag"),
     ],
 )
-def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str) -> None:
+def test_finish_reason_names_by_profile(
+    desk: Any, reason: FinishReason, later: str, early: str
+) -> None:
     for profile, name in (("2x", later), ("1x", later), ("rc1", early)):
         one = desk(profile)
         reply = one.whole(
@@ -168,14 +170,14 @@ def test_finish_reasons(desk: Any, reason: FinishReason, later: str, early: str)
 # --- whole ----------------------------------------------------------------------------------------
 
 
-def test_a_whole_answer(desk: Any) -> None:
+def test_unary_generate_response(desk: Any) -> None:
     one = desk()
     reply = one.whole(one.encoder(PATH, BODY), *HELLO, ChoiceEnd("eos"), Usage(1, 3), StreamEnd())
     assert (reply.status, reply.body) == (200, HEAD + b'"Hello world!"}')
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
-def test_a_whole_answer_with_details(desk: Any) -> None:
+def test_unary_generate_response_with_details(desk: Any) -> None:
     """What a stream says of each event, a whole answer says as lists."""
     one = desk()
     encoder = one.encoder(PATH, DETAILED)
@@ -187,7 +189,7 @@ def test_a_whole_answer_with_details(desk: Any) -> None:
     )
 
 
-def test_a_whole_answer_with_the_backend_s_times(desk: Any) -> None:
+def test_unary_response_lists_backend_timing_per_token(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(PATH, DETAILED)
     times = (Timing(queue=0.00001, batch_size=4), Timing())
@@ -200,7 +202,7 @@ def test_a_whole_answer_with_the_backend_s_times(desk: Any) -> None:
     assert details["generated_tokens"] == 2
 
 
-def test_a_whole_answer_that_was_measured_as_a_whole(desk: Any) -> None:
+def test_unary_response_with_one_timing_for_all_tokens(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(PATH, DETAILED)
     said = (TextDelta("a"), TextDelta("b"), ChoiceEnd("eos"), Usage(1, 2))
@@ -222,14 +224,14 @@ def test_a_whole_answer_that_was_measured_as_a_whole(desk: Any) -> None:
         (StreamBroken("the worker at 10.0.0.1"), None, "Failed to get engine response"),
     ],
 )
-def test_an_error_is_bare_text(desk: Any, error: Any, timeout: Any, said: str) -> None:
+def test_stream_error_is_plain_text(desk: Any, error: Any, timeout: Any, said: str) -> None:
     one = desk()
     encoder = one.encoder(STREAM, BODY | {"parameters": {"timeout": timeout}})
     one.stream(encoder, TextDelta("a"))
     assert encoder.encode_error_event(error) == said.encode()
 
 
-def test_what_was_held_back_is_said_before_the_error(desk: Any) -> None:
+def test_delayed_event_is_sent_before_the_error(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(STREAM, DETAILED)
     assert one.stream(encoder, TextDelta("a"), ChoiceEnd("eos")) == b""
@@ -245,7 +247,7 @@ TENSOR = {"name": "input0", "shape": [1, 1], "datatype": "UINT32", "data": [396]
 INFERENCE = {"id": "a123", "inputs": [TENSOR], "outputs": [{"name": ""}]}
 
 
-def test_token_ids(desk: Any) -> None:
+def test_infer_response_returns_token_ids(desk: Any) -> None:
     one = desk()
     encoder = one.encoder(INFER, INFERENCE)
     said = (TextDelta("a", token_ids=(1, 2), tokens=2), TextDelta("b", token_ids=(3,)))
@@ -259,7 +261,7 @@ def test_token_ids(desk: Any) -> None:
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_a_backend_without_token_ids_has_not_answered(desk: Any) -> None:
+def test_infer_without_token_ids_from_backend_returns_500(desk: Any) -> None:
     one = desk()
     reply = one.whole(one.encoder(INFER, INFERENCE), TextDelta("a"), ChoiceEnd("eos"), StreamEnd())
     assert reply.status == 500

@@ -26,7 +26,7 @@ TEMPERATURE = "Parameter temperature must be in (0.0,3.40282e+38], got 0."
 
 
 @pytest.fixture
-def one(desk: Any) -> Any:
+def llama_desk(desk: Any) -> Any:
     return desk(model="llama")
 
 
@@ -48,15 +48,17 @@ def one(desk: Any) -> Any:
         ("/infer_token", {"input_id": [1, 2]}, False),
     ],
 )
-def test_which_model_and_whether_streamed(one: Any, path: str, body: Any, stream: bool) -> None:
-    call = one.call(path, body)
-    envelope = one.dialect.read_routing_info(call)
+def test_default_model_and_stream_flag_are_decoded(
+    llama_desk: Any, path: str, body: Any, stream: bool
+) -> None:
+    call = llama_desk.call(path, body)
+    envelope = llama_desk.dialect.read_routing_info(call)
     assert (envelope.model, envelope.stream) == ("llama", stream)
-    request = one.dialect.decode_request(call)
+    request = llama_desk.dialect.decode_request(call)
     assert (request.model, request.stream) == ("llama", stream)
 
 
-def test_a_body_may_name_the_model_all_the_same(desk: Any) -> None:
+def test_model_in_body_overrides_the_default_model(desk: Any) -> None:
     body = PROMPT | {"model": "other"}
     assert desk(model="llama").decode("/generate", body).model == "other"
     assert desk().refused("/generate", PROMPT) == (
@@ -184,11 +186,11 @@ NEITHER = (
         ),
     ],
 )
-def test_what_is_refused(one: Any, path: str, body: Any, said: str) -> None:
-    assert one.refused(path, body) == (422, said)
+def test_invalid_body_returns_422(llama_desk: Any, path: str, body: Any, said: str) -> None:
+    assert llama_desk.refused(path, body) == (422, said)
 
 
-def test_parameters_after_tgi(one: Any) -> None:
+def test_tgi_style_parameters_are_decoded(llama_desk: Any) -> None:
     parameters = {
         "stop": ["x", "y"],
         "truncate": 3,
@@ -196,7 +198,7 @@ def test_parameters_after_tgi(one: Any) -> None:
         "return_full_text": False,
         "decoder_input_details": True,
     }
-    request = one.decode("/generate", INPUTS | {"parameters": parameters})
+    request = llama_desk.decode("/generate", INPUTS | {"parameters": parameters})
     assert request.stopping.stop == ("x", "y")
     assert (request.stopping.truncate_prompt, request.stopping.max_tokens) == (3, 20)
     assert request.adapter == "lora/a"
@@ -204,12 +206,12 @@ def test_parameters_after_tgi(one: Any) -> None:
     assert {name: bytes(raw) for name, raw in request.extra.items()} == {
         "return_full_text": b"false"
     }
-    names = one.dialect.field_names(one.call("/generate", INPUTS))
+    names = llama_desk.dialect.field_names(llama_desk.call("/generate", INPUTS))
     assert names["adapter"] == "adapter_id"
     assert names["stopping.stop"] == "stop"
 
 
-def test_parameters_after_vllm(one: Any) -> None:
+def test_vllm_style_parameters_are_decoded(llama_desk: Any) -> None:
     """Beside the prompt; a length that nobody named is the target's own."""
     body = PROMPT | {
         "temperature": 0.5,
@@ -219,22 +221,22 @@ def test_parameters_after_vllm(one: Any) -> None:
         "stop_token_ids": [7, 5, 7, -1],
         "include_stop_str_in_output": True,
     }
-    request = one.decode("/generate", body)
+    request = llama_desk.decode("/generate", body)
     assert (request.n, request.best_of) == (3, None)
     assert request.sampling.top_k is None
     assert request.stopping.stop_token_ids == (5, 7)
     assert request.stopping.include_stop is True
     assert request.stopping.max_tokens is None
-    assert one.decode("/generate", PROMPT | {"temperature": 0}).sampling.temperature == 0
-    assert one.dialect.field_names(one.call("/generate", PROMPT))["n"] == "n"
+    assert llama_desk.decode("/generate", PROMPT | {"temperature": 0}).sampling.temperature == 0
+    assert llama_desk.dialect.field_names(llama_desk.call("/generate", PROMPT))["n"] == "n"
 
 
 # --- answers of the server's own ------------------------------------------------------------------
 
 
-def test_native_stream(one: Any) -> None:
-    encoder = one.encoder("/infer", INPUTS | DETAILS | {"stream": True})
-    sent = one.stream(encoder, HELLO[0], 0.1, HELLO[1], Timing(decode=0.02), HELLO[2], *END)
+def test_native_stream_with_details(llama_desk: Any) -> None:
+    encoder = llama_desk.encoder("/infer", INPUTS | DETAILS | {"stream": True})
+    sent = llama_desk.stream(encoder, HELLO[0], 0.1, HELLO[1], Timing(decode=0.02), HELLO[2], *END)
     assert sent == (
         b'data: {"prefill_time":100,"decode_time":null,"token":{"id":[1],"text":"Hello"}}\n\n'
         b'data: {"prefill_time":null,"decode_time":20,"token":{"id":[2],"text":"!"}}\n\n'
@@ -246,19 +248,21 @@ def test_native_stream(one: Any) -> None:
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_native_stream_without_details(one: Any) -> None:
-    encoder = one.encoder("/infer", INPUTS | {"stream": True})
-    sent = one.stream(encoder, ReasoningDelta("hm "), TextDelta("x"), *END)
+def test_native_stream_without_details(llama_desk: Any) -> None:
+    encoder = llama_desk.encoder("/infer", INPUTS | {"stream": True})
+    sent = llama_desk.stream(encoder, ReasoningDelta("hm "), TextDelta("x"), *END)
     assert sent.endswith(
         b'"generated_text":"hm x","details":null,"token":{"id":[],"text":null}}\n\n'
     )
 
 
-def test_native_whole(one: Any) -> None:
-    assert one.whole(one.encoder("/infer", INPUTS), *HELLO, *END).body == (
+def test_native_unary_response(llama_desk: Any) -> None:
+    assert llama_desk.whole(llama_desk.encoder("/infer", INPUTS), *HELLO, *END).body == (
         b'{"generated_text":"Hello!"}'
     )
-    reply = one.whole(one.encoder("/infer_token", {"input_id": [5]} | DETAILS), *HELLO, *END)
+    reply = llama_desk.whole(
+        llama_desk.encoder("/infer_token", {"input_id": [5]} | DETAILS), *HELLO, *END
+    )
     assert reply.body == (
         b'{"generated_text":"Hello!","details":{"finish_reason":"eos_token","generated_tokens":2,'
         b'"generated_token_ids":[1,2],"seed":7}}'
@@ -268,9 +272,9 @@ def test_native_whole(one: Any) -> None:
 # --- answers after TGI ----------------------------------------------------------------------------
 
 
-def test_tgi_stream(one: Any) -> None:
-    encoder = one.encoder("/generate_stream", INPUTS | DETAILS)
-    assert one.stream(encoder, *HELLO, *END) == (
+def test_tgi_style_stream_with_details(llama_desk: Any) -> None:
+    encoder = llama_desk.encoder("/generate_stream", INPUTS | DETAILS)
+    assert llama_desk.stream(encoder, *HELLO, *END) == (
         b'data: {"token":{"id":[1],"text":"Hello","logprob":null,"special":null},'
         b'"generated_text":null,"details":null}\n\n'
         b'data: {"token":{"id":[2],"text":"!","logprob":null,"special":null},'
@@ -283,24 +287,29 @@ def test_tgi_stream(one: Any) -> None:
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_tgi_stream_without_details(one: Any) -> None:
-    encoder = one.encoder("/", INPUTS | {"stream": True})
-    sent = one.stream(encoder, TextDelta("x"), RefusalDelta("!"), *END)
+def test_tgi_style_stream_without_details(llama_desk: Any) -> None:
+    encoder = llama_desk.encoder("/", INPUTS | {"stream": True})
+    sent = llama_desk.stream(encoder, TextDelta("x"), RefusalDelta("!"), *END)
     assert sent.endswith(b'"generated_text":"x!","details":null}\n\n')
 
 
-def test_tgi_whole(one: Any) -> None:
+def test_tgi_style_unary_response(llama_desk: Any) -> None:
     plain = b'{"generated_text":"Hello!"}'
-    assert one.whole(one.encoder("/generate", INPUTS), *HELLO, *END).body == plain
-    assert one.whole(one.encoder("/", INPUTS), *HELLO, *END).body == b"[" + plain + b"]"
-    detailed = one.encoder("/generate", INPUTS | DETAILS)
-    assert one.whole(detailed, *HELLO, *END).body == (
+    assert llama_desk.whole(llama_desk.encoder("/generate", INPUTS), *HELLO, *END).body == plain
+    assert (
+        llama_desk.whole(llama_desk.encoder("/", INPUTS), *HELLO, *END).body == b"[" + plain + b"]"
+    )
+    detailed = llama_desk.encoder("/generate", INPUTS | DETAILS)
+    assert llama_desk.whole(detailed, *HELLO, *END).body == (
         b'{"details":{"prompt_tokens":2,"finish_reason":"eos_token","generated_tokens":2,'
         b'"prefill":[],"seed":7,"tokens":[{"id":1,"logprob":null,"special":null,"text":null},'
         b'{"id":2,"logprob":null,"special":null,"text":null}]},"generated_text":"Hello!"}'
     )
-    uncounted = one.whole(
-        one.encoder("/generate", INPUTS | DETAILS), TextDelta("x"), ChoiceEnd("eos"), StreamEnd()
+    uncounted = llama_desk.whole(
+        llama_desk.encoder("/generate", INPUTS | DETAILS),
+        TextDelta("x"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
     )
     assert msgspec.json.decode(uncounted.body)["details"]["generated_tokens"] == 1
 
@@ -308,18 +317,18 @@ def test_tgi_whole(one: Any) -> None:
 # --- answers after vLLM ---------------------------------------------------------------------------
 
 
-def test_vllm_stream(one: Any) -> None:
+def test_vllm_style_stream_is_nul_separated_json(llama_desk: Any) -> None:
     """Bare objects, each with a NUL byte behind it, and no end."""
-    encoder = one.encoder("/generate", PROMPT | {"stream": True})
-    assert one.stream(encoder, *HELLO, *END) == b'{"text":["Hello"]}\0{"text":["!"]}\0'
+    encoder = llama_desk.encoder("/generate", PROMPT | {"stream": True})
+    assert llama_desk.stream(encoder, *HELLO, *END) == b'{"text":["Hello"]}\0{"text":["!"]}\0'
     assert encoder.content_type == "text/event-stream"
     assert encoder.headers()[0] == ("RequestUUID", "r1")
     assert encoder.encode_error_event(StreamBroken("cut")) == b"Failed to get engine response"
 
 
-def test_vllm_stream_of_two(one: Any) -> None:
-    encoder = one.encoder("/generate", PROMPT | {"stream": True, "n": 2, "temperature": 1})
-    sent = one.stream(
+def test_vllm_style_stream_of_two_choices(llama_desk: Any) -> None:
+    encoder = llama_desk.encoder("/generate", PROMPT | {"stream": True, "n": 2, "temperature": 1})
+    sent = llama_desk.stream(
         encoder,
         TextDelta("x", 0),
         TextDelta("y", 1),
@@ -330,11 +339,12 @@ def test_vllm_stream_of_two(one: Any) -> None:
     assert sent == b'{"text":["x",""]}\0{"text":["","y"]}\0'
 
 
-def test_vllm_whole(one: Any) -> None:
+def test_vllm_style_unary_response_includes_the_prompt(llama_desk: Any) -> None:
     assert (
-        one.whole(one.encoder("/generate", PROMPT), *HELLO, *END).body == b'{"text":["a bHello!"]}'
+        llama_desk.whole(llama_desk.encoder("/generate", PROMPT), *HELLO, *END).body
+        == b'{"text":["a bHello!"]}'
     )
     media = {"prompt": [{"text": "see "}, {"image_url": "u"}]}
-    assert one.whole(one.encoder("/generate", media), *HELLO, *END).body == (
+    assert llama_desk.whole(llama_desk.encoder("/generate", media), *HELLO, *END).body == (
         b'{"text":["see Hello!"]}'
     )

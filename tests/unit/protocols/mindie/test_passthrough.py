@@ -25,7 +25,7 @@ NAME = "r1-65c2f6b8-0"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def relayed(
+def prepare_passthrough(
     path: str,
     body: Any,
     profile: str = "2x",
@@ -41,13 +41,13 @@ def relayed(
     )
 
 
-def taken(path: str, body: Any, profile: str = "2x") -> PassthroughRequest:
-    relay = relayed(path, body, profile)
+def require_passthrough(path: str, body: Any, profile: str = "2x") -> PassthroughRequest:
+    relay = prepare_passthrough(path, body, profile)
     assert relay is not None
     return relay
 
 
-def told(**parameters: Any) -> dict[str, Any]:
+def build_generate_body(**parameters: Any) -> dict[str, Any]:
     return {"text_input": "a b", "parameters": {"details": True, **parameters}}
 
 
@@ -65,10 +65,10 @@ def told(**parameters: Any) -> dict[str, Any]:
         (COMPLETIONS, COMPLETION | {"stream": True}),
     ],
 )
-def test_what_is_plainly_right_is_passed_on_under_a_name_of_the_gateways(
+def test_valid_request_is_passed_through_with_a_gateway_request_id(
     path: str, body: dict[str, Any]
 ) -> None:
-    relay = taken(path, body)
+    relay = require_passthrough(path, body)
     assert relay.upstream_request.path == path
     assert relay.upstream_request.headers == (
         ("Content-Type", "application/json"),
@@ -103,16 +103,18 @@ def test_what_is_plainly_right_is_passed_on_under_a_name_of_the_gateways(
         (COMPLETIONS, COMPLETION | {"best_of": 2}),
     ],
 )
-def test_whatever_else_there_is_goes_the_long_way(path: str, body: Any) -> None:
-    assert relayed(path, body) is None
+def test_chat_or_completion_outside_the_fast_path_is_translated(path: str, body: Any) -> None:
+    assert prepare_passthrough(path, body) is None
 
 
-def test_releases_differ_in_what_is_plainly_right() -> None:
-    assert relayed(COMPLETIONS, COMPLETION, "1x") is None
-    assert relayed(CHATS, CHAT | {"stop": "a"}, "1x") is not None
-    assert relayed(CHATS, CHAT | {"temperature": 0.5, "stream": True}, "rc1") is not None
+def test_profiles_differ_in_fields_that_pass_through() -> None:
+    assert prepare_passthrough(COMPLETIONS, COMPLETION, "1x") is None
+    assert prepare_passthrough(CHATS, CHAT | {"stop": "a"}, "1x") is not None
+    assert (
+        prepare_passthrough(CHATS, CHAT | {"temperature": 0.5, "stream": True}, "rc1") is not None
+    )
     for more in ({"stop": "a"}, {"tools": [TOOL]}, {"logprobs": True}, {"temperature": 0}):
-        assert relayed(CHATS, CHAT | more, "rc1") is None
+        assert prepare_passthrough(CHATS, CHAT | more, "rc1") is None
 
 
 @pytest.mark.parametrize(
@@ -124,32 +126,32 @@ def test_releases_differ_in_what_is_plainly_right() -> None:
         (MindIE(), {"vllm_validator": False}),
     ],
 )
-def test_only_servers_that_are_alike_are_passed_anything(
+def test_pass_through_needs_same_profile_and_options(
     worker: MindIE, client: dict[str, Any]
 ) -> None:
-    assert relayed(CHATS, CHAT, worker=worker, **client) is None
-    assert relayed(TEXTS, TOLD, worker=worker, **client) is None
+    assert prepare_passthrough(CHATS, CHAT, worker=worker, **client) is None
+    assert prepare_passthrough(TEXTS, TOLD, worker=worker, **client) is None
 
 
-def test_another_dialects_client_is_translated() -> None:
+def test_client_of_another_protocol_is_translated() -> None:
     desk = Desk()
     call = desk.call(CHATS, CHAT)
     assert desk.dialect.prepare_passthrough(OpenAI(), call, desk.about("m")) is None
 
 
-def test_conversations_that_workers_take_as_text_are_translated() -> None:
+def test_chat_is_translated_for_workers_with_text_chats() -> None:
     worker = MindIE(chats="text")
-    assert relayed(CHATS, CHAT, worker=worker) is None
-    assert relayed(COMPLETIONS, COMPLETION, worker=worker) is not None
+    assert prepare_passthrough(CHATS, CHAT, worker=worker) is None
+    assert prepare_passthrough(COMPLETIONS, COMPLETION, worker=worker) is not None
 
 
-def test_a_request_that_its_client_named_is_translated() -> None:
-    assert relayed(CHATS, CHAT, headers={"req-id": "mine"}) is None
-    assert relayed(TEXTS, TOLD, headers={"req-id": "mine"}) is None
-    assert relayed(TEXTS, TOLD | {"id": "mine"}) is None
+def test_request_with_a_client_id_is_translated() -> None:
+    assert prepare_passthrough(CHATS, CHAT, headers={"req-id": "mine"}) is None
+    assert prepare_passthrough(TEXTS, TOLD, headers={"req-id": "mine"}) is None
+    assert prepare_passthrough(TEXTS, TOLD | {"id": "mine"}) is None
 
 
-def test_every_request_has_a_name_of_its_own() -> None:
+def test_every_passthrough_request_has_a_unique_id() -> None:
     desk = Desk()
     call = desk.call(CHATS, CHAT)
     about = desk.about("m")
@@ -162,9 +164,11 @@ def test_every_request_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
-def test_what_asks_for_details_is_passed_on(way: str) -> None:
-    body = told(temperature=0.5, top_k=0, do_sample=True, perf_stat=True, max_new_tokens=4)
-    relay = taken(f"/v2/models/llama_65b/{way}", body)
+def test_generate_with_details_is_passed_through(way: str) -> None:
+    body = build_generate_body(
+        temperature=0.5, top_k=0, do_sample=True, perf_stat=True, max_new_tokens=4
+    )
+    relay = require_passthrough(f"/v2/models/llama_65b/{way}", body)
     assert relay.upstream_request.path == f"/v2/models/served/{way}"
     assert json.loads(relay.upstream_request.body) == body | {"id": NAME}
     assert relay.upstream_request.headers == (("Content-Type", "application/json"),)
@@ -174,16 +178,18 @@ def test_what_asks_for_details_is_passed_on(way: str) -> None:
     assert (relay.request.priority, relay.request.timeout) == (None, None)
 
 
-def test_numbers_keep_their_form_and_the_last_of_a_name_counts() -> None:
+def test_numbers_keep_their_spelling_and_last_duplicate_key_wins() -> None:
     body = b'{"text_input":"\\u00e9","parameters":{"details":true,"seed":1,"top_p":0.50,"seed":2}}'
-    assert taken(TEXTS, body).upstream_request.body == (
+    assert require_passthrough(TEXTS, body).upstream_request.body == (
         b'{"text_input":"\\u00e9","parameters":{"details":true,"seed":2,"top_p":0.50},"id":"%b"}'
         % NAME.encode()
     )
 
 
-def test_what_the_gateway_minds_too_is_read() -> None:
-    request = taken(TEXTS, told(priority=3, timeout=7, batch_size=2)).request
+def test_priority_and_timeout_of_passthrough_request_are_read() -> None:
+    request = require_passthrough(
+        TEXTS, build_generate_body(priority=3, timeout=7, batch_size=2)
+    ).request
     assert isinstance(request, GenerationRequest)
     assert (request.priority, request.timeout) == (2 * PRIORITY_STEP, 7.0)
 
@@ -196,34 +202,34 @@ def test_what_the_gateway_minds_too_is_read() -> None:
         {"text_input": "a", "parameters": {}},
         {"text_input": "a", "parameters": {"details": False}},
         {"text_input": "a", "parameters": None},
-        told() | {"text_input": ""},
-        told() | {"text_input": [{"type": "text", "text": "a"}]},
-        told() | {"never_heard_of": 1},
-        told(temperature=0),
-        told(watermark=True),
-        told(priority=6),
-        told(timeout=0),
-        told(batch_size="1"),
-        told(max_new_tokens=0),
+        build_generate_body() | {"text_input": ""},
+        build_generate_body() | {"text_input": [{"type": "text", "text": "a"}]},
+        build_generate_body() | {"never_heard_of": 1},
+        build_generate_body(temperature=0),
+        build_generate_body(watermark=True),
+        build_generate_body(priority=6),
+        build_generate_body(timeout=0),
+        build_generate_body(batch_size="1"),
+        build_generate_body(max_new_tokens=0),
     ],
 )
-def test_whatever_else_there_is_at_generate_goes_the_long_way(body: Any) -> None:
-    assert relayed(TEXTS, body) is None
+def test_generate_request_outside_the_fast_path_is_translated(body: Any) -> None:
+    assert prepare_passthrough(TEXTS, body) is None
 
 
-def test_texts_that_are_to_be_messages_are_translated() -> None:
-    assert relayed(TEXTS, TOLD, prompts="chat") is None
-    assert relayed(CHATS, CHAT, prompts="chat") is not None
+def test_generate_is_translated_if_prompts_become_messages() -> None:
+    assert prepare_passthrough(TEXTS, TOLD, prompts="chat") is None
+    assert prepare_passthrough(CHATS, CHAT, prompts="chat") is not None
 
 
-def test_what_is_too_long_for_the_release_is_translated() -> None:
-    long = told() | {"text_input": "a" * (512 << 10)}
-    assert relayed(TEXTS, long, "rc1") is None
-    assert relayed(TEXTS, long, "1x") is not None
+def test_text_over_the_profile_length_limit_is_translated() -> None:
+    long = build_generate_body() | {"text_input": "a" * (512 << 10)}
+    assert prepare_passthrough(TEXTS, long, "rc1") is None
+    assert prepare_passthrough(TEXTS, long, "1x") is not None
 
 
-def test_other_endpoints_are_translated() -> None:
-    assert relayed("/generate", {"prompt": "a", "model": "llama_65b"}) is None
+def test_vllm_style_endpoint_is_translated() -> None:
+    assert prepare_passthrough("/generate", {"prompt": "a", "model": "llama_65b"}) is None
 
 
 # --- the way back ---------------------------------------------------------------------------------
@@ -247,45 +253,45 @@ WHOLE = (
 )
 
 
-def texts(events: Sequence[Event]) -> list[tuple[str, int]]:
+def list_text_deltas(events: Sequence[Event]) -> list[tuple[str, int]]:
     return [(one.text, one.tokens) for one in events if isinstance(one, TextDelta)]
 
 
-def test_a_whole_answer_comes_back_under_the_models_public_name() -> None:
-    passage = taken(TEXTS, TOLD).create_reader()
+def test_unary_response_shows_the_public_model_name() -> None:
+    passage = require_passthrough(TEXTS, TOLD).create_reader()
     passage.feed([WHOLE])
     data, events = passage.close()
     assert data == WHOLE.replace(b"served", b"llama_65b")
-    assert texts(events) == [("Hello", 2)]
+    assert list_text_deltas(events) == [("Hello", 2)]
     assert events[-2:] == [ChoiceEnd("eos"), StreamEnd()]
 
 
-def test_a_stream_ends_with_the_event_that_says_so() -> None:
-    passage = taken(TEXTS + "_stream", TOLD).create_reader()
+def test_passthrough_stream_ends_with_the_finish_reason_event() -> None:
+    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
     first, events = passage.feed([STREAM[:250]])
     rest, more = passage.feed([STREAM[250:]])
     assert (first or b"") + (rest or b"") == SHOWN
-    assert texts([*events, *more]) == [("Hel", 1), ("lo", 1)]
+    assert list_text_deltas([*events, *more]) == [("Hel", 1), ("lo", 1)]
     assert list(more[-2:]) == [ChoiceEnd("length"), StreamEnd()]
 
 
-def test_the_last_newlines_may_be_missing() -> None:
+def test_stream_without_final_newlines_is_complete() -> None:
     for lacking in (b"\n", b"\n\n"):
-        passage = taken(TEXTS + "_stream", TOLD).create_reader()
+        passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
         first, _ = passage.feed([STREAM.removesuffix(lacking)])
         rest, events = passage.close()
         assert (first or b"") + (rest or b"") == SHOWN
         assert isinstance(events[-1], StreamEnd)
 
 
-def test_a_name_that_the_worker_gave_itself_is_not_shown() -> None:
-    passage = taken(TEXTS + "_stream", TOLD).create_reader()
+def test_worker_model_name_and_request_id_are_replaced() -> None:
+    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
     other = STREAM.replace(b"served", b"/models/x").replace(NAME.encode(), b"endpoint_common_4")
     assert passage.feed([other])[0] == SHOWN
 
 
-def test_a_stream_without_its_end_is_told() -> None:
-    passage = taken(TEXTS + "_stream", TOLD).create_reader()
+def test_truncated_passthrough_stream_raises_stream_broken() -> None:
+    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
     assert passage.feed([PIECES[0]])[0] == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(StreamBroken):
         passage.close()
@@ -298,15 +304,15 @@ def test_a_stream_without_its_end_is_told() -> None:
         PIECES[1].replace(b"length", b"stop_sequence"),
     ],
 )
-def test_a_stream_that_broke_off_is_told_and_not_passed_on(last: bytes) -> None:
-    passage = taken(TEXTS + "_stream", TOLD).create_reader()
+def test_error_event_in_a_stream_is_raised_and_not_passed_through(last: bytes) -> None:
+    passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
     data, _ = passage.feed([PIECES[0] + last])
     assert data == PIECES[0].replace(b"served", b"llama_65b")
     with pytest.raises(WorkerFailed):
         passage.close()
 
 
-def chunk(content: str, finish: str = "null") -> bytes:
+def format_chat_chunk(content: str, finish: str = "null") -> bytes:
     return (
         b'data: {"id":"%b","object":"chat.completion.chunk","created":1,"model":"served","choices":'
         b'[{"index":0,"delta":{"role":"assistant","content":"%b"},"finish_reason":%b}]}\n\n'
@@ -318,33 +324,37 @@ END = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(("profile", "finish"), [("2x", '"stop"'), ("rc1", '"eos_token"')])
-def test_a_conversations_stream_comes_back(profile: str, finish: str) -> None:
-    passage = taken(CHATS, CHAT | {"stream": True}, profile).create_reader()
-    sent = chunk("Hi") + chunk(" you") + chunk("", finish) + END
+def test_chat_stream_is_passed_through_with_public_model_name(profile: str, finish: str) -> None:
+    passage = require_passthrough(CHATS, CHAT | {"stream": True}, profile).create_reader()
+    sent = format_chat_chunk("Hi") + format_chat_chunk(" you") + format_chat_chunk("", finish) + END
     data, events = passage.feed([sent])
     assert data is not None
-    assert chunk(" you").replace(b"served", b"llama_65b") in data
+    assert format_chat_chunk(" you").replace(b"served", b"llama_65b") in data
     shown = [json.loads(one[6:]) for one in data.split(b"\n\n")[:-2]]
     assert {(one["id"], one["model"], one["created"]) for one in shown} == {(NAME, "llama_65b", 1)}
     choices = [one["choices"][0] for one in shown]
     assert "".join(one["delta"].get("content", "") for one in choices) == "Hi you"
     assert [one["finish_reason"] for one in choices[-2:]] == [None, json.loads(finish)]
     assert data.endswith(END)
-    assert texts(events) == [("Hi", 1), (" you", 1)]
+    assert list_text_deltas(events) == [("Hi", 1), (" you", 1)]
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_an_early_conversation_that_broke_off_is_told_and_not_passed_on() -> None:
-    passage = taken(CHATS, CHAT | {"stream": True}, "rc1").create_reader()
-    data, _ = passage.feed([chunk("Hi") + chunk("x", '"stop_sequence"') + END])
+def test_rc1_stop_sequence_in_a_chat_stream_is_raised() -> None:
+    passage = require_passthrough(CHATS, CHAT | {"stream": True}, "rc1").create_reader()
+    data, _ = passage.feed(
+        [format_chat_chunk("Hi") + format_chat_chunk("x", '"stop_sequence"') + END]
+    )
     assert data is not None
-    assert json.loads(data[6:]) == json.loads(chunk("Hi").replace(b"served", b"llama_65b")[6:])
+    assert json.loads(data[6:]) == json.loads(
+        format_chat_chunk("Hi").replace(b"served", b"llama_65b")[6:]
+    )
     with pytest.raises(WorkerFailed):
         passage.close()
 
 
-def test_a_completion_comes_back() -> None:
-    passage = taken(COMPLETIONS, COMPLETION).create_reader()
+def test_completion_is_passed_through_with_public_name_and_id() -> None:
+    passage = require_passthrough(COMPLETIONS, COMPLETION).create_reader()
     answer = (
         b'{"id":"x","object":"text_completion","created":1,"model":"served","choices":[{"index":0,'
         b'"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
@@ -358,48 +368,53 @@ def test_a_completion_comes_back() -> None:
 # --- what is said beside --------------------------------------------------------------------------
 
 
-def test_the_headers_are_those_of_any_answer() -> None:
+def test_passthrough_response_headers_equal_translated_ones() -> None:
     own = (("RequestUUID", "r1"), ("startTime", "1707275960000000000"))
     close = ("Connection", "close")
     for path, body in ((CHATS, CHAT), (TEXTS, TOLD)):
-        assert taken(path, body).build_headers() == (
+        assert require_passthrough(path, body).build_headers() == (
             ("Content-Type", "application/json"),
             close,
             *own,
         )
     for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", TOLD)):
-        assert taken(path, body).build_headers() == (("Content-Type", "text/event-stream"), *own)
+        assert require_passthrough(path, body).build_headers() == (
+            ("Content-Type", "text/event-stream"),
+            *own,
+        )
 
 
-def encoder(relay: PassthroughRequest) -> ResponseEncoder:
+def create_stream_encoder(relay: PassthroughRequest) -> ResponseEncoder:
     assert relay.create_encoder is not None
     return relay.create_encoder()
 
 
-def test_what_its_client_stopped_ends_with_the_tokens_that_were_passed_on() -> None:
-    relay = taken(TEXTS + "_stream", TOLD)
+def test_cancelled_generate_stream_counts_the_tokens_passed_through() -> None:
+    relay = require_passthrough(TEXTS + "_stream", TOLD)
     relay.create_reader().feed([STREAM])
     relay.create_reader().feed([PIECES[0]])
-    end = encoder(relay).encode_error_event(ClientDisconnected("stopped"))
+    end = create_stream_encoder(relay).encode_error_event(ClientDisconnected("stopped"))
     told = json.loads(end.removeprefix(b"data:"))
     assert (told["id"], told["model_name"], told["text_output"]) == (NAME, "llama_65b", "")
     assert told["details"]["finish_reason"] == "stop_sequence"
     assert told["details"]["generated_tokens"] == 1
 
 
-def test_an_error_in_a_stream_is_bare_text() -> None:
+def test_stream_error_is_plain_text() -> None:
     for path, body in ((CHATS, CHAT | {"stream": True}), (TEXTS + "_stream", TOLD)):
-        told = encoder(taken(path, body)).encode_error_event(StreamBroken("cut"))
+        told = create_stream_encoder(require_passthrough(path, body)).encode_error_event(
+            StreamBroken("cut")
+        )
         assert told == b"Failed to get engine response"
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (COMPLETIONS, COMPLETION)])
-def test_a_conversation_that_its_client_stopped_ends_under_the_same_name(
+def test_cancelled_chat_stream_ends_with_the_same_id_and_model(
     path: str, body: dict[str, Any]
 ) -> None:
-    end = encoder(taken(path, body | {"stream": True})).encode_error_event(
-        ClientDisconnected("stopped")
-    )
+    end = create_stream_encoder(
+        require_passthrough(path, body | {"stream": True})
+    ).encode_error_event(ClientDisconnected("stopped"))
     *chunks, done = end.removesuffix(b"\n\n").split(b"\n\n")
     assert done == b"data: [DONE]"
     told = json.loads(chunks[-1].removeprefix(b"data: "))

@@ -69,7 +69,7 @@ data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":"<
 STREAM = "/v2/models/llama_65b/generate_stream"
 
 
-def test_the_generate_stream_request(desk: Any) -> None:
+def test_documented_generate_stream_request_is_decoded(desk: Any) -> None:
     request = desk("rc1").decode(STREAM, GENERATE)
     assert request == GenerationRequest(
         model="llama_65b",
@@ -100,7 +100,7 @@ def test_the_generate_stream_request(desk: Any) -> None:
     )
 
 
-def test_the_generate_stream_answer(desk: Any) -> None:
+def test_documented_generate_stream_response(desk: Any) -> None:
     one = desk("rc1")
     encoder = one.encoder(STREAM, GENERATE)
     events = [
@@ -187,7 +187,7 @@ LAST = (
 )
 
 
-def chat(*messages: Message) -> GenerationRequest:
+def make_chat(*messages: Message) -> GenerationRequest:
     return GenerationRequest(
         model="gpt-3.5-turbo",
         kind="chat",
@@ -207,20 +207,20 @@ def chat(*messages: Message) -> GenerationRequest:
     )
 
 
-def test_a_conversation_of_one_turn(desk: Any) -> None:
-    assert desk("rc1").decode(CHAT, SINGLE) == chat(
+def test_documented_single_turn_chat_request_is_decoded(desk: Any) -> None:
+    assert desk("rc1").decode(CHAT, SINGLE) == make_chat(
         Message("user", (TextPart("You are a helpful assistant."),))
     )
 
 
-def test_a_conversation_of_many_turns(desk: Any) -> None:
-    assert desk("rc1").decode(CHAT, MANY) == chat(
+def test_documented_multi_turn_chat_request_is_decoded(desk: Any) -> None:
+    assert desk("rc1").decode(CHAT, MANY) == make_chat(
         Message("system", (TextPart("You are a student who is good at math."),)),
         Message("user", (TextPart("what is your hobby?"),)),
     )
 
 
-def test_a_whole_answer(desk: Any) -> None:
+def test_documented_unary_chat_response(desk: Any) -> None:
     one = desk("rc1")
     call = one.call(CHAT, SINGLE, headers={"req-id": "chatcmpl-123"})
     about = one.about("gpt-3.5-turbo-0613", created=1677652288)
@@ -232,7 +232,7 @@ def test_a_whole_answer(desk: Any) -> None:
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
 
 
-def test_a_stream(desk: Any) -> None:
+def test_documented_chat_stream(desk: Any) -> None:
     one = desk("rc1")
     body = msgspec.json.decode(SINGLE) | {"stream": True}
     encoder = one.encoder(CHAT, body, model="baichuan", name="1")

@@ -24,19 +24,23 @@ AS_THEY_ARE = {
 
 @pytest.mark.parametrize(("path", "body"), PROMPTS.items(), ids=list(PROMPTS))
 @pytest.mark.parametrize(("prompts", "mode"), [("raw", "raw"), ("chat", "server")])
-def test_prompts(desk: Any, path: str, body: Any, prompts: str, mode: str) -> None:
+def test_prompts_option_selects_the_template_mode(
+    desk: Any, path: str, body: Any, prompts: str, mode: str
+) -> None:
     request = desk(model="m", prompts=prompts).decode(path, body)
     assert request.prompts == ("hi",)
     assert request.templating.mode == mode
 
 
-def test_prompts_are_raw_where_nobody_says(desk: Any) -> None:
+def test_prompts_are_raw_by_default(desk: Any) -> None:
     [(path, body), *_] = PROMPTS.items()
     assert desk().decode(path, body).templating.mode == "raw"
 
 
 @pytest.mark.parametrize(("path", "body"), AS_THEY_ARE.items(), ids=list(AS_THEY_ARE))
-def test_ids_and_completions_are_as_they_are(desk: Any, path: str, body: Any) -> None:
+def test_token_ids_and_completions_stay_raw_with_prompts_chat(
+    desk: Any, path: str, body: Any
+) -> None:
     assert desk(model="m", prompts="chat").decode(path, body).templating.mode == "raw"
 
 
@@ -54,11 +58,13 @@ models: {{m: {{backend: e, model: m{model}}}}}
         ("", ", mindie: {pace: 5}", "pace"),
     ],
 )
-def test_the_configuration_says_what_is_wrong(listener: str, model: str, said: str) -> None:
+def test_invalid_option_raises_a_config_error_with_its_name(
+    listener: str, model: str, said: str
+) -> None:
     load_text(CONFIGURATION.format(listener="", model=""), "x.yaml", env={})
     with pytest.raises(ConfigError, match=said):
         load_text(CONFIGURATION.format(listener=listener, model=model), "x.yaml", env={})
 
 
-def test_a_model_has_no_settings_of_this_dialect() -> None:
+def test_mindie_has_no_model_options() -> None:
     assert MindIE.model_options == {}

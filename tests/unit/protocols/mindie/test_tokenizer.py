@@ -26,13 +26,13 @@ INVALID = "Inputs in request body is invalid."
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_is_refused(desk: Any, body: Any, said: str) -> None:
+def test_invalid_tokenizer_inputs_return_422(desk: Any, body: Any, said: str) -> None:
     """What is wrong with the text is told first: there is a model where a server runs."""
     one = desk("rc1")
     assert one.refused(PATH, body) == (422, said)
 
 
-def test_what_is_cut(desk: Any) -> None:
+def test_tokenizer_text_is_read_from_inputs(desk: Any) -> None:
     one = desk(model="m")
     call = one.call(PATH, {"inputs": "hi"})
     assert call.endpoint.task == "tokenize"
@@ -49,7 +49,9 @@ def test_what_is_cut(desk: Any) -> None:
         ({"do_decode": False}, b"[]"),
     ],
 )
-def test_the_answer(desk: Any, body: Any, tokens: bytes) -> None:
+def test_tokenizer_response_lists_token_texts_and_count(
+    desk: Any, body: Any, tokens: bytes
+) -> None:
     """A token without a text is counted all the same."""
     one = desk()
     call = one.call(PATH, {"inputs": "ab", **body})

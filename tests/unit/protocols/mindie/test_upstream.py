@@ -43,17 +43,17 @@ LONGEST = 2147483647
 TOOL = Tool("f", parameters=Raw(b'{"type":"object"}'))
 
 
-def text(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     fields = {"prompts": ("a b",), "templating": RAW, **fields}
     return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def chat(*messages: Message, **fields: Any) -> GenerationRequest:
+def make_chat(*messages: Message, **fields: Any) -> GenerationRequest:
     fields = {"messages": messages or SAID, **fields}
     return GenerationRequest(model="m", kind="chat", **fields)
 
 
-def sent(request: Request, profile: str = "2x", **options: Any) -> tuple[str, Any]:
+def encode_path_and_body(request: Request, profile: str = "2x", **options: Any) -> tuple[str, Any]:
     """The path, and the body: of text the parameters, of a chat all but what is plain."""
     wire = MindIE(profile, **options).encode_request(request)
     assert (wire.method, wire.headers[0]) == ("POST", ("Content-Type", "application/json"))
@@ -71,7 +71,7 @@ def sent(request: Request, profile: str = "2x", **options: Any) -> tuple[str, An
     return wire.path, body
 
 
-def lost(
+def list_unsupported_parameters(
     request: Request, profile: str = "2x", names: Any = None, **options: Any
 ) -> set[tuple[str, str, str]]:
     found = MindIE(profile, **options).unsupported_parameters(request, names or {})
@@ -81,8 +81,8 @@ def lost(
 # --- text -----------------------------------------------------------------------------------------
 
 
-def test_text_goes_to_generate_and_always_asks_for_details() -> None:
-    wire = MindIE().encode_request(text(client_id="a-1_B"))
+def test_text_prompt_is_sent_to_generate_with_details() -> None:
+    wire = MindIE().encode_request(make_completion(client_id="a-1_B"))
 
     assert wire.path == TEXT
     assert wire.body == (
@@ -91,14 +91,14 @@ def test_text_goes_to_generate_and_always_asks_for_details() -> None:
     )
 
 
-def test_a_stream_has_a_path_of_its_own() -> None:
-    wire = MindIE("rc1").encode_request(text(stream=True, client_id="a b/ü" + "x" * 300))
+def test_streaming_text_is_sent_to_generate_stream() -> None:
+    wire = MindIE("rc1").encode_request(make_completion(stream=True, client_id="a b/ü" + "x" * 300))
 
     assert wire.path == f"{TEXT}_stream"
     assert json.loads(wire.body)["id"] == "a_b__" + "x" * 251
 
 
-def test_a_model_never_becomes_more_than_one_piece_of_a_path() -> None:
+def test_model_name_is_escaped_in_the_path() -> None:
     request = GenerationRequest(model="../a?b", kind="completion", prompts=("x",), templating=RAW)
 
     assert MindIE().encode_request(request).path == "/v2/models/..%2Fa%3Fb/generate"
@@ -122,8 +122,10 @@ def test_a_model_never_becomes_more_than_one_piece_of_a_path() -> None:
         (SamplingParams(min_p=0.1, beam_width=4, presence_penalty=1.0), {}),
     ],
 )
-def test_how_a_token_is_picked(sampling: SamplingParams, parameters: dict[str, Any]) -> None:
-    assert sent(text(sampling=sampling)) == (TEXT, parameters)
+def test_sampling_parameters_are_encoded(
+    sampling: SamplingParams, parameters: dict[str, Any]
+) -> None:
+    assert encode_path_and_body(make_completion(sampling=sampling)) == (TEXT, parameters)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,10 @@ def test_how_a_token_is_picked(sampling: SamplingParams, parameters: dict[str, A
         (SamplingParams(seed=0, typical_p=0.5), {"seed": 2**63 - 1}),
     ],
 )
-def test_the_first_releases_are_told_to_sample(
+def test_rc1_sampling_parameters_set_do_sample(
     sampling: SamplingParams, parameters: dict[str, Any]
 ) -> None:
-    assert sent(text(sampling=sampling), "rc1") == (TEXT, parameters)
+    assert encode_path_and_body(make_completion(sampling=sampling), "rc1") == (TEXT, parameters)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,10 @@ def test_the_first_releases_are_told_to_sample(
         ({"prompts": ("a b", "c"), "n": 3}, {}),
     ],
 )
-def test_the_other_parameters(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
-    assert sent(text(**fields)) == (TEXT, parameters)
+def test_other_generate_parameters_are_encoded(
+    fields: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    assert encode_path_and_body(make_completion(**fields)) == (TEXT, parameters)
 
 
 @pytest.mark.parametrize(
@@ -193,21 +197,27 @@ def test_the_other_parameters(fields: dict[str, Any], parameters: dict[str, Any]
         ({"extra": {"x": Raw(b"1")}, "source": "mindie"}, set()),
     ],
 )
-def test_what_text_can_not_carry(fields: dict[str, Any], found: set[tuple[str, str, str]]) -> None:
-    assert lost(text(**fields)) == found
+def test_generate_reports_unsupported_parameters(
+    fields: dict[str, Any], found: set[tuple[str, str, str]]
+) -> None:
+    assert list_unsupported_parameters(make_completion(**fields)) == found
 
 
-def test_a_loss_has_the_clients_own_name() -> None:
-    request = text(prompts=("a", "b"), n=2, sampling=SamplingParams(seed=2**63))
+def test_loss_uses_the_client_field_name() -> None:
+    request = make_completion(prompts=("a", "b"), n=2, sampling=SamplingParams(seed=2**63))
     names = {"prompts": "inputs", "n": "num", "sampling.seed": "random_seed"}
 
-    assert {name for name, *_ in lost(request, names=names)} == {"inputs", "num", "random_seed"}
+    assert {name for name, *_ in list_unsupported_parameters(request, names=names)} == {
+        "inputs",
+        "num",
+        "random_seed",
+    }
 
 
-def test_what_the_first_releases_can_not_carry() -> None:
-    request = text(sampling=SamplingParams(typical_p=0.5, seed=0))
+def test_rc1_generate_reports_unsupported_parameters() -> None:
+    request = make_completion(sampling=SamplingParams(typical_p=0.5, seed=0))
 
-    assert lost(request, "rc1") == {
+    assert list_unsupported_parameters(request, "rc1") == {
         ("typical_p", "dropped", "sampling.typical_p"),
         ("seed", "approximated", "sampling.seed"),
     }
@@ -233,40 +243,40 @@ def test_what_the_first_releases_can_not_carry() -> None:
         ),
     ],
 )
-def test_what_only_completions_can_do_goes_there(
+def test_token_ids_and_logprobs_are_sent_to_completions(
     fields: dict[str, Any], body: dict[str, Any]
 ) -> None:
-    assert sent(text(**fields)) == (COMPLETIONS, body)
+    assert encode_path_and_body(make_completion(**fields)) == (COMPLETIONS, body)
 
 
 @pytest.mark.parametrize("profile", ["1x", "rc1"])
-def test_a_release_without_completions_takes_no_token_ids(profile: str) -> None:
+def test_token_ids_are_rejected_for_profiles_without_completions(profile: str) -> None:
     with pytest.raises(UnsupportedFeature, match="token ids"):
-        MindIE(profile).encode_request(text(prompts=((1, 2),)))
+        MindIE(profile).encode_request(make_completion(prompts=((1, 2),)))
 
 
-def test_a_release_without_completions_tells_no_log_probabilities() -> None:
-    request = text(logprobs=LogprobsOptions(2))
+def test_logprobs_are_dropped_for_profiles_without_completions() -> None:
+    request = make_completion(logprobs=LogprobsOptions(2))
 
-    assert sent(request, "1x") == (TEXT, {})
-    assert lost(request, "1x") == {("top", "dropped", "logprobs.top")}
+    assert encode_path_and_body(request, "1x") == (TEXT, {})
+    assert list_unsupported_parameters(request, "1x") == {("top", "dropped", "logprobs.top")}
 
 
 # --- conversations --------------------------------------------------------------------------------
 
 
-def test_a_conversation_goes_to_openais_path_under_the_gateways_name() -> None:
-    wire = MindIE().encode_request(chat(client_id="x-1"))
+def test_chat_is_sent_to_chat_completions_with_req_id_header() -> None:
+    wire = MindIE().encode_request(make_chat(client_id="x-1"))
 
     assert wire.path == CHAT
     assert ("req-id", "x-1") in wire.headers
     assert wire.body == b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
 
 
-def test_a_prompt_that_the_server_shall_wrap_is_a_conversation() -> None:
-    request = text(prompts=("hi",), templating=PromptOptions(mode="server"))
+def test_prompt_in_server_template_mode_is_sent_as_chat() -> None:
+    request = make_completion(prompts=("hi",), templating=PromptOptions(mode="server"))
 
-    assert sent(request) == (CHAT, {})
+    assert encode_path_and_body(request) == (CHAT, {})
 
 
 WARM = SamplingParams(temperature=0.7)
@@ -330,15 +340,17 @@ WARM = SamplingParams(temperature=0.7)
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
     ],
 )  # fmt: skip
-def test_what_a_conversation_asks(fields: dict[str, Any], body: dict[str, Any]) -> None:
-    assert sent(chat(**fields)) == (CHAT, body)
+def test_chat_parameters_are_encoded(fields: dict[str, Any], body: dict[str, Any]) -> None:
+    assert encode_path_and_body(make_chat(**fields)) == (CHAT, body)
 
 
-def test_many_stop_strings_are_taken_as_far_as_there_is_room() -> None:
+def test_stop_strings_are_truncated_to_the_server_limit() -> None:
     long = tuple(f"{i:04}" + "x" * 1020 for i in range(40))
 
-    _, body = sent(chat(stopping=StopConditions(stop=long)))
-    _, short = sent(chat(stopping=StopConditions(stop=tuple(map(str, range(2000))))))
+    _, body = encode_path_and_body(make_chat(stopping=StopConditions(stop=long)))
+    _, short = encode_path_and_body(
+        make_chat(stopping=StopConditions(stop=tuple(map(str, range(2000)))))
+    )
 
     assert body["stop"] == list(long[:32])
     assert len(short["stop"]) == 1024
@@ -369,21 +381,21 @@ def test_many_stop_strings_are_taken_as_far_as_there_is_room() -> None:
         ({"priority": 3}, {("priority", "dropped", "priority")}),
     ],
 )  # fmt: skip
-def test_what_a_conversation_can_not_carry(
+def test_chat_reports_unsupported_parameters(
     fields: dict[str, Any], found: set[tuple[str, str, str]]
 ) -> None:
-    assert lost(chat(**fields)) == found
+    assert list_unsupported_parameters(make_chat(**fields)) == found
 
 
-def test_the_servers_own_validator_knows_less() -> None:
-    request = chat(
+def test_native_validator_clamps_and_drops_chat_parameters() -> None:
+    request = make_chat(
         output=JsonObjectFormat(),
         reasoning=ReasoningOptions(budget=9),
         sampling=SamplingParams(temperature=3.0),
     )
 
-    assert sent(request, vllm_validator=False) == (CHAT, {"temperature": 2})
-    assert lost(request, vllm_validator=False) == {
+    assert encode_path_and_body(request, vllm_validator=False) == (CHAT, {"temperature": 2})
+    assert list_unsupported_parameters(request, vllm_validator=False) == {
         ("response_format", "dropped", "output"),
         ("budget", "dropped", "reasoning.budget"),
         ("temperature", "clamped", "sampling.temperature"),
@@ -407,11 +419,11 @@ def test_the_servers_own_validator_knows_less() -> None:
         ({"output": JsonObjectFormat()}, {}, {("response_format", "dropped", "output")}),
     ],
 )  # fmt: skip
-def test_the_first_releases_know_few_parameters(
+def test_rc1_chat_encodes_few_parameters_and_reports_the_rest(
     fields: dict[str, Any], body: dict[str, Any], found: set[tuple[str, str, str]]
 ) -> None:
-    assert sent(chat(**fields), "rc1") == (CHAT, body)
-    assert lost(chat(**fields), "rc1") == found
+    assert encode_path_and_body(make_chat(**fields), "rc1") == (CHAT, body)
+    assert list_unsupported_parameters(make_chat(**fields), "rc1") == found
 
 
 CALL = ToolCall("c", "f", "{}")
@@ -428,8 +440,8 @@ TALK = (
 )
 
 
-def test_a_conversation_is_written_as_the_server_reads_it() -> None:
-    _, body = sent(chat(*TALK))
+def test_chat_messages_are_encoded_by_part_type() -> None:
+    _, body = encode_path_and_body(make_chat(*TALK))
 
     assert body["messages"] == [
         {"role": "system", "content": "ab"},
@@ -454,14 +466,14 @@ def test_a_conversation_is_written_as_the_server_reads_it() -> None:
         {"role": "assistant", "content": "", "tool_calls": [WIRE_CALL]},
         {"role": "tool", "content": "", "tool_call_id": "c"},
     ]
-    [found] = MindIE().unsupported_parameters(chat(*TALK), {"messages": "turns"})
+    [found] = MindIE().unsupported_parameters(make_chat(*TALK), {"messages": "turns"})
     assert (found.field, found.reason, found.detail, found.path) == (
         *("turns", "dropped", "files", "messages"),
     )
 
 
-def test_the_first_releases_see_only_text() -> None:
-    _, body = sent(chat(*TALK), "rc1")
+def test_rc1_messages_keep_only_text_and_report_the_rest() -> None:
+    _, body = encode_path_and_body(make_chat(*TALK), "rc1")
 
     assert [(one["role"], one["content"]) for one in body["messages"]] == [
         ("system", "ab"),
@@ -469,45 +481,45 @@ def test_the_first_releases_see_only_text() -> None:
         ("user", "file"),
         ("assistant", "no"),
     ]
-    [found] = MindIE("rc1").unsupported_parameters(chat(*TALK), {})
+    [found] = MindIE("rc1").unsupported_parameters(make_chat(*TALK), {})
     assert found.detail == "audio, files, images, tool calls, videos"
 
 
-def test_a_conversation_in_which_nothing_is_said_is_sent_as_it_is() -> None:
-    _, body = sent(chat(Message("assistant")))
+def test_message_without_content_is_sent_with_empty_content() -> None:
+    _, body = encode_path_and_body(make_chat(Message("assistant")))
 
     assert body["messages"] == [{"role": "assistant", "content": ""}]
 
 
-def test_earlier_thoughts_are_lost() -> None:
+def test_reasoning_parts_in_messages_are_dropped() -> None:
     thinking = Message("assistant", (ReasoningPart("hm"), TextPart("a")))
 
-    assert lost(chat(*SAID, thinking)) == {("messages", "dropped", "")}
+    assert list_unsupported_parameters(make_chat(*SAID, thinking)) == {("messages", "dropped", "")}
 
 
 # --- conversations made into text -----------------------------------------------------------------
 
 
-class Shouting:
+class UppercaseRenderer:
     def render_prompt(self, request: GenerationRequest) -> str:
         return "<" + request.messages[-1].text.upper() + ">"
 
 
-def test_a_conversation_may_be_made_into_text() -> None:
-    dialect = MindIE(chats="text", renderer=Shouting())
-    wire = dialect.encode_request(chat(stream=True))
+def test_chats_text_option_renders_messages_to_a_prompt() -> None:
+    dialect = MindIE(chats="text", renderer=UppercaseRenderer())
+    wire = dialect.encode_request(make_chat(stream=True))
 
     assert wire.path == f"{TEXT}_stream"
     assert json.loads(wire.body)["text_input"] == "<HI>"
-    assert dialect.unsupported_parameters(chat(), {}) == ()
+    assert dialect.unsupported_parameters(make_chat(), {}) == ()
 
 
-def test_without_a_template_it_is_made_plainly_and_told() -> None:
+def test_chats_text_without_template_joins_text_and_reports_losses() -> None:
     dialect = MindIE(chats="text")
     image = Message("user", (TextPart("hi"), ImagePart("https://x")))
 
-    assert json.loads(dialect.encode_request(chat(image)).body)["text_input"] == "hi"
-    assert lost(chat(image, tools=(TOOL,)), chats="text") == {
+    assert json.loads(dialect.encode_request(make_chat(image)).body)["text_input"] == "hi"
+    assert list_unsupported_parameters(make_chat(image, tools=(TOOL,)), chats="text") == {
         ("messages", "approximated", "messages"),
         ("messages", "dropped", "messages"),
         ("tools", "dropped", "tools"),
@@ -518,15 +530,15 @@ def test_without_a_template_it_is_made_plainly_and_told() -> None:
 
 
 @pytest.mark.parametrize("asked", [None, 9])
-def test_the_longest_answer_is_the_settings(asked: int | None) -> None:
-    request = text(stopping=StopConditions(max_tokens=asked))
+def test_max_iter_times_clamps_max_tokens(asked: int | None) -> None:
+    request = make_completion(stopping=StopConditions(max_tokens=asked))
 
-    assert sent(request, max_iter_times=5) == (TEXT, {"max_new_tokens": 5})
+    assert encode_path_and_body(request, max_iter_times=5) == (TEXT, {"max_new_tokens": 5})
     told = {("max_tokens", "clamped", "stopping.max_tokens")} if asked else set()
-    assert lost(request, max_iter_times=5) == told
+    assert list_unsupported_parameters(request, max_iter_times=5) == told
 
 
-def test_it_makes_no_vectors() -> None:
+def test_embedding_request_raises_unsupported_feature() -> None:
     dialect, request = MindIE(), EmbeddingRequest(model="m", inputs=("a",))
 
     for ask in (

@@ -14,30 +14,30 @@ SLOTS = b'{"total_slots":200,"free_slots":0,"available_tokens_length":8192}'
 SERVER = b'{"name":"MindIE Server","version":"1.0","extensions":{"max_iter_times":512}}'
 
 
-def request(**fields: object) -> GenerationRequest:
+def make_completion(**fields: object) -> GenerationRequest:
     return GenerationRequest(model="a/b", kind="completion", prompts=("x",), **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("profile", MindIE.profiles)
-def test_a_ready_server_says_so(profile: str) -> None:
+def test_health_check_requests_v2_health_ready(profile: str) -> None:
     probe = MindIE(profile).health_request
 
     assert (probe.method, probe.path, probe.body) == ("GET", "/v2/health/ready", b"")
 
 
-def test_a_request_is_stopped_by_the_id_that_it_was_sent_with() -> None:
+def test_cancel_request_bears_the_id_of_the_sent_request() -> None:
     dialect = MindIE()
     assert isinstance(dialect, SupportsCancel)
 
-    wire = dialect.encode_cancel(request(client_id="r 1"))
+    wire = dialect.encode_cancel(make_completion(client_id="r 1"))
 
     assert (wire.method, wire.path) == ("POST", "/v2/models/a%2Fb/stopInfer")
     assert wire.headers == (("Content-Type", "application/json"),)
     assert json.loads(wire.body) == {"id": "r_1"}
-    assert json.loads(dialect.encode_request(request(client_id="r 1")).body)["id"] == "r_1"
+    assert json.loads(dialect.encode_request(make_completion(client_id="r 1")).body)["id"] == "r_1"
 
 
-def test_what_is_asked_about_a_model() -> None:
+def test_metadata_requests_read_slot_count_and_server_info() -> None:
     dialect = MindIE()
     assert isinstance(dialect, ModelMetadataReader)
 
@@ -61,26 +61,26 @@ def test_what_is_asked_about_a_model() -> None:
         ([b'{"total_slots":"9"}', b'{"extensions":{"max_iter_times":2147483648}}'], None, None),
     ],
 )
-def test_what_is_learned(
+def test_metadata_sets_slot_count_and_max_tokens(
     answers: list[bytes | None], slots: int | None, longest: int | None
 ) -> None:
     dialect = MindIE()
 
     assert dialect.load_metadata("a/b", answers) == slots
 
-    parameters = json.loads(dialect.encode_request(request()).body)["parameters"]
+    parameters = json.loads(dialect.encode_request(make_completion()).body)["parameters"]
     assert parameters["max_new_tokens"] == (longest or 2147483647)
 
 
-def test_the_shorter_of_the_settings_and_the_servers_length_counts() -> None:
+def test_smaller_of_configured_and_reported_max_iter_times_applies() -> None:
     dialect = MindIE(max_iter_times=100)
     dialect.load_metadata("a/b", [None, SERVER])
     dialect.load_metadata("c", [None, b'{"extensions":{"max_iter_times":5}}'])
 
-    asked = request(stopping=StopConditions(max_tokens=300))
+    asked = make_completion(stopping=StopConditions(max_tokens=300))
     assert json.loads(dialect.encode_request(asked).body)["parameters"]["max_new_tokens"] == 100
 
 
 @given(st.lists(st.none() | st.binary(max_size=50), max_size=3))
-def test_learning_never_fails(answers: list[bytes | None]) -> None:
+def test_load_metadata_accepts_arbitrary_bytes(answers: list[bytes | None]) -> None:
     MindIE().load_metadata("m", answers)

@@ -51,20 +51,22 @@ TURNS: dict[str, tuple[Event, ...]] = {
 }
 
 
-def folded(events: Sequence[Event]) -> ResponseAccumulator:
+def accumulate_events(events: Sequence[Event]) -> ResponseAccumulator:
     fold = ResponseAccumulator()
     fold.add(events)
     return fold
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_a_chat(about: ResponseContext, name: str) -> None:
-    reply = ChatEncoder(ResponseStyle(), CHAT, about).encode_unary(folded(TURNS[name]).result())
+def test_chat_response_matches_openai_types(about: ResponseContext, name: str) -> None:
+    reply = ChatEncoder(ResponseStyle(), CHAT, about).encode_unary(
+        accumulate_events(TURNS[name]).result()
+    )
     assert ChatCompletion.model_validate_json(reply.body, strict=True).choices[0].index == 0
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_a_stream(about: ResponseContext, name: str) -> None:
+def test_chat_stream_matches_openai_types(about: ResponseContext, name: str) -> None:
     encoder = ChatEncoder(ResponseStyle(), replace(CHAT, stream=True), about)
     lines = encoder.encode_events(TURNS[name]).decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
@@ -73,13 +75,13 @@ def test_a_stream(about: ResponseContext, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_what_we_write_for_clients_we_read_from_workers(about: ResponseContext, name: str) -> None:
+def test_encoded_stream_is_decoded_to_the_same_response(about: ResponseContext, name: str) -> None:
     """The stream of one gateway is the worker of the next."""
     request = replace(CHAT, stream=True)
     wire = ChatEncoder(ResponseStyle(), request, about).encode_events(TURNS[name])
     decoder = OpenAI().create_decoder(request)
-    again = folded([*decoder.feed(wire), *decoder.close()]).result()
-    first = folded(TURNS[name]).result()
+    again = accumulate_events([*decoder.feed(wire), *decoder.close()]).result()
+    first = accumulate_events(TURNS[name]).result()
     for answer in (first, again):
         answer.metadata = first.metadata
         for choice in answer.choices:
@@ -90,15 +92,17 @@ def test_what_we_write_for_clients_we_read_from_workers(about: ResponseContext, 
     assert again == first
 
 
-def test_a_completion(about: ResponseContext) -> None:
+def test_completion_response_matches_openai_types(about: ResponseContext) -> None:
     reply = CompletionEncoder(ResponseStyle(), TEXT, about).encode_unary(
-        folded(TURNS["text"]).result()
+        accumulate_events(TURNS["text"]).result()
     )
     assert Completion.model_validate_json(reply.body, strict=True).choices[0].text == "ab"
 
 
-def test_embeddings(about: ResponseContext) -> None:
+def test_embeddings_response_matches_openai_types(about: ResponseContext) -> None:
     encoder = EmbeddingEncoder(ResponseStyle(), EmbeddingRequest(model="m", inputs=("a",)), about)
-    reply = encoder.encode_unary(folded([Embedding(0, (0.5,)), Usage(1), StreamEnd()]).result())
+    reply = encoder.encode_unary(
+        accumulate_events([Embedding(0, (0.5,)), Usage(1), StreamEnd()]).result()
+    )
     found = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
     assert found.data[0].embedding == [0.5]

@@ -18,7 +18,7 @@ BODIES: list[tuple[str, dict[str, Any], type]] = [
 
 
 @pytest.mark.parametrize(("operation", "body", "kind"), BODIES)
-def test_each_task_has_an_encoder(
+def test_each_operation_has_its_encoder_type(
     make_call: MakeCall, about: ResponseContext, operation: str, body: dict[str, Any], kind: type
 ) -> None:
     adapter = OpenAI()

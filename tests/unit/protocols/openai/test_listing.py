@@ -17,7 +17,7 @@ MODELS = (
 )
 
 
-class Models:
+class ModelCatalogStub:
     ready = True
 
     def list_models(self) -> Sequence[ModelInfo]:
@@ -30,8 +30,8 @@ class Models:
         raise ModelNotFound(f"no model {model}", model=model)
 
 
-def test_the_list(make_call: Callable[..., ClientRequest]) -> None:
-    reply = OpenAI().handle_info_request(make_call("models"), Models())
+def test_model_list_response(make_call: Callable[..., ClientRequest]) -> None:
+    reply = OpenAI().handle_info_request(make_call("models"), ModelCatalogStub())
     assert json.loads(reply.body) == {
         "object": "list",
         "data": [
@@ -48,13 +48,15 @@ def test_the_list(make_call: Callable[..., ClientRequest]) -> None:
 
 
 @pytest.mark.parametrize("name", ["org/m1", "mock", "gpt"])
-def test_one_model_bears_the_name_it_was_asked_by(
+def test_model_response_has_the_requested_name(
     make_call: Callable[..., ClientRequest], name: str
 ) -> None:
-    reply = OpenAI().handle_info_request(make_call("model", params={"model": name}), Models())
+    reply = OpenAI().handle_info_request(
+        make_call("model", params={"model": name}), ModelCatalogStub()
+    )
     assert json.loads(reply.body)["id"] == name
 
 
-def test_an_unknown_model(make_call: Callable[..., ClientRequest]) -> None:
+def test_unknown_model_raises_model_not_found(make_call: Callable[..., ClientRequest]) -> None:
     with pytest.raises(ModelNotFound):
-        OpenAI().handle_info_request(make_call("model", params={"model": "x"}), Models())
+        OpenAI().handle_info_request(make_call("model", params={"model": "x"}), ModelCatalogStub())

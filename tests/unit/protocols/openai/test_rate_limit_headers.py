@@ -20,11 +20,11 @@ from protocols.openai.endpoints import OpenAI, format_duration
         (86399, "23h59m59s"),
     ],
 )
-def test_a_duration_is_rounded_up(seconds: float, told: str) -> None:
+def test_duration_is_formatted_and_rounded_up(seconds: float, told: str) -> None:
     assert format_duration(seconds) == told
 
 
-def test_each_limit_that_there_is_is_told() -> None:
+def test_rate_limit_headers_include_each_configured_limit() -> None:
     dialect: RateLimitHeaders = OpenAI()
     requests, tokens = RateLimitStatus(60, 59, 1.0), RateLimitStatus(150_000, 149_984, 0.0064)
     assert dialect.rate_limit_headers(None, None) == ()

@@ -22,18 +22,18 @@ FIELDS = {
 }
 
 
-def called(body: bytes, client_id: str | None = None) -> ClientRequest:
+def create_client_request(body: bytes, client_id: str | None = None) -> ClientRequest:
     row = endpoint("chat")
     headers = {} if client_id is None else {"x-client-request-id": client_id}
     return ClientRequest(row, {}, headers, "", body, row.path)
 
 
-def told(body: bytes, client_id: str | None = None) -> Any:
+def read_routing_info_both_ways(body: bytes, client_id: str | None = None) -> Any:
     """What is told at once, which must be what is told of any body."""
     results: list[Any] = []
     for peek in (DIALECT.read_routing_info, lambda call: _read_any_routing_info(call, client_id)):
         try:
-            results.append(peek(called(body, client_id)))
+            results.append(peek(create_client_request(body, client_id)))
         except ClientError as error:
             results.append((type(error), str(error)))
     assert results[0] == results[1]
@@ -45,10 +45,10 @@ def told(body: bytes, client_id: str | None = None) -> Any:
     client_id=st.sampled_from([None, "", "c-1"]),
     escaped=st.booleans(),
 )
-def test_the_fields_tell_what_the_body_tells(
+def test_routing_info_from_fields_equals_full_parsing(
     fields: dict[str, Any], client_id: str | None, *, escaped: bool
 ) -> None:
-    told(json.dumps(fields, ensure_ascii=escaped).encode(), client_id)
+    read_routing_info_both_ways(json.dumps(fields, ensure_ascii=escaped).encode(), client_id)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_fields_tell_what_the_body_tells(
         b'{"model":"a","stream":1,"request_id":"r-1"}',
     ],
 )
-def test_what_is_odd_in_the_bytes_is_told_alike(body: bytes) -> None:
-    told(body)
+def test_routing_info_of_malformed_body_equals_full_parsing(body: bytes) -> None:
+    read_routing_info_both_ways(body)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_what_is_odd_in_the_bytes_is_told_alike(body: bytes) -> None:
         (b',"request_id":"r-1"', RoutingInfo("a", client_id="r-1")),
     ],
 )
-def test_what_is_told(more: bytes, found: RoutingInfo) -> None:
-    assert told(b'{"model":"a"' + more + b"}") == found
+def test_routing_info_has_model_and_stream(more: bytes, found: RoutingInfo) -> None:
+    assert read_routing_info_both_ways(b'{"model":"a"' + more + b"}") == found

@@ -50,7 +50,7 @@ SERVED = ResponseMetadata("llama3", created=1716825108)
 DONE = "data: [DONE]\n\n"
 
 
-def frame(choice: dict[str, Any] | None, *, kind: str = "chat.completion", **more: Any) -> str:
+def make_chunk(choice: dict[str, Any] | None, *, kind: str = "chat.completion", **more: Any) -> str:
     chunk = {
         "choices": [] if choice is None else [choice],
         "created": 1716825108,
@@ -61,27 +61,27 @@ def frame(choice: dict[str, Any] | None, *, kind: str = "chat.completion", **mor
     return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
 
 
-def piece(text: str | None, reason: str | None = None) -> dict[str, Any]:
+def build_choice(text: str | None, reason: str | None = None) -> dict[str, Any]:
     delta = {} if text is None else {"content": text}
     return {"index": 0, "logprobs": None, "delta": delta, "finish_reason": reason}
 
 
-HANDSHAKE = frame(
+HANDSHAKE = make_chunk(
     {"index": 0, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
 )
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 STREAM = (
     HANDSHAKE
-    + frame(piece("Hé"), usage=None)
-    + frame(piece("llo", "stop"), usage=None)
-    + frame(None, usage=USAGE)
+    + make_chunk(build_choice("Hé"), usage=None)
+    + make_chunk(build_choice("llo", "stop"), usage=None)
+    + make_chunk(None, usage=USAGE)
     + DONE
 )
 TEXT_STREAM = (
-    frame({"index": 0, "text": "", "finish_reason": None}, kind="text_completion")
-    + frame({"index": 0, "logprobs": None, "text": "c", "finish_reason": None},
+    make_chunk({"index": 0, "text": "", "finish_reason": None}, kind="text_completion")
+    + make_chunk({"index": 0, "logprobs": None, "text": "c", "finish_reason": None},
             kind="text_completion")
-    + frame({"index": 0, "logprobs": None, "text": "d", "finish_reason": "length"},
+    + make_chunk({"index": 0, "logprobs": None, "text": "d", "finish_reason": "length"},
             kind="text_completion")
     + DONE
 )  # fmt: skip
@@ -93,20 +93,20 @@ EARLY_STREAM = (
 ) + DONE
 CALLED = (
     HANDSHAKE
-    + frame(
+    + make_chunk(
         {"index": 0, "logprobs": None, "finish_reason": None, "delta": {"tool_calls": [
             {"id": "c1", "type": "function", "index": 0, "function": {"name": "f"}}]}}
     )
-    + frame(
+    + make_chunk(
         {"index": 0, "logprobs": None, "finish_reason": None, "delta": {"tool_calls": [
             {"index": 0, "function": {"arguments": "{}"}}]}}
     )
-    + frame(piece(None, "tool_calls"))
+    + make_chunk(build_choice(None, "tool_calls"))
     + DONE
 )  # fmt: skip
 
 
-def whole(choice: dict[str, Any], **more: Any) -> str:
+def make_response(choice: dict[str, Any], **more: Any) -> str:
     return json.dumps(
         {
             "choices": [{"finish_reason": "stop", "index": 0, "logprobs": None, **choice}],
@@ -125,36 +125,93 @@ VECTORS = (
     '"usage":{"prompt_tokens":4,"total_tokens":4}}'
 )
 ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
-    ("stream", STREAM, CHAT, "2026",
-     [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()]),
-    ("completion", TEXT_STREAM, PROMPT, "2026",
-     [SERVED, TextDelta("c"), TextDelta("d"), ChoiceEnd("length"), StreamEnd()]),
-    ("early", EARLY_STREAM, CHAT, "2024",
-     [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), StreamEnd()]),
-    ("calls", CALLED, CHAT, "2026",
-     [SERVED, ToolCallStart(0, 0, "c1", "f"), ToolCallDelta(0, 0, "{}"), ChoiceEnd("tool_calls"),
-      StreamEnd()]),
-    ("no reason that is known", HANDSHAKE + frame(piece("a", "unknown")) + DONE, CHAT, "2026",
-     [SERVED, TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
-    ("whole", whole(HELLO, usage=USAGE), CHAT, "2026",
-     [SERVED, TextDelta("Hello", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()]),
-    ("early, whole", whole(HELLO), CHAT, "2024",
-     [SERVED, TextDelta("Hello"), ChoiceEnd("eos"), StreamEnd()]),
-    ("thoughts", whole({"message": {"content": "b", "reasoning_content": "a"}}), CHAT, "2026",
-     [SERVED, ReasoningDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()]),
+    (
+        "stream",
+        STREAM,
+        CHAT,
+        "2026",
+        [SERVED, TextDelta("Hé"), TextDelta("llo"), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()],
+    ),
+    (
+        "completion",
+        TEXT_STREAM,
+        PROMPT,
+        "2026",
+        [SERVED, TextDelta("c"), TextDelta("d"), ChoiceEnd("length"), StreamEnd()],
+    ),
+    (
+        "early",
+        EARLY_STREAM,
+        CHAT,
+        "2024",
+        [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    (
+        "calls",
+        CALLED,
+        CHAT,
+        "2026",
+        [
+            SERVED,
+            ToolCallStart(0, 0, "c1", "f"),
+            ToolCallDelta(0, 0, "{}"),
+            ChoiceEnd("tool_calls"),
+            StreamEnd(),
+        ],
+    ),
+    (
+        "no reason that is known",
+        HANDSHAKE + make_chunk(build_choice("a", "unknown")) + DONE,
+        CHAT,
+        "2026",
+        [SERVED, TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
+    ),
+    (
+        "whole",
+        make_response(HELLO, usage=USAGE),
+        CHAT,
+        "2026",
+        [SERVED, TextDelta("Hello", tokens=3), ChoiceEnd("eos"), Usage(2, 3), StreamEnd()],
+    ),
+    (
+        "early, whole",
+        make_response(HELLO),
+        CHAT,
+        "2024",
+        [SERVED, TextDelta("Hello"), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    (
+        "thoughts",
+        make_response({"message": {"content": "b", "reasoning_content": "a"}}),
+        CHAT,
+        "2026",
+        [SERVED, ReasoningDelta("a"), TextDelta("b"), ChoiceEnd("eos"), StreamEnd()],
+    ),
     (
         "logprobs",
-        whole({"text": "c", "logprobs": {"tokens": ["c"], "token_logprobs": [-0.5],
-                                         "top_logprobs": [{"c": -0.5}], "text_offset": [0]}}),
+        make_response(
+            {
+                "text": "c",
+                "logprobs": {
+                    "tokens": ["c"],
+                    "token_logprobs": [-0.5],
+                    "top_logprobs": [{"c": -0.5}],
+                    "text_offset": [0],
+                },
+            }
+        ),
         GenerationRequest(model="m", kind="completion", prompts=("a",), logprobs=LogprobsOptions()),
         "2026",
-        [SERVED,
-         TextDelta("c", logprobs=(TokenLogprob("c", -0.5, (TopLogprob("c", -0.5),)),)),
-         ChoiceEnd("eos"), StreamEnd()],
+        [
+            SERVED,
+            TextDelta("c", logprobs=(TokenLogprob("c", -0.5, (TopLogprob("c", -0.5),)),)),
+            ChoiceEnd("eos"),
+            StreamEnd(),
+        ],
     ),
     (
         "an echo",
-        whole({"text": "a bc"}),
+        make_response({"text": "a bc"}),
         GenerationRequest(model="m", kind="completion", prompts=("a b",), echo=True),
         "2026",
         [SERVED, PromptEcho(0, "a b"), TextDelta("c"), ChoiceEnd("eos"), StreamEnd()],
@@ -164,13 +221,18 @@ ANSWERS: list[tuple[str, str, Request, str, list[Event]]] = [
         VECTORS,
         EMBED,
         "2026",
-        [ResponseMetadata(), Embedding(0, (1.0, 2.0)), Embedding(1, (1.0, 2.0)), Usage(4),
-         StreamEnd()],
+        [
+            ResponseMetadata(),
+            Embedding(0, (1.0, 2.0)),
+            Embedding(1, (1.0, 2.0)),
+            Usage(4),
+            StreamEnd(),
+        ],
     ),
-]  # fmt: skip
+]
 
 
-def read(
+def decode_response(
     wire: str | bytes, request: Request = CHAT, profile: str = "2026", size: int = 1 << 20
 ) -> list[Event]:
     data = wire if isinstance(wire, bytes) else wire.encode()
@@ -182,83 +244,120 @@ def read(
 
 
 @pytest.mark.parametrize(("name", "wire", "request_", "profile", "events"), ANSWERS)
-def test_answers(
+def test_response_is_decoded_in_any_framing_and_packet_size(
     name: str, wire: str, request_: Request, profile: str, events: list[Event]
 ) -> None:
     unspaced, marked = wire.replace("data: ", "data:"), "\ufeff" + wire
     for form in (wire, marked, wire.replace("\n", "\r\n"), unspaced):
         for size in (1, 7, 1 << 20):
-            assert read(form, request_, profile, size) == events, name
+            assert decode_response(form, request_, profile, size) == events, name
 
 
-def test_a_stream_may_lack_its_last_newline_and_even_done() -> None:
-    events = read(STREAM)
-    assert read(STREAM.rstrip("\n")) == events
-    assert read(STREAM.removesuffix(DONE)) == events
+def test_stream_without_last_newline_or_done_is_complete() -> None:
+    events = decode_response(STREAM)
+    assert decode_response(STREAM.rstrip("\n")) == events
+    assert decode_response(STREAM.removesuffix(DONE)) == events
 
 
-def test_several_choices_come_with_beams_alone() -> None:
+def test_n_choices_are_expected_only_with_beam_search() -> None:
     """Without, the worker was asked for one, and its answer is complete with one."""
     request = GenerationRequest(model="m", kind="chat", n=2, stream=True)
-    assert read(STREAM.removesuffix(DONE), request)[-1] == StreamEnd()
+    assert decode_response(STREAM.removesuffix(DONE), request)[-1] == StreamEnd()
     beams = GenerationRequest(model="m", kind="chat", n=2, sampling=SamplingParams(beam_width=2))
     with pytest.raises(StreamBroken):
-        read(STREAM.removesuffix(DONE), beams)
+        decode_response(STREAM.removesuffix(DONE), beams)
 
 
-def test_a_stream_without_an_end_is_broken() -> None:
-    for wire in (HANDSHAKE, HANDSHAKE + frame(piece("a")), HANDSHAKE + DONE, ""):
+def test_stream_without_finish_reason_raises_stream_broken() -> None:
+    for wire in (HANDSHAKE, HANDSHAKE + make_chunk(build_choice("a")), HANDSHAKE + DONE, ""):
         with pytest.raises(StreamBroken):
-            read(wire)
+            decode_response(wire)
 
 
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def said(inner: str) -> bytes:
+def make_error(inner: str) -> bytes:
     return errors.encode_error_body(errors.build_graph_error_text(inner))
 
 
 LONG = "Number of prompt tokens: 20 exceeds model max length: 8"
 FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
-    (400, said("temperature out of range(0.0, 2.0)"), UnsupportedFeature,
-     "^temperature out of range"),
-    (400, said(LONG), ContextTooLong, f"^{LONG}$"),
     (
         400,
-        said("Number of prompt tokens: 5 + max tokens value: 9 exceeds model max length: 8"),
+        make_error("temperature out of range(0.0, 2.0)"),
+        UnsupportedFeature,
+        "^temperature out of range",
+    ),
+    (400, make_error(LONG), ContextTooLong, f"^{LONG}$"),
+    (
+        400,
+        make_error("Number of prompt tokens: 5 + max tokens value: 9 exceeds model max length: 8"),
         ContextTooLong,
         "^Number",
     ),
-    (400, said("Input length exceeds pipeline capabilities: 9 > 8"), ContextTooLong, "^Input"),
-    (400, said("Input length exceeds the maximum allowed length"), ContextTooLong, "^Input"),
-    (400,
-     errors.encode_error_body(errors.build_graph_error_text("Input length 9 longer than allowed 8",
-      errors.EMBEDDING_NODE)),
-     ContextTooLong, "^Input"),
-    (400, said("Wrong endpoint. Allowed endpoints: /v3/x"), WorkerFailed, "gateway's path"),
+    (
+        400,
+        make_error("Input length exceeds pipeline capabilities: 9 > 8"),
+        ContextTooLong,
+        "^Input",
+    ),
+    (400, make_error("Input length exceeds the maximum allowed length"), ContextTooLong, "^Input"),
+    (
+        400,
+        errors.encode_error_body(
+            errors.build_graph_error_text(
+                "Input length 9 longer than allowed 8", errors.EMBEDDING_NODE
+            )
+        ),
+        ContextTooLong,
+        "^Input",
+    ),
+    (400, make_error("Wrong endpoint. Allowed endpoints: /v3/x"), WorkerFailed, "gateway's path"),
     (400, b'{"error":"Invalid request URL"}', WorkerFailed, "gateway's path"),
-    (400, b'{"error":"Mediapipe execution failed. MP status - UNAVAILABLE: busy"}', Overloaded,
-     "busy"),
-    (400, b'{"error":"Mediapipe execution failed. MP status - INTERNAL: secret"}', WorkerFailed,
-     "500"),
-    (412, b'{"error":"The file is not valid json - JSON body exceeds maximum nesting depth"}',
-     UnsupportedFeature, "^JSON body exceeds"),
-    (404, b'{"error":"Mediapipe graph definition with requested name is not found"}', WorkerFailed,
-     "know the model"),
+    (
+        400,
+        b'{"error":"Mediapipe execution failed. MP status - UNAVAILABLE: busy"}',
+        Overloaded,
+        "busy",
+    ),
+    (
+        400,
+        b'{"error":"Mediapipe execution failed. MP status - INTERNAL: secret"}',
+        WorkerFailed,
+        "500",
+    ),
+    (
+        412,
+        b'{"error":"The file is not valid json - JSON body exceeds maximum nesting depth"}',
+        UnsupportedFeature,
+        "^JSON body exceeds",
+    ),
+    (
+        404,
+        b'{"error":"Mediapipe graph definition with requested name is not found"}',
+        WorkerFailed,
+        "know the model",
+    ),
     (406, b'{"error":"Unsupported method"}', WorkerFailed, "406"),
-    (500, b'{"error":"Unauthorized request due to invalid or missing api-key"}', WorkerFailed,
-     "gateway's key"),
+    (
+        500,
+        b'{"error":"Unauthorized request due to invalid or missing api-key"}',
+        WorkerFailed,
+        "gateway's key",
+    ),
     (503, b'{"error":"Server is not ready"}', Overloaded, "busy"),
     (429, b"", RateLimitExceeded, "no more"),
     (401, b"", WorkerFailed, "gateway's key"),
     (413, b"<html>", UnsupportedFeature, "refused"),
     (500, b"\xff", WorkerFailed, "500"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "text"), FAILURES)
-def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str) -> None:
+def test_worker_status_and_body_map_to_error_type(
+    status: int, body: bytes, kind: type[GatewayError], text: str
+) -> None:
     found = OVMS().read_error(status, {}, body)
     assert type(found) is kind
     assert re.search(text, found.message)
@@ -275,13 +374,15 @@ def test_statuses(status: int, body: bytes, kind: type[GatewayError], text: str)
         ("Input length exceeds the maximum allowed length", None, None),
     ],
 )
-def test_lengths_are_read(inner: str, tokens: int | None, limit: int | None) -> None:
-    found = OVMS().read_error(400, {}, said(inner))
+def test_context_too_long_reports_tokens_and_limit(
+    inner: str, tokens: int | None, limit: int | None
+) -> None:
+    found = OVMS().read_error(400, {}, make_error(inner))
     assert isinstance(found, ContextTooLong)
     assert (found.tokens, found.limit) == (tokens, limit)
 
 
-def test_what_the_server_said_of_a_path_is_for_the_log() -> None:
+def test_worker_error_text_about_the_path_is_an_exception_note() -> None:
     found = OVMS().read_error(400, {}, b'{"error":"Invalid request URL"}')
     assert found.__notes__ == ["the worker said: Invalid request URL"]
 
@@ -289,7 +390,9 @@ def test_what_the_server_said_of_a_path_is_for_the_log() -> None:
 @pytest.mark.parametrize(
     ("seconds", "headers"), [(3.0, {"retry-after": "3"}), (1.0, {}), (1.0, {"retry-after": "x"})]
 )
-def test_a_busy_server_says_when_to_come_back(seconds: float, headers: Mapping[str, str]) -> None:
+def test_retry_after_of_503_defaults_to_one_second(
+    seconds: float, headers: Mapping[str, str]
+) -> None:
     assert OVMS().read_error(503, headers, b"").retry_after == seconds
 
 
@@ -297,29 +400,31 @@ def test_a_busy_server_says_when_to_come_back(seconds: float, headers: Mapping[s
 @pytest.mark.parametrize(
     ("wire", "kind"),
     [
-        (STREAM.partition("data: [")[0][:-200] + "\n\n" + said("out of memory").decode(),
+        (STREAM.partition("data: [")[0][:-200] + "\n\n" + make_error("out of memory").decode(),
          WorkerFailed),
-        (HANDSHAKE + said("out of memory").decode(), WorkerFailed),
-        (HANDSHAKE + said("out of memory").decode() + "\n", WorkerFailed),
-        (HANDSHAKE + said(LONG).decode(), ContextTooLong),
-        (said(LONG).decode(), ContextTooLong),
-        (said("out of memory").decode(), WorkerFailed),
-        (HANDSHAKE + f"data: {said('out of memory').decode()}\n\n", WorkerFailed),
+        (HANDSHAKE + make_error("out of memory").decode(), WorkerFailed),
+        (HANDSHAKE + make_error("out of memory").decode() + "\n", WorkerFailed),
+        (HANDSHAKE + make_error(LONG).decode(), ContextTooLong),
+        (make_error(LONG).decode(), ContextTooLong),
+        (make_error("out of memory").decode(), WorkerFailed),
+        (HANDSHAKE + f"data: {make_error('out of memory').decode()}\n\n", WorkerFailed),
         (HANDSHAKE + '{"error":"Server is not ready"}', WorkerFailed),
         (HANDSHAKE + '{"error":{"message":"x","code":503}}', Overloaded),
     ],
 )  # fmt: skip
-def test_an_error_in_an_answer(wire: str, kind: type[GatewayError], size: int) -> None:
+def test_error_in_a_response_raises_its_error(
+    wire: str, kind: type[GatewayError], size: int
+) -> None:
     with pytest.raises(kind) as caught:
-        read(wire, size=size)
+        decode_response(wire, size=size)
     assert type(caught.value) is kind
     assert "Mediapipe" not in caught.value.message
     assert "memory" not in caught.value.message
 
 
-def test_an_error_in_place_of_vectors() -> None:
+def test_error_instead_of_embeddings_is_raised() -> None:
     with pytest.raises(ContextTooLong):
-        read(said("Input length 9 longer than allowed 8"), EMBED)
+        decode_response(make_error("Input length 9 longer than allowed 8"), EMBED)
 
 
 @given(
@@ -327,12 +432,12 @@ def test_an_error_in_place_of_vectors() -> None:
     request=st.sampled_from([CHAT, PROMPT, EMBED]),
     status=st.sampled_from([400, 404, 412, 429, 500, 503]),
 )
-def test_no_bytes_make_anything_but_errors_of_ours(
+def test_arbitrary_bytes_raise_only_gateway_errors(
     data: bytes, request: Request, status: int
 ) -> None:
     assert isinstance(OVMS().read_error(status, {}, data), GatewayError)
     try:
-        events = read(data, request)
+        events = decode_response(data, request)
     except GatewayError:
         return
     assert events[-1] == StreamEnd()

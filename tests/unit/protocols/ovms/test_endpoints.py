@@ -32,7 +32,7 @@ from protocols.core.errors import (
 from protocols.ovms.endpoints import OVMS
 
 
-class Listing:
+class ModelCatalogStub:
     """A catalog of two models, the second without a version that can answer."""
 
     def __init__(self, *, ready: bool = True) -> None:
@@ -53,7 +53,7 @@ class Listing:
         raise ModelNotFound("no", model=model)
 
 
-def test_it_is_a_dialect() -> None:
+def test_adapter_name_path_prefixes_and_profiles() -> None:
     dialect = AdapterMount(OVMS()).adapter
     assert dialect.name == "ovms"
     assert dialect.path_prefixes == ("/v3",)
@@ -61,7 +61,7 @@ def test_it_is_a_dialect() -> None:
         OVMS("2025")
 
 
-def test_what_others_may_own_is_mounted_on_request() -> None:
+def test_v1_and_kserve_paths_are_optional() -> None:
     def tops(dialect: OVMS) -> set[str]:
         return {endpoint.path.split("/")[1] for endpoint in dialect.endpoints}
 
@@ -108,14 +108,14 @@ INSIDE: list[tuple[GatewayError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "text"), REFUSALS)
-def test_refusals(error: GatewayError, status: int, text: str) -> None:
+def test_error_status_and_text(error: GatewayError, status: int, text: str) -> None:
     reply = OVMS().encode_error(error, None)
     assert (reply.status, msgspec.json.decode(reply.body)) == (status, {"error": text})
     assert ("Content-Type", "application/json") in reply.headers
 
 
 @pytest.mark.parametrize(("error", "inner"), INSIDE)
-def test_what_the_graph_says(error: GatewayError, inner: str) -> None:
+def test_graph_error_text(error: GatewayError, inner: str) -> None:
     reply = OVMS().encode_error(error, None)
     text = msgspec.json.decode(reply.body)["error"]
     assert reply.status == 400
@@ -129,11 +129,11 @@ def test_what_the_graph_says(error: GatewayError, inner: str) -> None:
     ("error", "seconds"),
     [(RateLimitExceeded("slow", retry_after=1.2), "2"), (Overloaded("busy", retry_after=0.1), "1")],
 )
-def test_when_to_try_again(error: GatewayError, seconds: str) -> None:
+def test_retry_after_header_is_rounded_up(error: GatewayError, seconds: str) -> None:
     assert ("Retry-After", seconds) in OVMS().encode_error(error, None).headers
 
 
-def test_a_promised_stream_fails_as_one(make: Any) -> None:
+def test_error_of_a_streaming_request_has_the_stream_content_type(make: Any) -> None:
     """The header is written before the graph runs; its error is then a bare object."""
     body = {"model": "llama3", "stream": True}
     reply = OVMS().encode_error(UnsupportedFeature("x"), make("/v3/chat/completions", body))
@@ -144,7 +144,7 @@ def test_a_promised_stream_fails_as_one(make: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v3/chat/completions", "/v3/nope", "/v3/a/b", "/v1/embeddings"])
-def test_a_get_is_a_wrong_url_and_a_put_a_wrong_method(path: str) -> None:
+def test_get_is_an_info_request_and_put_returns_406(path: str) -> None:
     dialect = OVMS(v1=True)
     paths = PathRouter([AdapterMount(dialect)])
     found = paths.find_endpoint("GET", path)
@@ -154,40 +154,45 @@ def test_a_get_is_a_wrong_url_and_a_put_a_wrong_method(path: str) -> None:
     assert dialect.encode_error(caught.value, None).status == 406
 
 
-def test_a_get_of_no_path(make: Any) -> None:
+def test_get_on_chat_completions_is_an_invalid_url(make: Any) -> None:
     dialect = OVMS()
     call = make("/v3/chat/completions", method="GET")
     with pytest.raises(PathNotFound) as caught:
-        dialect.handle_info_request(call, Listing())
+        dialect.handle_info_request(call, ModelCatalogStub())
     reply = dialect.encode_error(caught.value, call)
     assert (reply.status, reply.body) == (400, b'{"error":"Invalid request URL"}')
 
 
-def test_models(make: Any) -> None:
+def test_model_list_and_model_entry(make: Any) -> None:
     dialect = OVMS()
-    listed = dialect.handle_info_request(make("/v3/models", method="GET"), Listing())
+    listed = dialect.handle_info_request(make("/v3/models", method="GET"), ModelCatalogStub())
     one = b'{"id":"llama3","object":"model","created":7,"owned_by":"OVMS"}'
     assert listed.body == b'{"data":[' + one + b'],"object":"list"}'
     assert (
-        dialect.handle_info_request(make("/v3/models/llama3", method="GET"), Listing()).body == one
+        dialect.handle_info_request(
+            make("/v3/models/llama3", method="GET"), ModelCatalogStub()
+        ).body
+        == one
     )
-    alias = dialect.handle_info_request(make("/v3/models/llama", method="GET"), Listing()).body
+    alias = dialect.handle_info_request(
+        make("/v3/models/llama", method="GET"), ModelCatalogStub()
+    ).body
     assert alias == one.replace(b"llama3", b"llama")
 
 
-def test_a_models_name_may_hold_a_slash(make: Any) -> None:
+def test_model_name_in_path_may_contain_a_slash(make: Any) -> None:
     call = make("/v3/models/org/m1", method="GET")
     with pytest.raises(ModelNotFound) as caught:
-        OVMS().handle_info_request(call, Listing())
+        OVMS().handle_info_request(call, ModelCatalogStub())
     assert caught.value.model == "org/m1"
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
-def test_no_model_takes_tensors(make: Any, version: str) -> None:
+def test_kserve_infer_returns_model_not_found(make: Any, version: str) -> None:
     dialect = OVMS(kserve=True)
     call = make(f"/v2/models/llama3{version}/infer")
     with pytest.raises(ModelNotFound) as caught:
-        dialect.handle_info_request(call, Listing())
+        dialect.handle_info_request(call, ModelCatalogStub())
     assert dialect.encode_error(caught.value, call).status == 404
     with pytest.raises(MethodNotAllowed):
         PathRouter([AdapterMount(dialect)]).find_endpoint(
@@ -196,11 +201,11 @@ def test_no_model_takes_tensors(make: Any, version: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nope", "gone"])
-def test_an_unknown_model_is_a_500(make: Any, name: str) -> None:
+def test_unknown_or_unavailable_model_returns_500(make: Any, name: str) -> None:
     dialect = OVMS()
     call = make(f"/v3/models/{name}", method="GET")
     with pytest.raises(ModelNotFound) as caught:
-        dialect.handle_info_request(call, Listing())
+        dialect.handle_info_request(call, ModelCatalogStub())
     reply = dialect.encode_error(caught.value, call)
     assert (reply.status, reply.body) == (500, b'{"error":"Model not found"}')
 
@@ -217,14 +222,16 @@ def test_an_unknown_model_is_a_500(make: Any, name: str) -> None:
         ("/v2/models/gone/ready", True, 503, b'{"error":"Server is not ready"}'),
     ],
 )
-def test_health(make: Any, path: str, ready: bool, status: int, body: bytes) -> None:
+def test_server_metadata_and_health_endpoints(
+    make: Any, path: str, ready: bool, status: int, body: bytes
+) -> None:
     call = make(path, method="GET")
     assert call.endpoint.public
-    reply = OVMS(kserve=True).handle_info_request(call, Listing(ready=ready))
+    reply = OVMS(kserve=True).handle_info_request(call, ModelCatalogStub(ready=ready))
     assert (reply.status, reply.body) == (status, body)
 
 
-def test_names(make: Any) -> None:
+def test_field_names_map_internal_paths_to_wire_names(make: Any) -> None:
     names = OVMS().field_names(make("/v3/completions"))
     assert names["sampling.beam_width"] == "best_of"
     assert names["stopping.stop"] == "stop"

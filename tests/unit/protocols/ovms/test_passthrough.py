@@ -21,7 +21,7 @@ CHATS, TEXTS, EMBEDS = "/v3/chat/completions", "/v3/completions", "/v3/embedding
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-class Desk:
+class PassthroughClient:
     """Hands calls of a client to a worker."""
 
     def __init__(self, make: MakeCall, about: ResponseContext) -> None:
@@ -45,8 +45,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(make: MakeCall, about: ResponseContext) -> Desk:
-    return Desk(make, about)
+def passthrough_client(make: MakeCall, about: ResponseContext) -> PassthroughClient:
+    return PassthroughClient(make, about)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,10 @@ def desk(make: MakeCall, about: ResponseContext) -> Desk:
         (EMBEDS, EMBED | {"input": "a"}),
     ],
 )
-def test_what_is_plainly_right_is_passed_on(desk: Desk, path: str, body: Any) -> None:
-    relay = desk.taken(path, body)
+def test_valid_request_is_passed_through(
+    passthrough_client: PassthroughClient, path: str, body: Any
+) -> None:
+    relay = passthrough_client.taken(path, body)
     assert relay.upstream_request.path == "/v3" + path.removeprefix("/v3").removeprefix("/v1")
     assert json.loads(relay.upstream_request.body) == body | {"model": "llama-3-8b"}
     assert list(json.loads(relay.upstream_request.body)) == list(body)
@@ -102,47 +104,59 @@ def test_what_is_plainly_right_is_passed_on(desk: Desk, path: str, body: Any) ->
         ("/v3/models", CHAT),
     ],
 )
-def test_whatever_else_there_is_goes_the_long_way(desk: Desk, path: str, body: Any) -> None:
-    assert desk.relay(path, body) is None
+def test_request_outside_the_fast_path_is_translated(
+    passthrough_client: PassthroughClient, path: str, body: Any
+) -> None:
+    assert passthrough_client.relay(path, body) is None
 
 
-def test_the_early_release_has_less_that_is_plainly_right(desk: Desk) -> None:
+def test_profile_2024_passes_fewer_fields_through(passthrough_client: PassthroughClient) -> None:
     body = CHAT | {"diversity_penalty": 0.5, "stream": True, "max_tokens": 3}
     assert (
-        json.loads(desk.taken(CHATS, body, "2024").upstream_request.body)["diversity_penalty"]
+        json.loads(passthrough_client.taken(CHATS, body, "2024").upstream_request.body)[
+            "diversity_penalty"
+        ]
         == 0.5
     )
-    assert desk.relay(TEXTS, TEXT, "2024") is not None
+    assert passthrough_client.relay(TEXTS, TEXT, "2024") is not None
     parts = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
-    assert desk.relay(CHATS, CHAT | {"messages": parts}, "2024") is None
-    assert desk.relay(CHATS, CHAT | {"messages": parts}) is not None
+    assert passthrough_client.relay(CHATS, CHAT | {"messages": parts}, "2024") is None
+    assert passthrough_client.relay(CHATS, CHAT | {"messages": parts}) is not None
     for more in ({"ignore_eos": True}, {"stop": "x"}, {"logprobs": True}, {"tools": [TOOL]}):
-        assert desk.relay(CHATS, CHAT | more, "2024") is None
+        assert passthrough_client.relay(CHATS, CHAT | more, "2024") is None
 
 
-def test_only_servers_of_one_release_are_alike(desk: Desk) -> None:
-    assert desk.relay(CHATS, CHAT, client=OVMS("2024")) is None
-    assert desk.relay(CHATS, CHAT, client=OpenAI()) is None
+def test_client_of_another_profile_or_protocol_is_translated(
+    passthrough_client: PassthroughClient,
+) -> None:
+    assert passthrough_client.relay(CHATS, CHAT, client=OVMS("2024")) is None
+    assert passthrough_client.relay(CHATS, CHAT, client=OpenAI()) is None
 
 
-def test_what_is_not_called_json_is_not_read(desk: Desk) -> None:
-    assert desk.relay(CHATS, CHAT, content_type="text/plain") is None
+def test_request_with_other_content_type_is_translated(
+    passthrough_client: PassthroughClient,
+) -> None:
+    assert passthrough_client.relay(CHATS, CHAT, content_type="text/plain") is None
 
 
-def test_what_choosing_a_worker_needs_is_read(desk: Desk) -> None:
-    chat = desk.taken(CHATS, CHAT | {"stream": True, "user": "ann"}).request
+def test_passthrough_request_fields_for_load_balancing_are_read(
+    passthrough_client: PassthroughClient,
+) -> None:
+    chat = passthrough_client.taken(CHATS, CHAT | {"stream": True, "user": "ann"}).request
     assert isinstance(chat, GenerationRequest)
     assert (chat.stream, chat.labels, chat.model) == (True, {"user": "ann"}, "llama-3-8b")
-    vectors = desk.taken(EMBEDS, EMBED).request
+    vectors = passthrough_client.taken(EMBEDS, EMBED).request
     assert isinstance(vectors, EmbeddingRequest)
     assert vectors.inputs == ("a", "b")
 
 
-def test_the_headers_are_those_of_the_servers_answers(desk: Desk) -> None:
-    stream = desk.taken(CHATS, CHAT | {"stream": True})
+def test_passthrough_response_headers_equal_ovms(passthrough_client: PassthroughClient) -> None:
+    stream = passthrough_client.taken(CHATS, CHAT | {"stream": True})
     assert stream.build_headers() == (("Content-Type", "text/event-stream"),)
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
-        assert desk.taken(path, body).build_headers() == (("Content-Type", "application/json"),)
+        assert passthrough_client.taken(path, body).build_headers() == (
+            ("Content-Type", "application/json"),
+        )
 
 
 # --- the way back ---------------------------------------------------------------------------------
@@ -166,8 +180,8 @@ EVENTS = [
 ]
 
 
-def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT).create_reader()
+def test_unary_response_shows_the_public_model_name(passthrough_client: PassthroughClient) -> None:
+    passage = passthrough_client.taken(CHATS, CHAT).create_reader()
     passage.feed([ANSWER])
     data, events = passage.close()
     assert data == ANSWER.replace(b"llama-3-8b", b"llama3")
@@ -175,17 +189,19 @@ def test_a_whole_answer_comes_back_under_the_models_public_name(desk: Desk) -> N
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_a_stream_comes_back_under_the_models_public_name(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
+def test_stream_shows_the_public_model_name(passthrough_client: PassthroughClient) -> None:
+    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
     data, events = passage.feed([b"".join(EVENTS)])
     assert data == b"".join(EVENTS).replace(b"llama-3-8b", b"llama3")
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"]
     assert isinstance(events[-1], StreamEnd)
 
 
-def test_texts_of_a_stream_come_back_unread(desk: Desk) -> None:
+def test_text_chunks_of_a_stream_are_passed_through_unparsed(
+    passthrough_client: PassthroughClient,
+) -> None:
     text = EVENTS[1].replace(b'"stop"', b"null").replace(b'"created":1', b'"created":1, "odd":1.50')
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
+    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
     data, events = passage.feed([EVENTS[0], text, text, *EVENTS[1:]])
     assert data is not None
     assert data.count(text.replace(b"llama-3-8b", b"llama3")) == 1
@@ -193,15 +209,19 @@ def test_texts_of_a_stream_come_back_unread(desk: Desk) -> None:
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["Hi"] * 3
 
 
-def test_vectors_come_back_unread(desk: Desk) -> None:
+def test_embeddings_response_is_passed_through_unparsed(
+    passthrough_client: PassthroughClient,
+) -> None:
     body = b'{"object":"list","data":[{"embedding":"AAAA"},{"embedding":[1]}]}'
-    passage = desk.taken(EMBEDS, EMBED).create_reader()
+    passage = passthrough_client.taken(EMBEDS, EMBED).create_reader()
     passage.feed([body])
     assert passage.close() == (body, [ResponseMetadata(), StreamEnd()])
 
 
-def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
+def test_graph_error_in_a_stream_raises_worker_failed(
+    passthrough_client: PassthroughClient,
+) -> None:
+    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
     passage.feed([EVENTS[0]])
     said = b"Mediapipe execution failed. MP status - INTERNAL: boom"
     data, _ = passage.feed([b'{"error":"' + said + b'"}'])
@@ -210,17 +230,17 @@ def test_the_graphs_sentence_in_a_stream_is_an_error(desk: Desk) -> None:
         passage.close()
 
 
-def test_a_stream_that_is_cut_is_told(desk: Desk) -> None:
-    passage = desk.taken(CHATS, CHAT | {"stream": True}).create_reader()
+def test_truncated_stream_raises_stream_broken(passthrough_client: PassthroughClient) -> None:
+    passage = passthrough_client.taken(CHATS, CHAT | {"stream": True}).create_reader()
     passage.feed([EVENTS[0]])
     with pytest.raises(StreamBroken):
         passage.close()
 
 
-def test_what_is_told_in_place_of_an_answer_is_read_as_any_error(desk: Desk) -> None:
+def test_error_body_with_status_200_raises_its_error(passthrough_client: PassthroughClient) -> None:
     said = b'{"error":"Input length exceeds pipeline capabilities: 9 > 8"}'
     for path, body in ((CHATS, CHAT), (EMBEDS, EMBED)):
-        passage = desk.taken(path, body).create_reader()
+        passage = passthrough_client.taken(path, body).create_reader()
         passage.feed([said])
         with pytest.raises(ContextTooLong):
             passage.close()

@@ -29,21 +29,21 @@ EMBED = "/v3/embeddings"
 HI = [{"role": "user", "content": "say hi"}]
 
 
-def chat(**fields: Any) -> dict[str, Any]:
+def build_chat_body(**fields: Any) -> dict[str, Any]:
     return {"model": "llama3", "messages": HI} | fields
 
 
-def text(**fields: Any) -> dict[str, Any]:
+def build_completion_body(**fields: Any) -> dict[str, Any]:
     return {"model": "llama3", "prompt": "a b"} | fields
 
 
-def decode(call: ClientRequest, dialect: OVMS | None = None) -> GenerationRequest:
+def decode_generation(call: ClientRequest, dialect: OVMS | None = None) -> GenerationRequest:
     request = (dialect or OVMS()).decode_request(call)
     assert isinstance(request, GenerationRequest)
     return request
 
 
-def answered(dialect: OVMS, call: ClientRequest) -> HttpResponse | None:
+def decode_or_encode_error(dialect: OVMS, call: ClientRequest) -> HttpResponse | None:
     try:
         dialect.read_routing_info(call)
         dialect.decode_request(call)
@@ -52,16 +52,16 @@ def answered(dialect: OVMS, call: ClientRequest) -> HttpResponse | None:
     return None
 
 
-def refused(dialect: OVMS, call: ClientRequest) -> tuple[int, str]:
+def decode_error(dialect: OVMS, call: ClientRequest) -> tuple[int, str]:
     """Status and text of the refusal: as the server, first ``peek`` and then ``decode``."""
-    reply = answered(dialect, call)
+    reply = decode_or_encode_error(dialect, call)
     assert reply is not None
     body = msgspec.json.decode(reply.body)
     assert list(body) == ["error"]
     return reply.status, body["error"]
 
 
-def sentence(inner: str, node: str = "LLMExecutor") -> tuple[int, str]:
+def format_graph_error(inner: str, node: str = "LLMExecutor") -> tuple[int, str]:
     return 400, (
         "Mediapipe execution failed. MP status - INVALID_ARGUMENT: CalculatorGraph::Run() failed: "
         f'\nCalculator::Process() for node "{node}" failed: {inner}'
@@ -79,11 +79,11 @@ SEED = {
 
 
 @pytest.mark.parametrize("profile", OVMS.profiles)
-def test_the_printed_request(make: Any, profile: str) -> None:
+def test_documented_chat_request_is_decoded(make: Any, profile: str) -> None:
     call = make(CHAT, SEED)
     dialect = OVMS(profile)
     assert dialect.read_routing_info(call) == RoutingInfo("llama3", stream=False)
-    request = decode(call, dialect)
+    request = decode_generation(call, dialect)
     assert request.kind == "chat"
     assert request.messages == (
         Message("system", (TextPart("You are a helpful assistant."),)),
@@ -94,18 +94,18 @@ def test_the_printed_request(make: Any, profile: str) -> None:
     assert request.provided_fields == {"model", "messages", "stream"}
 
 
-def test_the_printed_request_is_no_json_as_it_stands(make: Any) -> None:
+def test_documented_request_with_unquoted_key_returns_412(make: Any) -> None:
     """The page prints ``stream: false`` without its quotes."""
     body = b'{"model":"llama3","messages":[{"role":"user","content":"hello"}],stream: false}'
     expected = 412, "The file is not valid json - Cannot parse JSON body"
-    assert refused(OVMS(), make(CHAT, body)) == expected
+    assert decode_error(OVMS(), make(CHAT, body)) == expected
 
 
-def test_every_scalar(make: Any) -> None:
-    request = decode(
+def test_scalar_chat_parameters_are_decoded(make: Any) -> None:
+    request = decode_generation(
         make(
             CHAT,
-            chat(
+            build_chat_body(
                 ignore_eos=True,
                 max_tokens=7,
                 max_completion_tokens=9,
@@ -147,22 +147,24 @@ def test_every_scalar(make: Any) -> None:
     assert request.extra == {"max_ngram_size": msgspec.Raw(b"3")}
 
 
-def test_what_turns_a_feature_off(make: Any) -> None:
-    request = decode(make(CHAT, chat(top_k=-1, best_of=1, n=1, stop=[], temperature=None)))
+def test_values_that_disable_a_parameter_are_decoded_as_absent(make: Any) -> None:
+    request = decode_generation(
+        make(CHAT, build_chat_body(top_k=-1, best_of=1, n=1, stop=[], temperature=None))
+    )
     assert request.sampling == type(request.sampling)()
     assert request.stopping.stop == ()
     assert {"top_k", "best_of"} <= request.provided_fields
     assert "temperature" not in request.provided_fields
 
 
-def test_null_is_absent(make: Any) -> None:
+def test_null_means_that_the_parameter_is_absent(make: Any) -> None:
     names = (
         "ignore_eos", "temperature", "top_p", "min_p", "top_k", "seed", "stop", "best_of", "n",
         "stream_options", "logprobs", "tools", "tool_choice", "response_format",
         "max_completion_tokens", "chat_template_kwargs", "include_stop_str_in_output",
     )  # fmt: skip
-    request = decode(make(CHAT, chat(**dict.fromkeys(names))))
-    assert request == decode(make(CHAT, chat()))
+    request = decode_generation(make(CHAT, build_chat_body(**dict.fromkeys(names))))
+    assert request == decode_generation(make(CHAT, build_chat_body()))
 
 
 @pytest.mark.parametrize(
@@ -170,19 +172,24 @@ def test_null_is_absent(make: Any) -> None:
     [(None, "none"), ({}, "none"), ({"include_usage": False}, "none"),
      ({"include_usage": True}, "final")],
 )  # fmt: skip
-def test_usage_of_a_stream(make: Any, options: Any, usage: str) -> None:
-    request = decode(make(CHAT, chat(stream=True, stream_options=options)))
+def test_include_usage_option_is_decoded(make: Any, options: Any, usage: str) -> None:
+    request = decode_generation(make(CHAT, build_chat_body(stream=True, stream_options=options)))
     assert request.stream
     assert request.response_options.usage == usage
 
 
-def test_a_stream_keeps_its_stop_string(make: Any) -> None:
-    assert decode(make(CHAT, chat(stop="x", stream=True))).stopping.include_stop is True
-    assert decode(make(CHAT, chat(stop="x"))).stopping.include_stop is None
+def test_streaming_request_includes_the_stop_string(make: Any) -> None:
+    assert (
+        decode_generation(make(CHAT, build_chat_body(stop="x", stream=True))).stopping.include_stop
+        is True
+    )
+    assert decode_generation(make(CHAT, build_chat_body(stop="x"))).stopping.include_stop is None
 
 
-def test_completion(make: Any) -> None:
-    request = decode(make(TEXT, text(max_tokens=0, echo=True, logprobs=1)))
+def test_completion_request_is_decoded(make: Any) -> None:
+    request = decode_generation(
+        make(TEXT, build_completion_body(max_tokens=0, echo=True, logprobs=1))
+    )
     assert request.kind == "completion"
     assert request.prompts == ("a b",)
     assert request.templating.mode == "raw"
@@ -191,8 +198,8 @@ def test_completion(make: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v3/v1/chat/completions"])
-def test_other_roots(make: Any, path: str) -> None:
-    assert decode(make(path, chat())).kind == "chat"
+def test_v1_paths_are_decoded_as_chat(make: Any, path: str) -> None:
+    assert decode_generation(make(path, build_chat_body())).kind == "chat"
 
 
 # --- the front door -------------------------------------------------------------------------------
@@ -204,37 +211,41 @@ FRONT_DOOR = [
     (CHAT, b"[]", "JSON body must be an object"),
     (CHAT, b'{"a":' * 3000 + b"1" + b"}" * 3000, "JSON body exceeds maximum nesting depth"),
     (CHAT, {"messages": HI}, "model field is missing in JSON body"),
-    (CHAT, chat(model=5), "model field is not a string"),
-    (CHAT, chat(model=None), "model field is not a string"),
-    (CHAT, chat(stream="true"), "stream field is not a boolean"),
-    (CHAT, chat(stream=None), "stream field is not a boolean"),
-    (TEXT, text(stream=1), "stream field is not a boolean"),
+    (CHAT, build_chat_body(model=5), "model field is not a string"),
+    (CHAT, build_chat_body(model=None), "model field is not a string"),
+    (CHAT, build_chat_body(stream="true"), "stream field is not a boolean"),
+    (CHAT, build_chat_body(stream=None), "stream field is not a boolean"),
+    (TEXT, build_completion_body(stream=1), "stream field is not a boolean"),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "detail"), FRONT_DOOR)
-def test_front_door(make: Any, path: str, body: Any, detail: str) -> None:
+def test_malformed_json_or_model_returns_412(make: Any, path: str, body: Any, detail: str) -> None:
     expected = 412, f"The file is not valid json - {detail}"
-    assert refused(OVMS(), make(path, body)) == expected
+    assert decode_error(OVMS(), make(path, body)) == expected
 
 
-def test_embeddings_do_not_look_at_stream(make: Any) -> None:
+def test_stream_field_of_embeddings_is_ignored(make: Any) -> None:
     call = make(EMBED, {"model": "gte", "input": "a", "stream": "yes"})
     assert OVMS().read_routing_info(call) == RoutingInfo("gte")
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", None, "application/x-www-form-urlencoded"])
-def test_other_content_names_the_model_by_its_path(make: Any, content_type: str | None) -> None:
-    call = make(CHAT, chat(), content_type=content_type)
+def test_model_name_of_non_json_request_is_the_path(make: Any, content_type: str | None) -> None:
+    call = make(CHAT, build_chat_body(), content_type=content_type)
     assert OVMS().read_routing_info(call).model == "chat/completions"
-    expected = sentence("Non-json request received in text generation calculator")
-    assert refused(OVMS(), call) == expected
+    expected = format_graph_error("Non-json request received in text generation calculator")
+    assert decode_error(OVMS(), call) == expected
 
 
-def test_an_empty_model_is_named_by_the_path(make: Any) -> None:
-    assert OVMS().read_routing_info(make(CHAT, chat(model=""))).model == "chat/completions"
+def test_model_name_of_empty_model_field_is_the_path(make: Any) -> None:
+    assert (
+        OVMS().read_routing_info(make(CHAT, build_chat_body(model=""))).model == "chat/completions"
+    )
     json = "application/json; charset=utf-8"
-    assert OVMS().read_routing_info(make(CHAT, chat(), content_type=json)).model == "llama3"
+    assert (
+        OVMS().read_routing_info(make(CHAT, build_chat_body(), content_type=json)).model == "llama3"
+    )
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -371,13 +382,17 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "inner"), CHAT_REFUSED)
-def test_chat_refused(make: Any, fields: dict[str, Any], inner: str) -> None:
-    assert refused(OVMS(), make(CHAT, chat(**fields))) == sentence(inner)
+def test_invalid_chat_field_returns_a_graph_error(
+    make: Any, fields: dict[str, Any], inner: str
+) -> None:
+    assert decode_error(OVMS(), make(CHAT, build_chat_body(**fields))) == format_graph_error(inner)
 
 
-def test_no_messages(make: Any) -> None:
+def test_missing_messages_return_a_graph_error(make: Any) -> None:
     body = {"model": "llama3"}
-    assert refused(OVMS(), make(CHAT, body)) == sentence("Messages missing in request")
+    assert decode_error(OVMS(), make(CHAT, body)) == format_graph_error(
+        "Messages missing in request"
+    )
 
 
 TEXT_REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -395,29 +410,33 @@ TEXT_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "inner"), TEXT_REFUSED)
-def test_completion_refused(make: Any, fields: dict[str, Any], inner: str) -> None:
-    assert refused(OVMS(), make(TEXT, text(**fields))) == sentence(inner)
+def test_invalid_completion_field_returns_a_graph_error(
+    make: Any, fields: dict[str, Any], inner: str
+) -> None:
+    assert decode_error(OVMS(), make(TEXT, build_completion_body(**fields))) == format_graph_error(
+        inner
+    )
 
 
 @pytest.mark.parametrize("path", ["/v3/foo", "/v3/foo/bar", "/v3/rerank"])
-def test_a_wrong_path_is_refused_by_the_graph(make: Any, path: str) -> None:
-    call = make(path, chat())
+def test_unknown_v3_path_returns_a_graph_error(make: Any, path: str) -> None:
+    call = make(path, build_chat_body())
     assert OVMS().read_routing_info(call).model == "llama3"
-    assert refused(OVMS(), call) == sentence(
+    assert decode_error(OVMS(), call) == format_graph_error(
         "Wrong endpoint. Allowed endpoints: /v[13]/chat/completions, /v[13]/completions, "
         "/v[13]/responses, /v[13]/tokenize"
     )
 
 
-def test_the_first_complaint_is_the_servers_first(make: Any) -> None:
-    call = make(CHAT, chat(messages=[], temperature=9, max_tokens="x"))
-    assert refused(OVMS(), call) == sentence("max_tokens is not an unsigned integer")
+def test_first_invalid_field_in_server_order_is_reported(make: Any) -> None:
+    call = make(CHAT, build_chat_body(messages=[], temperature=9, max_tokens="x"))
+    assert decode_error(OVMS(), call) == format_graph_error("max_tokens is not an unsigned integer")
 
 
 # --- messages and tools ---------------------------------------------------------------------------
 
 
-def test_messages_of_every_kind(make: Any) -> None:
+def test_messages_of_every_role_and_part_type_are_decoded(make: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     bare = {"id": "c2", "function": {"name": "g"}}
     loose = {"id": "c3", "function": {"name": "h", "arguments": {"y": 2}}}
@@ -439,7 +458,7 @@ def test_messages_of_every_kind(make: Any) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "f"},
         {"role": "user"},
     ]
-    assert decode(make(CHAT, chat(messages=sent))).messages == (
+    assert decode_generation(make(CHAT, build_chat_body(messages=sent))).messages == (
         Message(
             "user",
             (TextPart("look"), ImagePart("data:image/png;base64,AA=="), AudioPart("AA==", "wav")),
@@ -458,7 +477,7 @@ def test_messages_of_every_kind(make: Any) -> None:
     )
 
 
-def tool(name: str) -> dict[str, Any]:
+def build_tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
@@ -478,27 +497,33 @@ G = Tool("g", None, msgspec.Raw(b'{"type":"object"}'))
         ({"type": "function", "function": {"name": "h"}}, (), None),
     ],
 )
-def test_tool_choice(make: Any, choice: Any, tools: tuple[Tool, ...], chosen: Any) -> None:
-    body = chat(tools=[tool("f"), tool("g")], tool_choice=choice)
-    request = decode(make(CHAT, body))
+def test_tool_choice_selects_the_tools(
+    make: Any, choice: Any, tools: tuple[Tool, ...], chosen: Any
+) -> None:
+    body = build_chat_body(tools=[build_tool("f"), build_tool("g")], tool_choice=choice)
+    request = decode_generation(make(CHAT, body))
     assert (request.tools, request.tool_choice) == (tools, chosen)
 
 
-def test_a_flat_tool(make: Any) -> None:
-    request = decode(make(CHAT, chat(tools=[{"type": "function", "name": "f", "strict": True}])))
+def test_flat_tool_definition_is_decoded(make: Any) -> None:
+    request = decode_generation(
+        make(CHAT, build_chat_body(tools=[{"type": "function", "name": "f", "strict": True}]))
+    )
     assert request.tools == (Tool("f", strict=True),)
 
 
-def test_response_formats(make: Any) -> None:
+def test_response_format_is_decoded(make: Any) -> None:
     def output(form: Any) -> object:
-        return decode(make(CHAT, chat(response_format=form))).output
+        return decode_generation(make(CHAT, build_chat_body(response_format=form))).output
 
     assert output({"type": "text"}) is None
     assert output({"type": "json_object"}) == JsonObjectFormat()
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
     assert output(schema) == JsonSchemaFormat(msgspec.Raw(b'{"type":"object"}'), "s")
-    nothing = sentence("response_format type is not supported")
-    assert refused(OVMS(), make(CHAT, chat(response_format={"type": "x"}))) == nothing
+    nothing = format_graph_error("response_format type is not supported")
+    assert (
+        decode_error(OVMS(), make(CHAT, build_chat_body(response_format={"type": "x"}))) == nothing
+    )
 
 
 # --- embeddings -----------------------------------------------------------------------------------
@@ -513,7 +538,7 @@ def test_response_formats(make: Any) -> None:
         ([[1], [2, 3]], ((1,), (2, 3))),
     ],
 )
-def test_embedding_inputs(make: Any, given: Any, inputs: tuple[Any, ...]) -> None:
+def test_embedding_inputs_are_decoded(make: Any, given: Any, inputs: tuple[Any, ...]) -> None:
     request = OVMS().decode_request(
         make(EMBED, {"model": "gte", "input": given, "dimensions": 3, "encoding_format": "float"})
     )
@@ -541,48 +566,55 @@ def test_embedding_inputs(make: Any, given: Any, inputs: tuple[Any, ...]) -> Non
         ({"input": 5}, "input should be string, array of strings or array of integers"),
     ],
 )
-def test_embedding_refused(make: Any, fields: dict[str, Any], inner: str) -> None:
+def test_invalid_embedding_field_returns_a_graph_error(
+    make: Any, fields: dict[str, Any], inner: str
+) -> None:
     body = {"model": "gte"} | (
         fields if "input" in fields or not fields else {"input": "a"} | fields
     )
     call = make(EMBED, body)
-    assert refused(OVMS(), call) == sentence(inner, "EmbeddingsExecutor")
+    assert decode_error(OVMS(), call) == format_graph_error(inner, "EmbeddingsExecutor")
 
 
-def test_how_many_inputs_there_may_be(make: Any) -> None:
+def test_embedding_input_count_is_limited_to_500(make: Any) -> None:
     most = OVMS().decode_request(make(EMBED, {"model": "gte", "input": ["a"] * 500}))
     assert isinstance(most, EmbeddingRequest)
     assert len(most.inputs) == 500
     text = "The number of input documents exceeds allowed configured value: 500"
     call = make(EMBED, {"model": "gte", "input": ["a"] * 501})
-    assert refused(OVMS(), call) == sentence(text, "EmbeddingsExecutor")
+    assert decode_error(OVMS(), call) == format_graph_error(text, "EmbeddingsExecutor")
     ids = OVMS().decode_request(make(EMBED, {"model": "gte", "input": list(range(501))}))
     assert isinstance(ids, EmbeddingRequest)
     assert len(ids.inputs) == 1
 
 
-def test_embeddings_of_what_is_not_json(make: Any) -> None:
+def test_non_json_embedding_request_returns_a_graph_error(make: Any) -> None:
     call = make(EMBED, b"a", content_type="text/plain")
     text = "Non-json request received in embeddings calculator"
-    assert refused(OVMS(), call) == sentence(text, "EmbeddingsExecutor")
+    assert decode_error(OVMS(), call) == format_graph_error(text, "EmbeddingsExecutor")
 
 
 # --- the early release ----------------------------------------------------------------------------
 
 
-def test_the_early_release_caps_what_ignores_the_end(make: Any) -> None:
+def test_profile_2024_limits_max_tokens_with_ignore_eos(make: Any) -> None:
     early = OVMS("2024")
-    assert decode(make(CHAT, chat(ignore_eos=True)), early).stopping.max_tokens == 4000
-    most = chat(ignore_eos=True, max_tokens=4000)
-    assert decode(make(CHAT, most), early).stopping.max_tokens == 4000
-    call = make(CHAT, chat(ignore_eos=True, max_tokens=4001))
+    assert (
+        decode_generation(make(CHAT, build_chat_body(ignore_eos=True)), early).stopping.max_tokens
+        == 4000
+    )
+    most = build_chat_body(ignore_eos=True, max_tokens=4000)
+    assert decode_generation(make(CHAT, most), early).stopping.max_tokens == 4000
+    call = make(CHAT, build_chat_body(ignore_eos=True, max_tokens=4001))
     text = "when ignore_eos is true max_tokens can not be greater than 4000"
-    assert refused(early, call) == sentence(text)
+    assert decode_error(early, call) == format_graph_error(text)
 
 
-def test_the_early_release_ignores_what_it_does_not_know(make: Any) -> None:
-    body = chat(stop=5, tools="x", min_p=9, logprobs=7, stream=True, stream_options=1, top_k=0)
-    request = decode(make(CHAT, body), OVMS("2024"))
+def test_profile_2024_ignores_unknown_parameters(make: Any) -> None:
+    body = build_chat_body(
+        stop=5, tools="x", min_p=9, logprobs=7, stream=True, stream_options=1, top_k=0
+    )
+    request = decode_generation(make(CHAT, body), OVMS("2024"))
     assert request.stopping.stop == ()
     assert request.tools == ()
     assert request.sampling.top_k is None
@@ -600,13 +632,17 @@ def test_the_early_release_ignores_what_it_does_not_know(make: Any) -> None:
         ({"seed": -1}, "seed is not an unsigned integer"),
     ],
 )
-def test_the_early_release_refuses(make: Any, fields: dict[str, Any], inner: str) -> None:
-    assert refused(OVMS("2024"), make(CHAT, chat(**fields))) == sentence(inner)
+def test_profile_2024_rejects_invalid_parameters(
+    make: Any, fields: dict[str, Any], inner: str
+) -> None:
+    assert decode_error(OVMS("2024"), make(CHAT, build_chat_body(**fields))) == format_graph_error(
+        inner
+    )
 
 
-def test_beams_of_the_early_release(make: Any) -> None:
-    body = chat(n=2, best_of=4, diversity_penalty=1, length_penalty=0.5, temperature=0.7)
-    request = decode(make(CHAT, body), OVMS("2024"))
+def test_profile_2024_beam_search_parameters_are_decoded(make: Any) -> None:
+    body = build_chat_body(n=2, best_of=4, diversity_penalty=1, length_penalty=0.5, temperature=0.7)
+    request = decode_generation(make(CHAT, body), OVMS("2024"))
     sampling = request.sampling
     assert (sampling.beam_width, sampling.diversity_penalty, request.n) == (4, 1.0, 2)
     assert (sampling.length_penalty, sampling.temperature) == (0.5, 0.7)

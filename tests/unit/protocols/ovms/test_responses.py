@@ -34,7 +34,7 @@ TEXT = "/v3/completions"
 USED = Usage(2, 3)
 
 
-def encoder(
+def create_encoder(
     make: Any, about: ResponseContext, path: str, *, profile: str = "2026", **fields: Any
 ) -> ResponseEncoder:
     said = {"messages": [{"role": "user", "content": "say hi"}], "prompt": "a b", "input": "a"}
@@ -43,13 +43,13 @@ def encoder(
     return dialect.create_encoder(call, dialect.decode_request(call), about)
 
 
-def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
+def encode_unary_body(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
     fold = ResponseAccumulator()
     fold.add(events)
     return of.encode_unary(fold.result()).body
 
 
-def hello(reason: FinishReason = "eos") -> list[Event]:
+def build_text_events(reason: FinishReason = "eos") -> list[Event]:
     return [
         StreamStart(2), TextDelta("Hello"), TextDelta(" world"), TextDelta("!"), ChoiceEnd(reason),
          USED, StreamEnd()
@@ -59,7 +59,7 @@ def hello(reason: FinishReason = "eos") -> list[Event]:
 # --- whole ----------------------------------------------------------------------------------------
 
 
-def test_the_printed_answer(make: Any, about: ResponseContext) -> None:
+def test_documented_chat_response_of_profile_2024(make: Any, about: ResponseContext) -> None:
     """The seed's own example, byte for byte, by the release that it describes."""
     events: list[Event] = [
         TextDelta("\n\nHow can I help you?"),
@@ -67,15 +67,15 @@ def test_the_printed_answer(make: Any, about: ResponseContext) -> None:
         USED,
         StreamEnd(),
     ]
-    assert whole(encoder(make, about, CHAT, profile="2024"), events) == (
+    assert encode_unary_body(create_encoder(make, about, CHAT, profile="2024"), events) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
         b'"\\n\\nHow can I help you?","role":"assistant"}}],"created":1716825108,'
         b'"model":"llama3","object":"chat.completion"}'
     )
 
 
-def test_chat_today(make: Any, about: ResponseContext) -> None:
-    assert whole(encoder(make, about, CHAT), hello()) == (
+def test_unary_chat_response_of_profile_2026(make: Any, about: ResponseContext) -> None:
+    assert encode_unary_body(create_encoder(make, about, CHAT), build_text_events()) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"message":{"content":'
         b'"Hello world!","role":"assistant","tool_calls":[]}}],"created":1716825108,'
         b'"model":"llama3","object":"chat.completion",'
@@ -90,8 +90,12 @@ def test_chat_today(make: Any, about: ResponseContext) -> None:
         ("2024", b""),
     ],
 )
-def test_completion(make: Any, about: ResponseContext, profile: str, usage: bytes) -> None:
-    assert whole(encoder(make, about, TEXT, profile=profile), hello()) == (
+def test_unary_completion_response_per_profile(
+    make: Any, about: ResponseContext, profile: str, usage: bytes
+) -> None:
+    assert encode_unary_body(
+        create_encoder(make, about, TEXT, profile=profile), build_text_events()
+    ) == (
         b'{"choices":[{"finish_reason":"stop","index":0,"logprobs":null,"text":"Hello world!"}],'
         b'"created":1716825108,"model":"llama3","object":"text_completion"' + usage + b"}"
     )
@@ -108,15 +112,17 @@ def test_completion(make: Any, about: ResponseContext, profile: str, usage: byte
         ("unknown", "unknown", "stop"),
     ],
 )
-def test_reasons(
+def test_finish_reason_names_by_profile(
     make: Any, about: ResponseContext, reason: FinishReason, today: str, early: str
 ) -> None:
     for profile, expected in (("2026", today), ("2024", early)):
-        body = whole(encoder(make, about, CHAT, profile=profile), hello(reason))
+        body = encode_unary_body(
+            create_encoder(make, about, CHAT, profile=profile), build_text_events(reason)
+        )
         assert msgspec.json.decode(body)["choices"][0]["finish_reason"] == expected
 
 
-def test_thought_and_calls(make: Any, about: ResponseContext) -> None:
+def test_unary_response_with_reasoning_and_tool_calls(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
         ReasoningDelta("hm"),
         ToolCallStart(0, 0, "c1", "f"),
@@ -124,7 +130,7 @@ def test_thought_and_calls(make: Any, about: ResponseContext) -> None:
         ChoiceEnd("tool_calls"),
         StreamEnd(),
     ]
-    body = whole(encoder(make, about, CHAT), events)
+    body = encode_unary_body(create_encoder(make, about, CHAT), events)
     assert (
         b'"message":{"content":"","reasoning_content":"hm","role":"assistant","tool_calls":['
         in body
@@ -135,7 +141,7 @@ def test_thought_and_calls(make: Any, about: ResponseContext) -> None:
     assert b"usage" not in body  # never a made-up figure
 
 
-def test_logprobs_of_a_chat(make: Any, about: ResponseContext) -> None:
+def test_chat_logprobs(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
         TextDelta("é", logprobs=(TokenLogprob("é", -0.5),)),
         ChoiceEnd("eos"),
@@ -144,19 +150,19 @@ def test_logprobs_of_a_chat(make: Any, about: ResponseContext) -> None:
     assert (
         b'"logprobs":{"content":[{"token":"\xc3\xa9","logprob":-0.5,"bytes":[195,169],'
         b'"top_logprobs":[]}]}'
-    ) in whole(encoder(make, about, CHAT, logprobs=True), events)
+    ) in encode_unary_body(create_encoder(make, about, CHAT, logprobs=True), events)
 
 
-def test_logprobs_of_a_completion_count_bytes(make: Any, about: ResponseContext) -> None:
+def test_completion_logprobs_use_byte_offsets(make: Any, about: ResponseContext) -> None:
     tokens = (TokenLogprob("é", None), TokenLogprob("b", -1.5))
     events: list[Event] = [TextDelta("éb", logprobs=tokens), ChoiceEnd("eos"), StreamEnd()]
     assert (
         b'"logprobs":{"tokens":["\xc3\xa9","b"],"token_logprobs":[null,-1.5],'
         b'"top_logprobs":[{"\xc3\xa9":null},{"b":-1.5}],"text_offset":[0,2]}'
-    ) in whole(encoder(make, about, TEXT, logprobs=1), events)
+    ) in encode_unary_body(create_encoder(make, about, TEXT, logprobs=1), events)
 
 
-def test_several_choices(make: Any, about: ResponseContext) -> None:
+def test_unary_response_with_two_choices(make: Any, about: ResponseContext) -> None:
     events: list[Event] = [
         TextDelta("a", 0),
         ChoiceEnd("eos", 0),
@@ -164,17 +170,19 @@ def test_several_choices(make: Any, about: ResponseContext) -> None:
         ChoiceEnd("length", 1),
         StreamEnd(),
     ]
-    choices = msgspec.json.decode(whole(encoder(make, about, CHAT, n=2, best_of=2), events))[
-        "choices"
-    ]
+    choices = msgspec.json.decode(
+        encode_unary_body(create_encoder(make, about, CHAT, n=2, best_of=2), events)
+    )["choices"]
     assert [(c["index"], c["finish_reason"]) for c in choices] == [(0, "stop"), (1, "length")]
 
 
-def test_echo_and_refusal(make: Any, about: ResponseContext) -> None:
+def test_echo_and_refusal_are_part_of_the_text(make: Any, about: ResponseContext) -> None:
     echoed: list[Event] = [PromptEcho(0, "a b"), TextDelta("c"), ChoiceEnd("eos"), StreamEnd()]
-    assert b'"text":"a bc"' in whole(encoder(make, about, TEXT, echo=True), echoed)
+    assert b'"text":"a bc"' in encode_unary_body(
+        create_encoder(make, about, TEXT, echo=True), echoed
+    )
     refused: list[Event] = [RefusalDelta("no"), ChoiceEnd("eos"), StreamEnd()]
-    assert b'"content":"no"' in whole(encoder(make, about, CHAT), refused)
+    assert b'"content":"no"' in encode_unary_body(create_encoder(make, about, CHAT), refused)
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -186,52 +194,56 @@ HANDSHAKE = (
 )
 
 
-def chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
+def format_chat_chunk(delta: bytes, reason: bytes = b"null", usage: bytes = b"") -> bytes:
     return (
         b'data: {"choices":[{"index":0,"logprobs":null,"delta":' + delta + b',"finish_reason":'
         + reason + b"}]" + TAIL + usage + b"}\n\n"
     )  # fmt: skip
 
 
-def test_a_stream(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, CHAT, stream=True)
+def test_chat_stream_bytes_and_headers(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, CHAT, stream=True)
     assert of.content_type == "text/event-stream"
     assert of.headers() == ()
     assert of.encode_events([StreamStart(2), ResponseMetadata(model="x")]) == b""
-    assert of.encode_events([TextDelta("Hello")]) == HANDSHAKE + chunk(b'{"content":"Hello"}')
-    assert of.encode_events([TextDelta(' "w"\n')]) == chunk(b'{"content":" \\"w\\"\\n"}')
+    assert of.encode_events([TextDelta("Hello")]) == HANDSHAKE + format_chat_chunk(
+        b'{"content":"Hello"}'
+    )
+    assert of.encode_events([TextDelta(' "w"\n')]) == format_chat_chunk(
+        b'{"content":" \\"w\\"\\n"}'
+    )
     assert of.encode_events([TextDelta("")]) == b""
-    assert of.encode_events([TextDelta("!"), ChoiceEnd("length")]) == chunk(
+    assert of.encode_events([TextDelta("!"), ChoiceEnd("length")]) == format_chat_chunk(
         b'{"content":"!"}', b'"length"'
     )
     assert of.encode_events([USED, Timing(queue=1.0), StreamEnd()]) == b"data: [DONE]\n\n"
 
 
-def test_an_end_of_its_own(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, CHAT, stream=True)
+def test_finish_reason_without_text_is_a_separate_chunk(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, CHAT, stream=True)
     of.encode_events([TextDelta("Hello")])
-    assert of.encode_events([ChoiceEnd("eos")]) == chunk(b"{}", b'"stop"')
-    empty = encoder(make, about, CHAT, stream=True)
+    assert of.encode_events([ChoiceEnd("eos")]) == format_chat_chunk(b"{}", b'"stop"')
+    empty = create_encoder(make, about, CHAT, stream=True)
     assert empty.encode_events([ChoiceEnd("eos"), StreamEnd()]) == (
-        HANDSHAKE + chunk(b"{}", b'"stop"') + b"data: [DONE]\n\n"
+        HANDSHAKE + format_chat_chunk(b"{}", b'"stop"') + b"data: [DONE]\n\n"
     )
 
 
-def test_usage_in_a_stream(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, CHAT, stream=True, stream_options={"include_usage": True})
-    assert of.encode_events(hello()) == (
+def test_stream_with_include_usage(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, CHAT, stream=True, stream_options={"include_usage": True})
+    assert of.encode_events(build_text_events()) == (
         HANDSHAKE
-        + chunk(b'{"content":"Hello"}', usage=b',"usage":null')
-        + chunk(b'{"content":" world"}', usage=b',"usage":null')
-        + chunk(b'{"content":"!"}', b'"stop"', b',"usage":null')
+        + format_chat_chunk(b'{"content":"Hello"}', usage=b',"usage":null')
+        + format_chat_chunk(b'{"content":" world"}', usage=b',"usage":null')
+        + format_chat_chunk(b'{"content":"!"}', b'"stop"', b',"usage":null')
         + b'data: {"choices":[]' + TAIL
         + b',"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}}\n\n'
         + b"data: [DONE]\n\n"
     )  # fmt: skip
 
 
-def test_thoughts_and_calls_in_a_stream(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, CHAT, stream=True)
+def test_chat_stream_with_reasoning_and_tool_calls(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, CHAT, stream=True)
     events: list[Event] = [
         ReasoningDelta("hm"),
         ToolCallStart(0, 0, "c1", "f"),
@@ -239,15 +251,17 @@ def test_thoughts_and_calls_in_a_stream(make: Any, about: ResponseContext) -> No
     ]
     assert of.encode_events(events) == (
         HANDSHAKE
-        + chunk(b'{"reasoning_content":"hm"}')
-        + chunk(b'{"tool_calls":[{"id":"c1","type":"function","index":0,"function":{"name":"f"}}]}')
-        + chunk(b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}')
+        + format_chat_chunk(b'{"reasoning_content":"hm"}')
+        + format_chat_chunk(
+            b'{"tool_calls":[{"id":"c1","type":"function","index":0,"function":{"name":"f"}}]}'
+        )
+        + format_chat_chunk(b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"x\\""}}]}')
     )
-    assert of.encode_events([ChoiceEnd("tool_calls")]) == chunk(b"{}", b'"tool_calls"')
+    assert of.encode_events([ChoiceEnd("tool_calls")]) == format_chat_chunk(b"{}", b'"tool_calls"')
 
 
-def test_a_completion_stream(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, TEXT, stream=True)
+def test_completion_stream(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, TEXT, stream=True)
     tail = b',"created":1716825108,"model":"llama3","object":"text_completion.chunk"}\n\n'
     begun = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}]' + tail
     said = b'data: {"choices":[{"index":0,"logprobs":null,"text":"Hi","finish_reason":null}]' + tail
@@ -258,10 +272,10 @@ def test_a_completion_stream(make: Any, about: ResponseContext) -> None:
     assert of.encode_events([ChoiceEnd("eos"), StreamEnd()]) == ended + b"data: [DONE]\n\n"
 
 
-def test_the_early_release_streams_without_handshake(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, CHAT, profile="2024", stream=True)
+def test_profile_2024_stream_has_no_role_chunk(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, CHAT, profile="2024", stream=True)
     head = b'data: {"choices":[{"finish_reason":'
-    assert of.encode_events(hello("length")[:2]) == (
+    assert of.encode_events(build_text_events("length")[:2]) == (
         head + b'null,"index":0,"logprobs":null,"delta":{"content":"Hello"}}]' + TAIL + b"}\n\n"
     )
     assert of.encode_events([ReasoningDelta("hm")]) == b""
@@ -270,8 +284,10 @@ def test_the_early_release_streams_without_handshake(make: Any, about: ResponseC
     )
 
 
-def test_an_error_in_a_stream_is_a_bare_object(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, CHAT, stream=True)
+def test_stream_error_is_a_json_object_without_sse_framing(
+    make: Any, about: ResponseContext
+) -> None:
+    of = create_encoder(make, about, CHAT, stream=True)
     of.encode_events([TextDelta("Hello")])
     assert of.encode_error_event(StreamBroken("the worker's answer stopped before its end")) == (
         b'{"error":"Mediapipe execution failed. MP status - INVALID_ARGUMENT: '
@@ -284,28 +300,31 @@ def test_an_error_in_a_stream_is_a_bare_object(make: Any, about: ResponseContext
 # --- embeddings -----------------------------------------------------------------------------------
 
 
-def vectors() -> list[Event]:
+def build_embedding_events() -> list[Event]:
     return [Embedding(0, (3.0, 0.5)), Embedding(1, (1.0, -0.25)), Usage(3), StreamEnd()]
 
 
-def test_embeddings(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, "/v3/embeddings")
+def test_embeddings_response(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, "/v3/embeddings")
     assert of.headers() == ()
-    assert whole(of, vectors()) == (
+    assert encode_unary_body(of, build_embedding_events()) == (
         b'{"object":"list","data":[{"object":"embedding","embedding":[3.0,0.5],"index":0},'
         b'{"object":"embedding","embedding":[1.0,-0.25],"index":1}],'
         b'"usage":{"prompt_tokens":3,"total_tokens":3}}'
     )
 
 
-def test_embeddings_are_never_streamed(make: Any, about: ResponseContext) -> None:
-    of = encoder(make, about, "/v3/embeddings")
-    assert of.encode_events(vectors()) == b""
+def test_embeddings_encoder_writes_no_stream_events(make: Any, about: ResponseContext) -> None:
+    of = create_encoder(make, about, "/v3/embeddings")
+    assert of.encode_events(build_embedding_events()) == b""
     assert b'node \\"EmbeddingsExecutor\\" failed: cut' in of.encode_error_event(
         StreamBroken("cut")
     )
 
 
-def test_embeddings_in_base64(make: Any, about: ResponseContext) -> None:
-    body = whole(encoder(make, about, "/v3/embeddings", encoding_format="base64"), vectors())
+def test_base64_embeddings_response(make: Any, about: ResponseContext) -> None:
+    body = encode_unary_body(
+        create_encoder(make, about, "/v3/embeddings", encoding_format="base64"),
+        build_embedding_events(),
+    )
     assert msgspec.json.decode(body)["data"][0]["embedding"] == "AABAQAAAAD8="

@@ -42,22 +42,22 @@ from protocols.core.request import (
 from protocols.tgi.upstream import TGI
 
 
-def text(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "m", "kind": "completion", "prompts": ("a b",), **fields})
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     said = (Message("user", (TextPart("hi"),)),)
     return GenerationRequest(model="m", kind="chat", messages=said, **fields)
 
 
-def read(request: GenerationRequest, *reads: bytes) -> list[Event]:
+def decode_response(request: GenerationRequest, *reads: bytes) -> list[Event]:
     decoder = TGI().create_decoder(request)
     events = [event for one in reads for event in decoder.feed(one)]
     return [*events, *decoder.close()]
 
 
-def bytewise(data: bytes) -> Iterator[bytes]:
+def split_into_bytes(data: bytes) -> Iterator[bytes]:
     return (data[i : i + 1] for i in range(len(data)))
 
 
@@ -89,22 +89,26 @@ SAID: list[Event] = [TextDelta("Hello"), TextDelta(" été")]
 ENDED: list[Event] = [ChoiceEnd("eos"), Usage(7, 3), StreamEnd()]
 
 ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
-    "a stream": (text(stream=True), STREAM, [*SAID, *ENDED]),
-    "a stream for a whole answer": (text(), STREAM, [*SAID, *ENDED]),
+    "a stream": (make_completion(stream=True), STREAM, [*SAID, *ENDED]),
+    "a stream for a whole answer": (make_completion(), STREAM, [*SAID, *ENDED]),
     "CRLF and a blank after the colon": (
-        text(),
+        make_completion(),
         STREAM.replace(b"\n", b"\r\n").replace(b"data:", b"data: "),
         [*SAID, *ENDED],
     ),
     "comments, names and a mark": (
-        text(),
+        make_completion(),
         b"\xef\xbb\xbf:keep\n\nevent: message\nid: 1\n" + STREAM,
         [*SAID, *ENDED],
     ),
-    "no newline at the end": (text(), STREAM.rstrip(), [*SAID, *ENDED]),
-    "something after the end": (text(), STREAM + b"data: [DONE]\n\ndata: x\n\n", [*SAID, *ENDED]),
+    "no newline at the end": (make_completion(), STREAM.rstrip(), [*SAID, *ENDED]),
+    "something after the end": (
+        make_completion(),
+        STREAM + b"data: [DONE]\n\ndata: x\n\n",
+        [*SAID, *ENDED],
+    ),
     "token ids": (
-        text(response_options=IDS),
+        make_completion(response_options=IDS),
         STREAM,
         [
             TextDelta("Hello", token_ids=(15043,)),
@@ -114,13 +118,13 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         ],
     ),
     "log probabilities": (
-        text(logprobs=LogprobsOptions()),
+        make_completion(logprobs=LogprobsOptions()),
         STREAM,
         [TextDelta("Hello", logprobs=(HELLO,)), TextDelta(" été", logprobs=(SUMMER,)), *ENDED],
     ),
-    "special tokens": (text(stopping=RAW), STREAM, [*SAID, TextDelta("</s>"), *ENDED]),
+    "special tokens": (make_completion(stopping=RAW), STREAM, [*SAID, TextDelta("</s>"), *ENDED]),
     "the prompt before a stream": (
-        text(echo=True, logprobs=LogprobsOptions()),
+        make_completion(echo=True, logprobs=LogprobsOptions()),
         STREAM[: STREAM.index(b"data:", 5)] + STREAM[STREAM.rindex(b"data:") :],
         [
             PromptEcho(0, "a b"),
@@ -130,7 +134,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         ],
     ),
     "alternatives": (
-        text(logprobs=LogprobsOptions(1)),
+        make_completion(logprobs=LogprobsOptions(1)),
         (
             b'data:{"token":{"id":3,"text":"a","logprob":-1},"top_tokens":[{"id":4,"text":"b"}],'
             b'"generated_text":"a","details":{"finish_reason":"stop_sequence"}}\n\n'
@@ -144,7 +148,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         ],
     ),
     "text only at the end": (
-        text(),
+        make_completion(),
         (
             b'data:{"token":null,"generated_text":"ab","details":{"finish_reason":"length",'
             b'"generated_tokens":2,"input_length":1}}\n\n'
@@ -152,12 +156,12 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         [TextDelta("ab", tokens=2), ChoiceEnd("length"), Usage(1, 2), StreamEnd()],
     ),
     "tokens that the whole text trims": (
-        text(),
+        make_completion(),
         b'data:{"token":{"text":" a"}}\n\ndata:{"token":{"text":"b"},"generated_text":"ab"}\n\n',
         [TextDelta(" a"), TextDelta("b"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "several ids at a time, and none": (
-        text(response_options=IDS),
+        make_completion(response_options=IDS),
         (
             b'data:{"token":{"id":[3,4],"text":"a"}}\n\ndata:{"token":{"text":null}}\n\n'
             b'data:{"details":{"finish_reason":"new"}}\n\n'
@@ -165,37 +169,37 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         [TextDelta("a", token_ids=(3, 4)), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "no end that is known": (
-        text(),
+        make_completion(),
         b'data:{"generated_text":"a","details":{}}\n\n',
         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "a whole answer": (
-        text(),
+        make_completion(),
         WHOLE,
         [TextDelta("Hello été", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
     "a whole answer for a stream": (
-        text(stream=True),
+        make_completion(stream=True),
         b"\n" + PLAIN + b"\n",
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "a whole answer in an array": (
-        text(),
+        make_completion(),
         b"[" + PLAIN + b"]",
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "a whole answer with a mark": (
-        text(),
+        make_completion(),
         b"\xef\xbb\xbf" + PLAIN,
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "a whole answer without details": (
-        text(),
+        make_completion(),
         b'{"generated_text":"a"}',
         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
     ),
     "a whole answer without text": (
-        text(),
+        make_completion(),
         (
             b'{"generated_text":"","details":{"finish_reason":"eos_token","generated_tokens":1,'
             b'"prompt_tokens":4}}'
@@ -203,7 +207,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         [ChoiceEnd("eos"), Usage(4, 1), StreamEnd()],
     ),
     "a whole answer in full": (
-        text(response_options=IDS, logprobs=LogprobsOptions(1, prompt=1), echo=True),
+        make_completion(response_options=IDS, logprobs=LogprobsOptions(1, prompt=1), echo=True),
         WHOLE,
         [
             PromptEcho(0, "a b", (TokenLogprob("a", -2.5, (), 5), TokenLogprob(" b", -3.5, (), 6))),
@@ -222,7 +226,7 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         ],
     ),
     "a prompt whose tokens begin with its text": (
-        text(logprobs=LogprobsOptions(0, prompt=0), echo=True),
+        make_completion(logprobs=LogprobsOptions(0, prompt=0), echo=True),
         (
             b'{"generated_text":"","details":{"finish_reason":"length","prefill":'
             b'[{"id":5,"text":"a","logprob":null}]}}'
@@ -230,17 +234,17 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
         [PromptEcho(0, "a b", (TokenLogprob("a", None, (), 5),)), ChoiceEnd("length"), StreamEnd()],
     ),
     "a prompt of token ids is not given back": (
-        text(prompts=((1, 2),), echo=True),
+        make_completion(prompts=((1, 2),), echo=True),
         PLAIN,
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
     "special tokens of a whole answer": (
-        text(stopping=RAW),
+        make_completion(stopping=RAW),
         WHOLE,
         [TextDelta("Hello été</s>", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
     ),
     "special tokens that are not told": (
-        text(stopping=RAW),
+        make_completion(stopping=RAW),
         PLAIN,
         [TextDelta("Hello", tokens=2), ChoiceEnd("length"), StreamEnd()],
     ),
@@ -248,9 +252,11 @@ ANSWERS: dict[str, tuple[GenerationRequest, bytes, list[Event]]] = {
 
 
 @pytest.mark.parametrize(("request_", "wire", "events"), ANSWERS.values(), ids=ANSWERS)
-def test_an_answer(request_: GenerationRequest, wire: bytes, events: list[Event]) -> None:
-    assert read(request_, wire) == events
-    assert read(request_, *bytewise(wire)) == events
+def test_response_is_decoded_in_any_packet_size(
+    request_: GenerationRequest, wire: bytes, events: list[Event]
+) -> None:
+    assert decode_response(request_, wire) == events
+    assert decode_response(request_, *split_into_bytes(wire)) == events
 
 
 ERRORS: dict[str, tuple[bytes, type[GatewayError], str]] = {
@@ -296,21 +302,21 @@ ERRORS: dict[str, tuple[bytes, type[GatewayError], str]] = {
 
 @pytest.mark.parametrize(("body", "kind", "said"), ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("frame", ["%s", "data:%s\n\n", "event: error\ndata: %s\n\n", ":x\n\n%s"])
-def test_an_error_instead_of_an_answer(
+def test_error_body_raises_its_error(
     body: bytes, kind: type[GatewayError], said: str, frame: str
 ) -> None:
     wire = frame.replace("%s", body.decode()).encode()
     if "can't be read" in said and frame.endswith("\n\n%s"):
         kind, said = StreamBroken, "before its end"
-    for reads in ([wire], bytewise(wire)):
+    for reads in ([wire], split_into_bytes(wire)):
         with pytest.raises(kind) as caught:
-            read(text(), *reads)
+            decode_response(make_completion(), *reads)
         assert said in caught.value.message
 
 
-def test_an_error_amid_a_stream_comes_after_what_was_said() -> None:
+def test_error_in_a_stream_is_raised_after_earlier_events() -> None:
     begun = STREAM[: STREAM.index(b"data:", 5)]
-    decoder = TGI().create_decoder(text())
+    decoder = TGI().create_decoder(make_completion())
 
     assert decoder.feed(begun + b"data:" + ERRORS["generation"][0] + b"\n\n") == [
         TextDelta("Hello")
@@ -342,33 +348,36 @@ BROKEN: dict[str, tuple[bytes, type[WorkerError]]] = {
 
 
 @pytest.mark.parametrize(("wire", "kind"), BROKEN.values(), ids=BROKEN)
-def test_what_is_no_answer_is_the_workers_fault(wire: bytes, kind: type[WorkerError]) -> None:
-    for reads in ([wire], bytewise(wire)):
+def test_malformed_response_raises_a_worker_error(wire: bytes, kind: type[WorkerError]) -> None:
+    for reads in ([wire], split_into_bytes(wire)):
         with pytest.raises(kind):
-            read(text(), *reads)
+            decode_response(make_completion(), *reads)
 
 
-def test_alternatives_that_do_not_fit_are_the_workers_fault() -> None:
+def test_top_tokens_of_mismatched_length_raise_worker_failed() -> None:
     wire = b'{"generated_text":"a","details":{"tokens":[{"id":1}],"top_tokens":[[],[]]}}'
     with pytest.raises(WorkerFailed, match="fit together"):
-        read(text(logprobs=LogprobsOptions(1)), wire)
+        decode_response(make_completion(logprobs=LogprobsOptions(1)), wire)
 
 
-def test_an_answer_without_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_response_raises_worker_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.core.sse.MAX_UNARY_BYTES", 40)
-    decoder = TGI().create_decoder(text())
+    decoder = TGI().create_decoder(make_completion())
     decoder.feed(b'{"generated_text":')
     with pytest.raises(WorkerFailed, match="larger than"):
         decoder.feed(b'"' + b"x" * 40)
 
 
 @given(data=st.binary(max_size=200), framed=st.booleans())
-def test_whatever_comes_is_an_answer_or_an_error(data: bytes, framed: bool) -> None:
+def test_arbitrary_bytes_give_a_response_or_a_gateway_error(data: bytes, framed: bool) -> None:
     wire = b"data:" + data + b"\n\n" if framed else data
-    for request in (text(logprobs=LogprobsOptions(1), response_options=IDS, echo=True), chat()):
+    for request in (
+        make_completion(logprobs=LogprobsOptions(1), response_options=IDS, echo=True),
+        make_chat(),
+    ):
         seen: Sequence[Event] = []
         try:
-            seen = read(request, wire)
+            seen = decode_response(request, wire)
         except GatewayError:
             continue
         assert type(seen[-1]) is StreamEnd
@@ -406,32 +415,30 @@ pieces = st.fixed_dictionaries(
 
 
 @given(bodies=st.lists(pieces, max_size=4), size=st.integers(1, 60), framed=st.booleans())
-def test_whatever_resembles_an_answer_reads_the_same_in_any_packets(
+def test_response_like_json_decodes_the_same_in_any_packets(
     bodies: list[Any], size: int, framed: bool
 ) -> None:
     encoded = [msgspec.json.encode(body) for body in bodies]
     wire = b"".join(b"data:" + one + b"\n\n" for one in encoded) if framed else b"".join(encoded)
-    request = text(logprobs=LogprobsOptions(1), response_options=IDS, echo=True)
+    request = make_completion(logprobs=LogprobsOptions(1), response_options=IDS, echo=True)
     cut = [wire[i : i + size] for i in range(0, len(wire), size)]
-    assert outcome(request, [wire]) == outcome(request, cut)
+    assert decode_or_describe_error(request, [wire]) == decode_or_describe_error(request, cut)
 
 
-def outcome(request: GenerationRequest, reads: Sequence[bytes]) -> Any:
+def decode_or_describe_error(request: GenerationRequest, reads: Sequence[bytes]) -> Any:
     try:
-        return read(request, *reads)
+        return decode_response(request, *reads)
     except GatewayError as error:
         return type(error), error.message
 
 
 @given(said=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5), data=st.data())
-def test_a_stream_that_is_cut_is_never_taken_for_whole(
-    said: list[str], data: st.DataObject
-) -> None:
+def test_truncated_stream_never_emits_an_end_event(said: list[str], data: st.DataObject) -> None:
     begun = b"".join(
         b"data:" + msgspec.json.encode({"token": {"id": 1, "text": one}}) + b"\n\n" for one in said
     )
     wire = begun[: data.draw(st.integers(0, len(begun)))]
-    decoder = TGI().create_decoder(text())
+    decoder = TGI().create_decoder(make_completion())
     seen = list(decoder.feed(wire))
     with pytest.raises(WorkerError):
         seen += decoder.close()
@@ -443,17 +450,17 @@ def test_a_stream_that_is_cut_is_never_taken_for_whole(
 HEAD = b'"created":1,"model":"org/m1","system_fingerprint":"3.3.5-native"'
 
 
-def chunk(choice: bytes, usage: bytes = b"null") -> bytes:
+def format_chat_chunk(choice: bytes, usage: bytes = b"null") -> bytes:
     body = b'{"object":"chat.completion.chunk","id":"",%s,"choices":[%s],"usage":%s}'
     return b"data: " + body % (HEAD, choice, usage) + b"\n\n"
 
 
-def delta(content: bytes, end: bytes = b"null") -> bytes:
+def format_content_choice(content: bytes, end: bytes = b"null") -> bytes:
     body = b'{"index":0,"delta":{"role":"assistant","content":"%s"},"logprobs":null,'
     return body % content + b'"finish_reason":%s}' % end
 
 
-def called(name: bytes, arguments: bytes) -> bytes:
+def format_tool_call_choice(name: bytes, arguments: bytes) -> bytes:
     return (
         b'{"index":0,"delta":{"role":"assistant","tool_calls":[{"index":0,"id":"0","type":"function",'
         b'"function":{"name":%s,"arguments":"%s"}}]},"logprobs":null,"finish_reason":null}'
@@ -461,21 +468,27 @@ def called(name: bytes, arguments: bytes) -> bytes:
     )
 
 
-USED = chunk(b"", b'{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}')
+USED = format_chat_chunk(b"", b'{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}')
 DONE = b"data: [DONE]\n\n"
 SERVED = ResponseMetadata("org/m1", "3.3.5-native", "", 1)
 
 CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
     "text": (
-        chunk(delta(b"He")) + chunk(delta(b"y", b'"stop"')) + USED + DONE,
+        format_chat_chunk(format_content_choice(b"He"))
+        + format_chat_chunk(format_content_choice(b"y", b'"stop"'))
+        + USED
+        + DONE,
         [SERVED, TextDelta("He"), TextDelta("y"), ChoiceEnd("eos"), Usage(4, 2), StreamEnd()],
     ),
     "a stop string": (
-        chunk(delta(b"He", b'"stop_sequence"')) + DONE,
+        format_chat_chunk(format_content_choice(b"He", b'"stop_sequence"')) + DONE,
         [SERVED, TextDelta("He"), ChoiceEnd("stop"), StreamEnd()],
     ),
     "a call, which has no finish reason": (
-        chunk(called(b'"f"', b"{")) + chunk(called(b"null", b"}")) + USED + DONE,
+        format_chat_chunk(format_tool_call_choice(b'"f"', b"{"))
+        + format_chat_chunk(format_tool_call_choice(b"null", b"}"))
+        + USED
+        + DONE,
         [
             SERVED,
             ToolCallStart(0, 0, "0", "f"),
@@ -504,28 +517,33 @@ CONVERSATIONS: dict[str, tuple[bytes, list[Event]]] = {
 
 
 @pytest.mark.parametrize(("wire", "events"), CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_an_answer_to_a_conversation(wire: bytes, events: list[Event]) -> None:
-    assert read(chat(), wire) == events
-    assert read(chat(), *bytewise(wire)) == events
+def test_chat_response_is_decoded_in_any_packet_size(wire: bytes, events: list[Event]) -> None:
+    assert decode_response(make_chat(), wire) == events
+    assert decode_response(make_chat(), *split_into_bytes(wire)) == events
     fold = ResponseAccumulator()
     fold.add(events)
     assert fold.result().choices
 
 
-def test_a_call_that_is_cut_has_no_end() -> None:
-    wire = chunk(called(b'"f"', b"{"))
+def test_truncated_or_nameless_tool_call_raises_stream_broken() -> None:
+    wire = format_chat_chunk(format_tool_call_choice(b'"f"', b"{"))
     with pytest.raises(StreamBroken):
-        read(chat(), wire)
+        decode_response(make_chat(), wire)
     with pytest.raises(StreamBroken, match="without its name"):
-        read(chat(), chunk(called(b"null", b"{")), chunk(delta(b"", b'"stop"')), DONE)
+        decode_response(
+            make_chat(),
+            format_chat_chunk(format_tool_call_choice(b"null", b"{")),
+            format_chat_chunk(format_content_choice(b"", b'"stop"')),
+            DONE,
+        )
 
 
 @pytest.mark.parametrize(("body", "kind", "said"), list(ERRORS.values())[:6], ids=list(ERRORS)[:6])
-def test_an_error_in_a_conversations_stream_tells_by_its_text(
+def test_error_in_a_chat_stream_is_classified_by_its_message(
     body: bytes, kind: type[GatewayError], said: str
 ) -> None:
     text = body.split(b'"')[3]
     wire = b'data: {"error":{"message":"%s","http_status_code":422}}\n\n' % text + DONE
     with pytest.raises(kind) as caught:
-        read(chat(), wire)
+        decode_response(make_chat(), wire)
     assert said in caught.value.message

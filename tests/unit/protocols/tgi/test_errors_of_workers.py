@@ -52,7 +52,9 @@ REFUSALS: list[tuple[int, bytes, type[GatewayError], str]] = [
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "said"), REFUSALS)
-def test_a_refusal(status: int, body: bytes, kind: type[GatewayError], said: str) -> None:
+def test_worker_status_and_body_map_to_error_type(
+    status: int, body: bytes, kind: type[GatewayError], said: str
+) -> None:
     error = TGI().read_error(status, {}, body)
 
     assert type(error) is kind
@@ -61,15 +63,13 @@ def test_a_refusal(status: int, body: bytes, kind: type[GatewayError], said: str
 
 
 @pytest.mark.parametrize(("body", "tokens", "limit"), [(BOTH, 2100, 2048), (INPUT, 2000, 1024)])
-def test_a_prompt_that_does_not_fit_is_told_with_its_numbers(
-    body: bytes, tokens: int, limit: int
-) -> None:
+def test_context_too_long_reports_tokens_and_limit(body: bytes, tokens: int, limit: int) -> None:
     error = TGI().read_error(422, {}, body)
 
     assert isinstance(error, ContextTooLong)
     assert (error.tokens, error.limit) == (tokens, limit)
 
 
-def test_when_to_come_again_is_passed_on() -> None:
+def test_retry_after_of_worker_is_kept() -> None:
     error = TGI().read_error(429, {"retry-after": "7"}, b"")
     assert error.retry_after == 7

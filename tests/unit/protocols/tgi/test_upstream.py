@@ -45,24 +45,26 @@ F_SAID = {"type": "function", "function": {"name": "f", "parameters": {"type": "
 CALL = ToolCall("1", "f", "{}")
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(**fields: Any) -> GenerationRequest:
+def make_completion(**fields: Any) -> GenerationRequest:
     fields = {"prompts": ("a b",), "templating": PromptOptions(mode="raw"), **fields}
     return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def drawn(**fields: Any) -> GenerationRequest:
-    return text(sampling=SamplingParams(**fields))
+def build_sampling_request(**fields: Any) -> GenerationRequest:
+    return make_completion(sampling=SamplingParams(**fields))
 
 
-def ended(**fields: Any) -> GenerationRequest:
-    return text(stopping=StopConditions(**fields))
+def build_stopping_request(**fields: Any) -> GenerationRequest:
+    return make_completion(stopping=StopConditions(**fields))
 
 
-def lost(dialect: TGI, request: GenerationRequest | EmbeddingRequest) -> set[tuple[str, str]]:
+def list_unsupported_parameters(
+    dialect: TGI, request: GenerationRequest | EmbeddingRequest
+) -> set[tuple[str, str]]:
     return {
         (loss.path or loss.field, loss.reason)
         for loss in dialect.unsupported_parameters(request, {})
@@ -72,80 +74,116 @@ def lost(dialect: TGI, request: GenerationRequest | EmbeddingRequest) -> set[tup
 # --- prompts --------------------------------------------------------------------------------------
 
 PROMPTS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
-    (text(), {}, set()),
-    (text(n=1, best_of=1), {}, set()),
-    (drawn(temperature=0.7), {"temperature": 0.7}, set()),
-    (drawn(temperature=1e-9), {"temperature": 1e-6}, {("sampling.temperature", "clamped")}),
-    (drawn(temperature=0.0, top_p=0.5, top_k=3, typical_p=0.2), {"do_sample": False}, set()),
-    (drawn(do_sample=False, temperature=0.7), {"do_sample": False}, set()),
-    (drawn(do_sample=True), {}, set()),
-    (drawn(top_p=1.0, typical_p=1.0), {}, set()),
-    (drawn(top_p=0.5, typical_p=0.4, top_k=7), {"top_p": 0.5, "typical_p": 0.4, "top_k": 7}, set()),
-    (drawn(top_p=0.0), {"top_p": 1e-6}, {("sampling.top_p", "clamped")}),
-    (drawn(seed=2**64 - 1), {"seed": 2**64 - 1}, set()),
-    (drawn(repetition_penalty=1.5), {"repetition_penalty": 1.5}, set()),
-    (drawn(frequency_penalty=-2.0), {"frequency_penalty": -2.0}, set()),
-    (drawn(presence_penalty=1.0), {}, {("sampling.presence_penalty", "dropped")}),
-    (drawn(watermark=True), {"watermark": True}, set()),
-    (drawn(logit_bias={1: 2.0}), {}, {("sampling.logit_bias", "dropped")}),
-    (ended(max_tokens=5), {"max_new_tokens": 5}, set()),
-    (ended(max_tokens=0), {"max_new_tokens": 1}, {("stopping.max_tokens", "clamped")}),
-    (ended(stop=("x", "y")), {"stop": ["x", "y"]}, {("stopping.stop", "approximated")}),
-    (ended(stop=tuple("abcde")), {"stop": [*"abcd"]}, {("stopping.stop", "approximated")}),
+    (make_completion(), {}, set()),
+    (make_completion(n=1, best_of=1), {}, set()),
+    (build_sampling_request(temperature=0.7), {"temperature": 0.7}, set()),
     (
-        ended(stop=("x",), include_stop=True),
+        build_sampling_request(temperature=1e-9),
+        {"temperature": 1e-6},
+        {("sampling.temperature", "clamped")},
+    ),
+    (
+        build_sampling_request(temperature=0.0, top_p=0.5, top_k=3, typical_p=0.2),
+        {"do_sample": False},
+        set(),
+    ),
+    (build_sampling_request(do_sample=False, temperature=0.7), {"do_sample": False}, set()),
+    (build_sampling_request(do_sample=True), {}, set()),
+    (build_sampling_request(top_p=1.0, typical_p=1.0), {}, set()),
+    (
+        build_sampling_request(top_p=0.5, typical_p=0.4, top_k=7),
+        {"top_p": 0.5, "typical_p": 0.4, "top_k": 7},
+        set(),
+    ),
+    (build_sampling_request(top_p=0.0), {"top_p": 1e-6}, {("sampling.top_p", "clamped")}),
+    (build_sampling_request(seed=2**64 - 1), {"seed": 2**64 - 1}, set()),
+    (build_sampling_request(repetition_penalty=1.5), {"repetition_penalty": 1.5}, set()),
+    (build_sampling_request(frequency_penalty=-2.0), {"frequency_penalty": -2.0}, set()),
+    (build_sampling_request(presence_penalty=1.0), {}, {("sampling.presence_penalty", "dropped")}),
+    (build_sampling_request(watermark=True), {"watermark": True}, set()),
+    (build_sampling_request(logit_bias={1: 2.0}), {}, {("sampling.logit_bias", "dropped")}),
+    (build_stopping_request(max_tokens=5), {"max_new_tokens": 5}, set()),
+    (
+        build_stopping_request(max_tokens=0),
+        {"max_new_tokens": 1},
+        {("stopping.max_tokens", "clamped")},
+    ),
+    (
+        build_stopping_request(stop=("x", "y")),
+        {"stop": ["x", "y"]},
+        {("stopping.stop", "approximated")},
+    ),
+    (
+        build_stopping_request(stop=tuple("abcde")),
+        {"stop": [*"abcd"]},
+        {("stopping.stop", "approximated")},
+    ),
+    (
+        build_stopping_request(stop=("x",), include_stop=True),
         {"stop": ["x"]},
         {("stopping.stop", "approximated"), ("stopping.include_stop", "dropped")},
     ),
-    (ended(truncate_prompt=9), {"truncate": 9}, set()),
-    (ended(truncate_prompt=-1), {}, {("stopping.truncate_prompt", "dropped")}),
-    (ended(overflow="truncate"), {}, {("stopping.overflow", "dropped")}),
-    (ended(overflow="truncate", truncate_prompt=9), {"truncate": 9}, set()),
-    (ended(overflow="error"), {}, set()),
-    (ended(skip_special_tokens=False), {}, set()),
-    (ended(ignore_eos=True), {}, {("stopping.ignore_eos", "dropped")}),
-    (text(adapter="fine"), {"adapter_id": "fine"}, set()),
-    (text(output=RegexFormat("a+")), {"grammar": {"type": "regex", "value": "a+"}}, set()),
+    (build_stopping_request(truncate_prompt=9), {"truncate": 9}, set()),
+    (build_stopping_request(truncate_prompt=-1), {}, {("stopping.truncate_prompt", "dropped")}),
+    (build_stopping_request(overflow="truncate"), {}, {("stopping.overflow", "dropped")}),
+    (build_stopping_request(overflow="truncate", truncate_prompt=9), {"truncate": 9}, set()),
+    (build_stopping_request(overflow="error"), {}, set()),
+    (build_stopping_request(skip_special_tokens=False), {}, set()),
+    (build_stopping_request(ignore_eos=True), {}, {("stopping.ignore_eos", "dropped")}),
+    (make_completion(adapter="fine"), {"adapter_id": "fine"}, set()),
     (
-        text(output=ChoiceFormat(("a.b", "c"))),
+        make_completion(output=RegexFormat("a+")),
+        {"grammar": {"type": "regex", "value": "a+"}},
+        set(),
+    ),
+    (
+        make_completion(output=ChoiceFormat(("a.b", "c"))),
         {"grammar": {"type": "regex", "value": r"(a\.b|c)"}},
         set(),
     ),
     (
-        text(output=JsonSchemaFormat(SCHEMA)),
+        make_completion(output=JsonSchemaFormat(SCHEMA)),
         {"grammar": {"type": "json", "value": {"properties": {"a": {}}}}},
         set(),
     ),
-    (text(output=JsonObjectFormat()), {}, {("output", "dropped")}),
-    (text(output=GrammarFormat("x")), {}, {("output", "dropped")}),
-    (text(logprobs=LogprobsOptions()), {}, set()),
-    (text(logprobs=LogprobsOptions(3)), {"top_n_tokens": 3}, set()),
-    (text(logprobs=LogprobsOptions(6)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
-    (text(logprobs=LogprobsOptions(-1)), {"top_n_tokens": 5}, {("logprobs.top", "clamped")}),
+    (make_completion(output=JsonObjectFormat()), {}, {("output", "dropped")}),
+    (make_completion(output=GrammarFormat("x")), {}, {("output", "dropped")}),
+    (make_completion(logprobs=LogprobsOptions()), {}, set()),
+    (make_completion(logprobs=LogprobsOptions(3)), {"top_n_tokens": 3}, set()),
     (
-        text(logprobs=LogprobsOptions(0, prompt=0), echo=True, stream=True),
+        make_completion(logprobs=LogprobsOptions(6)),
+        {"top_n_tokens": 5},
+        {("logprobs.top", "clamped")},
+    ),
+    (
+        make_completion(logprobs=LogprobsOptions(-1)),
+        {"top_n_tokens": 5},
+        {("logprobs.top", "clamped")},
+    ),
+    (
+        make_completion(logprobs=LogprobsOptions(0, prompt=0), echo=True, stream=True),
         {},
         {("logprobs.prompt", "dropped")},
     ),
-    (text(n=3), {}, {("n", "dropped")}),
-    (text(prompts=("a b", "c")), {}, {("prompts", "dropped")}),
-    (text(best_of=2, stream=True), {}, {("best_of", "dropped")}),
+    (make_completion(n=3), {}, {("n", "dropped")}),
+    (make_completion(prompts=("a b", "c")), {}, {("prompts", "dropped")}),
+    (make_completion(best_of=2, stream=True), {}, {("best_of", "dropped")}),
     (
-        text(templating=PromptOptions(mode="raw", add_special_tokens=True)),
+        make_completion(templating=PromptOptions(mode="raw", add_special_tokens=True)),
         {},
         set(),
     ),
     (
-        text(templating=PromptOptions(mode="raw", add_special_tokens=False)),
+        make_completion(templating=PromptOptions(mode="raw", add_special_tokens=False)),
         {},
         {("templating.add_special_tokens", "dropped")},
     ),
-    (text(extra={"foo": Raw(b"1")}), {}, {("foo", "dropped")}),
+    (make_completion(extra={"foo": Raw(b"1")}), {}, {("foo", "dropped")}),
 ]
 
 
 @pytest.mark.parametrize(("request_", "parameters", "losses"), PROMPTS)
-def test_a_prompt_goes_with_its_parameters(
+def test_prompt_is_sent_to_generate_stream_with_its_parameters(
     request_: GenerationRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
@@ -154,26 +192,32 @@ def test_a_prompt_goes_with_its_parameters(
     assert wire.headers == (("Content-Type", "application/json"),)
     always = {"details": True, "return_full_text": False, "do_sample": True}
     assert json.loads(wire.body) == {"inputs": "a b", "parameters": {**always, **parameters}}
-    assert lost(TGI(), request_) == losses
+    assert list_unsupported_parameters(TGI(), request_) == losses
 
 
 WHOLE: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
-    (text(response_options=NO_USAGE), {}, set()),
-    (text(best_of=2), {"best_of": 2}, set()),
-    (text(best_of=5), {"best_of": 2}, {("best_of", "clamped")}),
-    (text(best_of=2, n=2), {"best_of": 2}, {("best_of", "approximated"), ("n", "dropped")}),
+    (make_completion(response_options=NO_USAGE), {}, set()),
+    (make_completion(best_of=2), {"best_of": 2}, set()),
+    (make_completion(best_of=5), {"best_of": 2}, {("best_of", "clamped")}),
     (
-        text(best_of=2, sampling=SamplingParams(seed=1), response_options=NO_USAGE),
+        make_completion(best_of=2, n=2),
+        {"best_of": 2},
+        {("best_of", "approximated"), ("n", "dropped")},
+    ),
+    (
+        make_completion(best_of=2, sampling=SamplingParams(seed=1), response_options=NO_USAGE),
         {"seed": 1},
         {("best_of", "dropped")},
     ),
     (
-        text(best_of=2, sampling=SamplingParams(temperature=0), response_options=NO_USAGE),
+        make_completion(
+            best_of=2, sampling=SamplingParams(temperature=0), response_options=NO_USAGE
+        ),
         {"do_sample": False},
         {("best_of", "dropped")},
     ),
     (
-        text(logprobs=LogprobsOptions(2, prompt=2), echo=True),
+        make_completion(logprobs=LogprobsOptions(2, prompt=2), echo=True),
         {"top_n_tokens": 2, "decoder_input_details": True},
         set(),
     ),
@@ -181,7 +225,7 @@ WHOLE: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("request_", "parameters", "losses"), WHOLE)
-def test_what_a_stream_can_not_tell_is_asked_for_whole(
+def test_parameters_that_need_a_unary_response_use_generate(
     request_: GenerationRequest, parameters: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
@@ -189,34 +233,37 @@ def test_what_a_stream_can_not_tell_is_asked_for_whole(
     assert wire.path == "/generate"
     always = {"details": True, "return_full_text": False, "do_sample": True}
     assert json.loads(wire.body)["parameters"] == {**always, **parameters}
-    assert lost(TGI(), request_) == losses
+    assert list_unsupported_parameters(TGI(), request_) == losses
 
 
-def test_a_stream_without_usage_stays_a_stream() -> None:
+def test_streaming_request_without_usage_uses_generate_stream() -> None:
     assert (
-        TGI().encode_request(text(stream=True, response_options=NO_USAGE)).path
+        TGI().encode_request(make_completion(stream=True, response_options=NO_USAGE)).path
         == "/generate_stream"
     )
 
 
-def test_token_ids_are_refused() -> None:
+def test_token_id_prompt_raises_unsupported_feature() -> None:
     with pytest.raises(UnsupportedFeature, match="not token ids") as caught:
-        TGI().encode_request(text(prompts=((1, 2),)))
+        TGI().encode_request(make_completion(prompts=((1, 2),)))
     assert caught.value.param == "prompt"
 
 
-def test_vectors_are_refused_and_all_that_is_asked_of_them_is_lost() -> None:
+def test_embeddings_are_rejected_and_their_parameters_reported() -> None:
     request = EmbeddingRequest(model="m", inputs=("a",), dimensions=3, extra={"x": Raw(b"1")})
     with pytest.raises(UnsupportedFeature, match="do not support embeddings"):
         TGI().encode_request(request)
     with pytest.raises(UnsupportedFeature, match="do not support embeddings"):
         TGI().create_decoder(request)
-    assert lost(TGI(), request) == {("dimensions", "dropped"), ("x", "dropped")}
+    assert list_unsupported_parameters(TGI(), request) == {
+        ("dimensions", "dropped"),
+        ("x", "dropped"),
+    }
 
 
-def test_losses_bear_the_clients_names() -> None:
+def test_losses_use_the_client_field_names() -> None:
     names = {"prompts": "text_input", "n": "choices", "stopping.stop": "stop_words"}
-    request = text(prompts=("a", "b"), n=2, stopping=StopConditions(stop=("x",)))
+    request = make_completion(prompts=("a", "b"), n=2, stopping=StopConditions(stop=("x",)))
     assert set(TGI().unsupported_parameters(request, names)) == {
         UnsupportedParameter("text_input", "dropped", path="prompts"),
         UnsupportedParameter("choices", "dropped", path="n"),
@@ -227,58 +274,58 @@ def test_losses_bear_the_clients_names() -> None:
 # --- conversations --------------------------------------------------------------------------------
 
 CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
-    (chat(), {}, set()),
-    (chat(n=1), {}, set()),
-    (chat(n=2), {}, {("n", "dropped")}),
+    (make_chat(), {}, set()),
+    (make_chat(n=1), {}, set()),
+    (make_chat(n=2), {}, {("n", "dropped")}),
     (
-        chat(stream=True),
+        make_chat(stream=True),
         {"stream": True, "stream_options": {"include_usage": True}},
         set(),
     ),
     (
-        chat(
+        make_chat(
             stopping=StopConditions(max_tokens=3),
             provided_fields=frozenset({"max_completion_tokens"}),
         ),
         {"max_tokens": 3},
         set(),
     ),
-    (chat(sampling=SamplingParams(temperature=3.0, top_p=1.0)), {"temperature": 3.0}, set()),
-    (chat(sampling=SamplingParams(temperature=0.0, top_p=0.5)), {"temperature": 0.0}, set()),
-    (chat(sampling=SamplingParams(do_sample=False, top_p=0.5)), {"temperature": 0.0}, set()),
-    (chat(sampling=SamplingParams(top_p=0.5)), {"top_p": 0.5}, set()),
-    (chat(sampling=SamplingParams(seed=2**64 - 1)), {"seed": 2**63 - 1}, set()),
-    (chat(sampling=SamplingParams(top_k=4)), {}, {("sampling.top_k", "dropped")}),
+    (make_chat(sampling=SamplingParams(temperature=3.0, top_p=1.0)), {"temperature": 3.0}, set()),
+    (make_chat(sampling=SamplingParams(temperature=0.0, top_p=0.5)), {"temperature": 0.0}, set()),
+    (make_chat(sampling=SamplingParams(do_sample=False, top_p=0.5)), {"temperature": 0.0}, set()),
+    (make_chat(sampling=SamplingParams(top_p=0.5)), {"top_p": 0.5}, set()),
+    (make_chat(sampling=SamplingParams(seed=2**64 - 1)), {"seed": 2**63 - 1}, set()),
+    (make_chat(sampling=SamplingParams(top_k=4)), {}, {("sampling.top_k", "dropped")}),
     (
-        chat(sampling=SamplingParams(presence_penalty=0.5, frequency_penalty=0.5)),
+        make_chat(sampling=SamplingParams(presence_penalty=0.5, frequency_penalty=0.5)),
         {"frequency_penalty": 0.5},
         {("sampling.presence_penalty", "dropped")},
     ),
     (
-        chat(sampling=SamplingParams(logit_bias={1: 1.0})),
+        make_chat(sampling=SamplingParams(logit_bias={1: 1.0})),
         {},
         {("sampling.logit_bias", "dropped")},
     ),
     (
-        chat(stopping=StopConditions(stop=tuple("abcde"))),
+        make_chat(stopping=StopConditions(stop=tuple("abcde"))),
         {"stop": [*"abcd"]},
         {("stopping.stop", "approximated")},
     ),
     (
-        chat(logprobs=LogprobsOptions(9)),
+        make_chat(logprobs=LogprobsOptions(9)),
         {"logprobs": True, "top_logprobs": 5},
         {("logprobs.top", "clamped")},
     ),
-    (chat(adapter="fine"), {"model": "fine"}, set()),
+    (make_chat(adapter="fine"), {"model": "fine"}, set()),
     (
-        chat(output=JsonSchemaFormat(SCHEMA)),
+        make_chat(output=JsonSchemaFormat(SCHEMA)),
         {"response_format": {"type": "json", "value": {"properties": {"a": {}}}}},
         set(),
     ),
-    (chat(output=JsonObjectFormat()), {}, {("output", "dropped")}),
-    (chat(tools=(F,)), {"tools": [F_SAID]}, set()),
+    (make_chat(output=JsonObjectFormat()), {}, {("output", "dropped")}),
+    (make_chat(tools=(F,)), {"tools": [F_SAID]}, set()),
     (
-        chat(tools=(F,), tool_choice=NamedTool("f"), output=RegexFormat("x")),
+        make_chat(tools=(F,), tool_choice=NamedTool("f"), output=RegexFormat("x")),
         {
             "tools": [F_SAID],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
@@ -286,12 +333,12 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
         {("output", "dropped")},
     ),
     (
-        chat(tools=(F,), tool_choice="none", output=RegexFormat("x")),
+        make_chat(tools=(F,), tool_choice="none", output=RegexFormat("x")),
         {"response_format": {"type": "regex", "value": "x"}},
         set(),
     ),
     (
-        chat(tools=(Tool("g"),)),
+        make_chat(tools=(Tool("g"),)),
         {
             "tools": [
                 {
@@ -302,9 +349,17 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
         },
         set(),
     ),
-    (chat(tools=(F,), parallel_tools=True), {"tools": [F_SAID]}, {("parallel_tools", "dropped")}),
-    (chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}), {}, {("top_a", "dropped")}),
-    (chat(response_options=ResponseOptions(token_ids=True)), {}, {("return_token_ids", "dropped")}),
+    (
+        make_chat(tools=(F,), parallel_tools=True),
+        {"tools": [F_SAID]},
+        {("parallel_tools", "dropped")},
+    ),
+    (make_chat(extra={"top_a": Raw(b"1")}, labels={"user": "u"}), {}, {("top_a", "dropped")}),
+    (
+        make_chat(response_options=ResponseOptions(token_ids=True)),
+        {},
+        {("return_token_ids", "dropped")},
+    ),
     (
         GenerationRequest(
             model="m", kind="completion", prompts=("hi",), templating=PromptOptions(mode="server")
@@ -316,14 +371,14 @@ CHATS: list[tuple[GenerationRequest, dict[str, Any], set[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("request_", "body", "losses"), CHATS)
-def test_a_conversation_goes_in_openais_words(
+def test_chat_is_sent_to_chat_completions_with_its_parameters(
     request_: GenerationRequest, body: dict[str, Any], losses: set[tuple[str, str]]
 ) -> None:
     wire = TGI().encode_request(request_)
 
     assert (wire.method, wire.path) == ("POST", "/v1/chat/completions")
     assert json.loads(wire.body) == {"model": "m", "messages": HI, **body}
-    assert lost(TGI(), request_) == losses
+    assert list_unsupported_parameters(TGI(), request_) == losses
 
 
 TURNS: list[tuple[Message, dict[str, Any], str]] = [
@@ -376,10 +431,10 @@ TURNS: list[tuple[Message, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("message", "written", "detail"), TURNS)
-def test_a_turn_has_content_or_calls(
+def test_chat_message_is_encoded_and_dropped_parts_reported(
     message: Message, written: dict[str, Any], detail: str
 ) -> None:
-    request = chat(messages=(message,))
+    request = make_chat(messages=(message,))
 
     assert json.loads(TGI().encode_request(request).body)["messages"] == [written]
     losses = TGI().unsupported_parameters(request, {})
@@ -398,7 +453,7 @@ INFO = (
 )
 
 
-def test_it_asks_for_the_limits() -> None:
+def test_metadata_request_reads_info_and_health_check_reads_health() -> None:
     dialect = TGI()
     assert isinstance(dialect, ModelMetadataReader)
     [question] = dialect.metadata_requests("m")
@@ -406,22 +461,27 @@ def test_it_asks_for_the_limits() -> None:
     assert (dialect.health_request.method, dialect.health_request.path) == ("GET", "/health")
 
 
-def test_what_it_learns_holds_for_that_model() -> None:
+def test_metadata_limits_apply_only_to_their_model() -> None:
     dialect = TGI()
-    request = text(
+    request = make_completion(
         best_of=4,
         stopping=StopConditions(stop=("a", "b"), truncate_prompt=-1),
     )
-    longer = ended(truncate_prompt=2000)
+    longer = build_stopping_request(truncate_prompt=2000)
 
     assert dialect.load_metadata("m", [INFO]) == 128
 
     parameters = json.loads(dialect.encode_request(request).body)["parameters"]
     assert (parameters["best_of"], parameters["stop"], parameters["truncate"]) == (3, ["a"], 1024)
-    assert lost(dialect, request) == {("best_of", "clamped"), ("stopping.stop", "approximated")}
+    assert list_unsupported_parameters(dialect, request) == {
+        ("best_of", "clamped"),
+        ("stopping.stop", "approximated"),
+    }
     assert json.loads(dialect.encode_request(longer).body)["parameters"]["truncate"] == 1024
-    assert lost(dialect, longer) == {("stopping.truncate_prompt", "clamped")}
-    assert lost(dialect, ended(overflow="truncate")) == set()
+    assert list_unsupported_parameters(dialect, longer) == {("stopping.truncate_prompt", "clamped")}
+    assert (
+        list_unsupported_parameters(dialect, build_stopping_request(overflow="truncate")) == set()
+    )
     other = GenerationRequest(model="other", kind="completion", prompts=("x",), best_of=4)
     assert json.loads(dialect.encode_request(other).body)["parameters"]["best_of"] == 2
 
@@ -441,24 +501,26 @@ def test_what_it_learns_holds_for_that_model() -> None:
         ([b'{"max_concurrent_requests":7}'], 7, 2),
     ],
 )
-def test_what_can_not_be_read_teaches_nothing(
+def test_unreadable_metadata_leaves_the_defaults(
     answers: list[bytes | None], capacity: int | None, best_of: int
 ) -> None:
     dialect = TGI()
     assert dialect.load_metadata("m", answers) == capacity
-    parameters = json.loads(dialect.encode_request(text(best_of=9)).body)["parameters"]
+    parameters = json.loads(dialect.encode_request(make_completion(best_of=9)).body)["parameters"]
     assert parameters["best_of"] == best_of
 
 
-def test_earlier_releases_call_the_limit_otherwise() -> None:
+def test_max_input_length_of_earlier_releases_is_read() -> None:
     dialect = TGI()
     dialect.load_metadata("m", [b'{"max_input_length":9,"max_best_of":1}'])
-    wire = dialect.encode_request(ended(truncate_prompt=-1))
+    wire = dialect.encode_request(build_stopping_request(truncate_prompt=-1))
     assert json.loads(wire.body)["parameters"]["truncate"] == 9
-    assert lost(dialect, text(best_of=2)) == {("best_of", "dropped")}
+    assert list_unsupported_parameters(dialect, make_completion(best_of=2)) == {
+        ("best_of", "dropped")
+    }
 
 
-def test_a_profile_is_known_or_refused() -> None:
+def test_unknown_profile_is_rejected() -> None:
     assert TGI("3").name == "tgi"
     with pytest.raises(ValueError, match="no profile '2' of tgi; known: 3"):
         TGI("2")

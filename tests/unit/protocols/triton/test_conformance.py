@@ -28,15 +28,15 @@ CONVERTING = "Converting keyword: 'parameters': "
 TWICE = "[request id: <id_unknown>] input 'text_input' already exists in request"
 
 
-def parsing(reason: str) -> str:
+def format_error(reason: str) -> str:
     return f"failed to parse the request JSON buffer: {reason}"
 
 
-def scalar(name: str) -> str:
+def format_type_error(name: str) -> str:
     return f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
 
 
-def unknown(model: str, version: str = "") -> str:
+def format_unknown_model_error(model: str, version: str = "") -> str:
     return f"Request for unknown model: '{model}'{version} is not found"
 
 
@@ -53,27 +53,52 @@ MISSING = (
 ERRORS: list[tuple[str, str, str, bytes, int, str]] = [
     ("02", "GET", "/v2/", b"", 404, "Not Found"),
     ("04", "POST", "/v2/health/live", b"", 405, "Method Not Allowed"),
-    ("05", "GET", "/v2/models/nope", b"", 404, unknown("nope")),
-    ("06", "GET", "/v2/models/vllm_like/versions/9", b"", 404, unknown("vllm_like", " version 9")),
+    ("05", "GET", "/v2/models/nope", b"", 404, format_unknown_model_error("nope")),
+    (
+        "06",
+        "GET",
+        "/v2/models/vllm_like/versions/9",
+        b"",
+        404,
+        format_unknown_model_error("vllm_like", " version 9"),
+    ),
     ("07", "GET", "/v2/models/nope/ready", b"", 400, "Model version not ready"),
     ("08", "GET", "/v2/models/nope/stats", b"", 400, "requested model 'nope' is not available"),
     ("09", "GET", "/v2/repository/index", b"", 405, "Method Not Allowed"),
-    ("10", "POST", "/v2/repository/models/nope/load", b"", 500,
-     "failed to load 'nope', failed to poll from model repository"),
+    (
+        "10",
+        "POST",
+        "/v2/repository/models/nope/load",
+        b"",
+        500,
+        "failed to load 'nope', failed to poll from model repository",
+    ),
     ("14", "POST", GENERATE, b'{"text_input":"hi","id":42}', 500, NO_ID),
     ("15", "POST", GENERATE, b'{"text_input":"hi","id":null}', 500, NO_ID),
-    ("18", "POST", "/v2/models/vllm_like/versions/2/generate", b'{"text_input":"a"}', 404,
-     unknown("vllm_like", " version 2")),
+    (
+        "18",
+        "POST",
+        "/v2/models/vllm_like/versions/2/generate",
+        b'{"text_input":"a"}',
+        404,
+        format_unknown_model_error("vllm_like", " version 2"),
+    ),
     ("18", "POST", "/v2/models/vllm_like/versions/abc/generate", b"{", 404, "Not Found"),
     ("18", "POST", "/v2/models/vllm_like/versions/-1/generate", b"{", 404, "Not Found"),
     ("19", "POST", "/v2/models/vllm_like/versions/99999999999999999999/generate", b"{", 400, STOL),
     ("20", "GET", GENERATE, b"", 405, "Method Not Allowed"),
     ("20", "PUT", GENERATE, b"", 405, "Method Not Allowed"),
-    ("21", "POST", GENERATE, b"{", 500, parsing("Missing a name for object member. at 1")),
-    ("22", "POST", GENERATE, b"hello", 500, parsing("Invalid value. at 0")),
-    ("23", "POST", GENERATE, b"", 500, parsing("The document is empty. at 0")),
-    ("24", "POST", GENERATE, b'{"text_input":"a"} x', 500,
-     parsing("The document root must not be followed by other values. at 19")),
+    ("21", "POST", GENERATE, b"{", 500, format_error("Missing a name for object member. at 1")),
+    ("22", "POST", GENERATE, b"hello", 500, format_error("Invalid value. at 0")),
+    ("23", "POST", GENERATE, b"", 500, format_error("The document is empty. at 0")),
+    (
+        "24",
+        "POST",
+        GENERATE,
+        b'{"text_input":"a"} x',
+        500,
+        format_error("The document root must not be followed by other values. at 19"),
+    ),
     ("25", "POST", GENERATE, b"[]", 500, NO_OBJECT),
     ("25", "POST", GENERATE, b'"x"', 500, NO_OBJECT),
     ("25", "POST", GENERATE, b"null", 500, NO_OBJECT),
@@ -87,24 +112,54 @@ ERRORS: list[tuple[str, str, str, bytes, int, str]] = [
     ("30", "POST", GENERATE, b'{"text_input":"a","parameters":1}', 500, NO_PARAMETERS),
     ("30", "POST", GENERATE, b'{"text_input":"a","parameters":[]}', 500, NO_PARAMETERS),
     ("30", "POST", GENERATE, b'{"text_input":"a","parameters":"{}"}', 500, NO_PARAMETERS),
-    ("32", "POST", GENERATE, b'{"text_input":"a","parameters":{"x":null}}', 400,
-     CONVERTING + scalar("x")),
-    ("32", "POST", GENERATE, b'{"text_input":"a","parameters":{"x":[1]}}', 400,
-     CONVERTING + scalar("x")),
-    ("32", "POST", GENERATE, b'{"text_input":"a","parameters":{"x":{"y":1}}}', 400,
-     CONVERTING + scalar("x")),
-    ("33", "POST", GENERATE, b'{"text_input":"a","stop":["x"]}', 400, scalar("stop")),
-    ("35", "POST", GENERATE, b'{"text_input":"a","parameters":{"text_input":"b"}}', 400,
-     CONVERTING + TWICE),
+    (
+        "32",
+        "POST",
+        GENERATE,
+        b'{"text_input":"a","parameters":{"x":null}}',
+        400,
+        CONVERTING + format_type_error("x"),
+    ),
+    (
+        "32",
+        "POST",
+        GENERATE,
+        b'{"text_input":"a","parameters":{"x":[1]}}',
+        400,
+        CONVERTING + format_type_error("x"),
+    ),
+    (
+        "32",
+        "POST",
+        GENERATE,
+        b'{"text_input":"a","parameters":{"x":{"y":1}}}',
+        400,
+        CONVERTING + format_type_error("x"),
+    ),
+    ("33", "POST", GENERATE, b'{"text_input":"a","stop":["x"]}', 400, format_type_error("stop")),
+    (
+        "35",
+        "POST",
+        GENERATE,
+        b'{"text_input":"a","parameters":{"text_input":"b"}}',
+        400,
+        CONVERTING + TWICE,
+    ),
     ("36", "POST", GENERATE, b'{"text_input":"a","text_input":"b"}', 400, TWICE),
-    ("36", "POST", GENERATE, b'{"id":"q","text_input":"a","text_input":"b"}', 400,
-     TWICE.replace("<id_unknown>", "q")),
+    (
+        "36",
+        "POST",
+        GENERATE,
+        b'{"id":"q","text_input":"a","text_input":"b"}',
+        400,
+        TWICE.replace("<id_unknown>", "q"),
+    ),
     ("37", "POST", GENERATE, b'{"text_input":"a","sampling_parameters":{}}', 500, NO_STRING),
     ("38", "POST", GENERATE, b'{"text_input":"a","stream":"true"}', 500, NO_BOOLEAN),
     ("38", "POST", GENERATE, b'{"text_input":"a","stream":1}', 500, NO_BOOLEAN),
     ("38", "POST", GENERATE, b'{"text_input":"a","stream":null}', 500, NO_BOOLEAN),
     ("42", "POST", GENERATE, b'{"text_input":"a","fail_at":0}', 400, "engine exploded"),
-]  # fmt: skip
+]
 
 TRT_ERRORS = [
     ("48", b'{"text_input":"a"}', 400,
@@ -123,14 +178,16 @@ TRT_ERRORS = [
 
 
 @pytest.mark.parametrize("row", ERRORS, ids=lambda row: f"{row[0]} {row[3].decode()}")
-def test_what_is_wrong(client: Any, row: tuple[str, str, str, bytes, int, str]) -> None:
+def test_conformance_error_status_and_text(
+    client: Any, row: tuple[str, str, str, bytes, int, str]
+) -> None:
     case, method, path, body, status, text = row
     said = client.ask(method, path, body)
     assert (said.status, said.error) == (status, text), case
 
 
 @pytest.mark.parametrize(("case", "body", "status", "text"), TRT_ERRORS)
-def test_what_is_wrong_with_tensors(
+def test_conformance_trtllm_error_status_and_text(
     client_of: Callable[..., Any], case: str, body: bytes, status: int, text: str
 ) -> None:
     said = client_of("trtllm").post(TRT, body)
@@ -168,19 +225,21 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("case", "body", "answer"), ANSWERS)
-def test_what_is_answered(client: Any, case: str, body: bytes, answer: bytes) -> None:
+def test_conformance_unary_response_bytes(
+    client: Any, case: str, body: bytes, answer: bytes
+) -> None:
     said = client.post(GENERATE, body)
     assert (said.status, said.kind, said.body) == (200, "application/json", answer), case
 
 
-def test_17_a_version_is_named_as_a_number(client: Any) -> None:
+def test_17_version_with_leading_zero_is_normalized(client: Any) -> None:
     said = client.post("/v2/models/vllm_like/versions/01/generate", {"text_input": "a"})
     assert said.body == (
         b'{"model_name":"vllm_like","model_version":"1","text_output":"a w0 w1 w2"}'
     )
 
 
-def event(text: str, name: bytes = b"") -> bytes:
+def make_event(text: str, name: bytes = b"") -> bytes:
     given = b'"id":"%s",' % name if name else b""
     rest = b'"model_name":"vllm_like","model_version":"1","text_output":"%s"}' % text.encode()
     return b"data: {" + given + rest + b"\n\n"
@@ -189,24 +248,26 @@ def event(text: str, name: bytes = b"") -> bytes:
 EXPLODED = b'data: {"error":"engine exploded"}\n\n'
 STREAMS = [
     ("43", b'{"text_input":"a","id":"s1","stream":true}', 200,
-     event(" w0", b"s1") + event(" w1", b"s1") + event(" w2", b"s1")),
-    ("44", b'{"text_input":"a"}', 200, event("a w0 w1 w2")),
+     make_event(" w0", b"s1") + make_event(" w1", b"s1") + make_event(" w2", b"s1")),
+    ("44", b'{"text_input":"a"}', 200, make_event("a w0 w1 w2")),
     ("45", b'{"text_input":"a","stream":true,"fail_at":0}', 400, EXPLODED),
     ("45", b'{"text_input":"a","fail_at":0}', 400, EXPLODED),
     ("46", b'{"text_input":"a","stream":true,"fail_at":2}', 200,
-     event(" w0") + event(" w1") + EXPLODED),
+     make_event(" w0") + make_event(" w1") + EXPLODED),
     ("47", b'{"text_input":"a","stream":true,"max_tokens":0}', 200, b""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "body", "status", "answer"), STREAMS)
-def test_what_is_streamed(client: Any, case: str, body: bytes, status: int, answer: bytes) -> None:
+def test_conformance_stream_bytes(
+    client: Any, case: str, body: bytes, status: int, answer: bytes
+) -> None:
     said = client.post(STREAM, body)
     assert (said.status, said.body) == (status, answer), case
     assert said.kind == "text/event-stream; charset=utf-8"
 
 
-def test_49_a_batch_is_answered_with_lists(client_of: Callable[..., Any]) -> None:
+def test_49_batch_request_returns_lists(client_of: Callable[..., Any]) -> None:
     body = {
         "text_input": ["a", "b"],
         "max_tokens": [2, 2],
@@ -219,7 +280,7 @@ def test_49_a_batch_is_answered_with_lists(client_of: Callable[..., Any]) -> Non
     )
 
 
-def test_51_a_compressed_body_is_refused(client: Any) -> None:
+def test_51_compressed_generate_body_returns_400(client: Any) -> None:
     for path in (GENERATE, STREAM):
         said = client.post(path, {"text_input": "a"}, {"content-encoding": "gzip"})
         assert said.status == 400

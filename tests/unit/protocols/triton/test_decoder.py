@@ -35,23 +35,25 @@ WHOLE = GenerationRequest(model="m", kind="completion", prompts=("hi",))
 NAMED = {"model_name": "m", "model_version": "1"}
 
 
-def sse(*events: Any) -> str:
+def make_sse(*events: Any) -> str:
     """As the real server frames them."""
     return "".join(
         f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in events
     )
 
 
-def said(text: Any, **outputs: Any) -> dict[str, Any]:
+def make_response(text: Any, **outputs: Any) -> dict[str, Any]:
     return {**outputs, **NAMED, "text_output": text}
 
 
-def told(text: Any, reason: Any = "None", tokens: Any = 1, **outputs: Any) -> dict[str, Any]:
+def make_vllm_response(
+    text: Any, reason: Any = "None", tokens: Any = 1, **outputs: Any
+) -> dict[str, Any]:
     """As the vLLM backend tells everything that it is asked for."""
-    return said(text, finish_reason=reason, num_output_tokens=tokens, **outputs)
+    return make_response(text, finish_reason=reason, num_output_tokens=tokens, **outputs)
 
 
-def read(
+def decode(
     wire: str | bytes,
     request: GenerationRequest = STREAM,
     profile: str | Triton = "vllm",
@@ -68,7 +70,7 @@ def read(
     return [event for event in events if not isinstance(event, ResponseMetadata)]
 
 
-def asked(request: GenerationRequest, **fields: Any) -> GenerationRequest:
+def copy_request(request: GenerationRequest, **fields: Any) -> GenerationRequest:
     return GenerationRequest(
         **{**{name: getattr(request, name) for name in request.__struct_fields__}, **fields}
     )
@@ -79,39 +81,87 @@ ENDED: list[Event] = [*A_B, ChoiceEnd("length"), StreamEnd()]
 BARE: list[Event] = [*A_B, ChoiceEnd("unknown"), StreamEnd()]
 
 STREAMS: dict[str, tuple[str, str, Any]] = {
-    "told": ("vllm", sse(told("a"), told("b", "length")), ENDED),
-    "untold": ("plain", sse(said("a"), said("b")), BARE),
-    "end after the text": ("vllm", sse(told("a"), told("b"), told("", "stop", 0)),
-                           [*A_B, ChoiceEnd("eos"), StreamEnd()]),
-    "a list of one": ("vllm", sse(told(["a"], ["None"], [1]), told(["b"], ["length"], [1])), ENDED),
-    "one event": ("trtllm", sse(said("a b", num_output_tokens=2, num_input_tokens=3)),
-                  [StreamStart(3), TextDelta("a b", tokens=2), ChoiceEnd("unknown"), Usage(3, 2),
-                   StreamEnd()]),
-    "windows newlines": ("plain", sse(said("a"), said("b")).replace("\n", "\r\n"), BARE),
-    "no blank": ("plain", sse(said("a"), said("b")).replace("data: ", "data:"), BARE),
-    "comments and fields": ("plain", ": hi\n\nevent: x\nid: 1\n" + sse(said("a"), said("b")), BARE),
-    "empty data": ("plain", sse(said("a"), "", said("b")), BARE),
-    "byte order mark": ("plain", "\ufeff" + sse(said("a"), said("b")), BARE),
-    "blank lines first": ("plain", "\n\n" + sse(said("a"), said("b")), BARE),
-    "no last newline": ("plain", sse(said("a"), said("b"))[:-2], BARE),
-    "one last newline": ("plain", sse(said("a"), said("b"))[:-1], BARE),
-    "a piece without text": ("plain", sse(said("a"), said([]), said(""), said("b")), BARE),
-    "not ascii": ("plain", sse(json.dumps(said("ä→😀"), ensure_ascii=False)),
-                  [TextDelta("ä→😀"), ChoiceEnd("unknown"), StreamEnd()]),
+    "told": ("vllm", make_sse(make_vllm_response("a"), make_vllm_response("b", "length")), ENDED),
+    "untold": ("plain", make_sse(make_response("a"), make_response("b")), BARE),
+    "end after the text": (
+        "vllm",
+        make_sse(
+            make_vllm_response("a"), make_vllm_response("b"), make_vllm_response("", "stop", 0)
+        ),
+        [*A_B, ChoiceEnd("eos"), StreamEnd()],
+    ),
+    "a list of one": (
+        "vllm",
+        make_sse(
+            make_vllm_response(["a"], ["None"], [1]), make_vllm_response(["b"], ["length"], [1])
+        ),
+        ENDED,
+    ),
+    "one event": (
+        "trtllm",
+        make_sse(make_response("a b", num_output_tokens=2, num_input_tokens=3)),
+        [
+            StreamStart(3),
+            TextDelta("a b", tokens=2),
+            ChoiceEnd("unknown"),
+            Usage(3, 2),
+            StreamEnd(),
+        ],
+    ),
+    "windows newlines": (
+        "plain",
+        make_sse(make_response("a"), make_response("b")).replace("\n", "\r\n"),
+        BARE,
+    ),
+    "no blank": (
+        "plain",
+        make_sse(make_response("a"), make_response("b")).replace("data: ", "data:"),
+        BARE,
+    ),
+    "comments and fields": (
+        "plain",
+        ": hi\n\nevent: x\nid: 1\n" + make_sse(make_response("a"), make_response("b")),
+        BARE,
+    ),
+    "empty data": ("plain", make_sse(make_response("a"), "", make_response("b")), BARE),
+    "byte order mark": ("plain", "\ufeff" + make_sse(make_response("a"), make_response("b")), BARE),
+    "blank lines first": ("plain", "\n\n" + make_sse(make_response("a"), make_response("b")), BARE),
+    "no last newline": ("plain", make_sse(make_response("a"), make_response("b"))[:-2], BARE),
+    "one last newline": ("plain", make_sse(make_response("a"), make_response("b"))[:-1], BARE),
+    "a piece without text": (
+        "plain",
+        make_sse(make_response("a"), make_response([]), make_response(""), make_response("b")),
+        BARE,
+    ),
+    "not ascii": (
+        "plain",
+        make_sse(json.dumps(make_response("ä→😀"), ensure_ascii=False)),
+        [TextDelta("ä→😀"), ChoiceEnd("unknown"), StreamEnd()],
+    ),
     "a number that JSON does not have": (
-        "vllm", sse(told("a"), '{"text_output":"b","finish_reason":"length","x":-Inf}'), ENDED),
-    "one JSON body": ("vllm", json.dumps(told("a b", "stop", 2)),
-                      [TextDelta("a b", tokens=2), ChoiceEnd("eos"), StreamEnd()]),
-    "more choices than asked": ("trtllm", sse(said(["a", "x"]), said(["b", "y"])), BARE),
-}  # fmt: skip
+        "vllm",
+        make_sse(make_vllm_response("a"), '{"text_output":"b","finish_reason":"length","x":-Inf}'),
+        ENDED,
+    ),
+    "one JSON body": (
+        "vllm",
+        json.dumps(make_vllm_response("a b", "stop", 2)),
+        [TextDelta("a b", tokens=2), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    "more choices than asked": (
+        "trtllm",
+        make_sse(make_response(["a", "x"]), make_response(["b", "y"])),
+        BARE,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_streams(name: str, size: int) -> None:
+def test_stream_is_decoded_in_any_packet_size(name: str, size: int) -> None:
     profile, wire, events = STREAMS[name]
 
-    assert read(wire, STREAM, profile, size) == events
+    assert decode(wire, STREAM, profile, size) == events
 
 
 WHOLES: dict[str, tuple[str, str, Any]] = {
@@ -120,85 +170,131 @@ WHOLES: dict[str, tuple[str, str, Any]] = {
         '{"id":"42","model_name":"vllm_like","model_version":"1","text_output":"hi w0 w1"}',
         [TextDelta("hi w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()],
     ),
-    "told": ("vllm", json.dumps(told("a b", "length", 2)),
-     [TextDelta("a b", tokens=2), ChoiceEnd("length"),
-                                                           StreamEnd()]),
-    "counted": ("vllm", json.dumps(told("a b", "length", 2, num_input_tokens=3)),
-                [TextDelta("a b", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()]),
-    "an end that is not told": ("vllm", json.dumps(told("a", "None")),
-                                [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
-    "an end that we do not know": ("vllm", json.dumps(told("a", "bored")),
-                                   [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
-    "an error that is none": ("vllm", json.dumps(told("a", "stop", error=None)),
-                              [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
-    "no text": ("vllm", json.dumps(told("", "stop", 0)), [ChoiceEnd("eos"), StreamEnd()]),
-    "spaces": ("vllm", f" \r\n{json.dumps(told('a', 'stop'))}\n",
-     [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
-    "byte order mark": ("vllm", "\ufeff" + json.dumps(told("a", "stop")),
-                        [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()]),
-    "in pieces all the same": ("vllm", sse(told("a"), told("b", "length")), ENDED),
+    "told": (
+        "vllm",
+        json.dumps(make_vllm_response("a b", "length", 2)),
+        [TextDelta("a b", tokens=2), ChoiceEnd("length"), StreamEnd()],
+    ),
+    "counted": (
+        "vllm",
+        json.dumps(make_vllm_response("a b", "length", 2, num_input_tokens=3)),
+        [TextDelta("a b", tokens=2), ChoiceEnd("length"), Usage(3, 2), StreamEnd()],
+    ),
+    "an end that is not told": (
+        "vllm",
+        json.dumps(make_vllm_response("a", "None")),
+        [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
+    ),
+    "an end that we do not know": (
+        "vllm",
+        json.dumps(make_vllm_response("a", "bored")),
+        [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()],
+    ),
+    "an error that is none": (
+        "vllm",
+        json.dumps(make_vllm_response("a", "stop", error=None)),
+        [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    "no text": (
+        "vllm",
+        json.dumps(make_vllm_response("", "stop", 0)),
+        [ChoiceEnd("eos"), StreamEnd()],
+    ),
+    "spaces": (
+        "vllm",
+        f" \r\n{json.dumps(make_vllm_response('a', 'stop'))}\n",
+        [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    "byte order mark": (
+        "vllm",
+        "\ufeff" + json.dumps(make_vllm_response("a", "stop")),
+        [TextDelta("a"), ChoiceEnd("eos"), StreamEnd()],
+    ),
+    "in pieces all the same": (
+        "vllm",
+        make_sse(make_vllm_response("a"), make_vllm_response("b", "length")),
+        ENDED,
+    ),
     "odd outputs": (
         "vllm",
-        json.dumps(said("abcde", finish_reason=None, num_output_tokens=-1, num_input_tokens=True)),
+        json.dumps(
+            make_response("abcde", finish_reason=None, num_output_tokens=-1, num_input_tokens=True)
+        ),
         [TextDelta("abcde", tokens=2), ChoiceEnd("unknown"), StreamEnd()],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WHOLES)
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_whole_answers(name: str, size: int) -> None:
+def test_unary_response_is_decoded_in_any_packet_size(name: str, size: int) -> None:
     profile, wire, events = WHOLES[name]
 
-    assert read(wire, WHOLE, profile, size) == events
+    assert decode(wire, WHOLE, profile, size) == events
 
 
-def test_a_stream_may_have_no_events() -> None:
+def test_stream_without_events_ends_with_unknown_finish_reason() -> None:
     none = [ChoiceEnd("unknown"), StreamEnd()]
-    nothing_asked = asked(STREAM, stopping=StopConditions(max_tokens=0))
+    nothing_asked = copy_request(STREAM, stopping=StopConditions(max_tokens=0))
 
-    assert read("", STREAM, "plain") == read("\ufeff\n", STREAM, "trtllm") == none
-    assert read(sse(NAMED, said([])), STREAM, "plain") == none
-    assert read("", nothing_asked, "vllm") == none
-    assert read("", asked(STREAM, n=2), "trtllm") == [
+    assert decode("", STREAM, "plain") == decode("\ufeff\n", STREAM, "trtllm") == none
+    assert decode(make_sse(NAMED, make_response([])), STREAM, "plain") == none
+    assert decode("", nothing_asked, "vllm") == none
+    assert decode("", copy_request(STREAM, n=2), "trtllm") == [
         ChoiceEnd("unknown", 0),
         ChoiceEnd("unknown", 1),
         StreamEnd(),
     ]
 
 
-def test_an_older_worker_overlooks_that_it_is_asked_for_reasons() -> None:
-    assert read(sse(said("a"), said("b")), STREAM, "vllm") == BARE
+def test_stream_without_requested_finish_reasons_is_accepted() -> None:
+    assert decode(make_sse(make_response("a"), make_response("b")), STREAM, "vllm") == BARE
 
 
-def test_it_says_who_answered_once() -> None:
+def test_response_metadata_is_emitted_once() -> None:
     decoder = Triton().create_decoder(STREAM)
 
-    events = [*decoder.feed(sse(told("a"), told("b", "length")).encode()), *decoder.close()]
+    events = [
+        *decoder.feed(
+            make_sse(make_vllm_response("a"), make_vllm_response("b", "length")).encode()
+        ),
+        *decoder.close(),
+    ]
 
     assert [one for one in events if isinstance(one, ResponseMetadata)] == [ResponseMetadata("m")]
     assert not any(
         isinstance(one, ResponseMetadata)
-        for one in read(sse({"text_output": "a"}), STREAM, "plain")
+        for one in decode(make_sse({"text_output": "a"}), STREAM, "plain")
     )
 
 
-def test_several_choices() -> None:
-    request = asked(STREAM, n=2)
-    wire = sse(
-        told(["a", "x"], ["None", "None"], [1, 1]),
-        told(["b", ""], ["None", "stop"], [1, 1]),
-        told(["c", ""], ["length", "stop"], [1, 0]),
+def test_outputs_of_several_choices_are_decoded() -> None:
+    request = copy_request(STREAM, n=2)
+    wire = make_sse(
+        make_vllm_response(["a", "x"], ["None", "None"], [1, 1]),
+        make_vllm_response(["b", ""], ["None", "stop"], [1, 1]),
+        make_vllm_response(["c", ""], ["length", "stop"], [1, 0]),
     )
 
-    assert read(wire, request) == [
-        TextDelta("a", 0), TextDelta("x", 1), TextDelta("b", 0), ChoiceEnd("eos", 1),
-        TextDelta("c", 0), ChoiceEnd("length", 0), StreamEnd(),
-    ]  # fmt: skip
-    assert read(json.dumps(told(["a", "b"], ["stop", "length"], [1, 2])), asked(WHOLE, n=2)) == [
-        TextDelta("a", 0), ChoiceEnd("eos", 0), TextDelta("b", 1, tokens=2),
-         ChoiceEnd("length", 1), StreamEnd(),
-    ]  # fmt: skip
+    assert decode(wire, request) == [
+        TextDelta("a", 0),
+        TextDelta("x", 1),
+        TextDelta("b", 0),
+        ChoiceEnd("eos", 1),
+        TextDelta("c", 0),
+        ChoiceEnd("length", 0),
+        StreamEnd(),
+    ]
+    assert decode(
+        json.dumps(make_vllm_response(["a", "b"], ["stop", "length"], [1, 2])),
+        copy_request(WHOLE, n=2),
+    ) == [
+        TextDelta("a", 0),
+        ChoiceEnd("eos", 0),
+        TextDelta("b", 1, tokens=2),
+        ChoiceEnd("length", 1),
+        StreamEnd(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,27 +308,35 @@ def test_several_choices() -> None:
         ("length", "7", ChoiceEnd("length")),
     ],
 )
-def test_what_stopped_it(reason: str, stop: str, end: ChoiceEnd) -> None:
-    request = asked(WHOLE, stopping=StopConditions(stop_token_ids=(7,)))
-    wire = json.dumps(said("a", finish_reason=reason, stop_reason=stop))
+def test_finish_reason_and_matched_stop_are_decoded(reason: str, stop: str, end: ChoiceEnd) -> None:
+    request = copy_request(WHOLE, stopping=StopConditions(stop_token_ids=(7,)))
+    wire = json.dumps(make_response("a", finish_reason=reason, stop_reason=stop))
 
-    assert read(wire, request, "llmapi") == [TextDelta("a"), end, StreamEnd()]
+    assert decode(wire, request, "llmapi") == [TextDelta("a"), end, StreamEnd()]
 
 
-def test_running_usage() -> None:
-    request = asked(STREAM, response_options=ResponseOptions(usage="each"))
-    wire = sse(told("a", num_input_tokens=3), told("b", "length", 2, num_input_tokens=3))
+def test_usage_is_emitted_for_each_event_on_request() -> None:
+    request = copy_request(STREAM, response_options=ResponseOptions(usage="each"))
+    wire = make_sse(
+        make_vllm_response("a", num_input_tokens=3),
+        make_vllm_response("b", "length", 2, num_input_tokens=3),
+    )
 
-    assert read(wire, request) == [
-        StreamStart(3), TextDelta("a"), Usage(3, 1), TextDelta("b", tokens=2), ChoiceEnd("length"),
-         Usage(3, 3), StreamEnd(),
-    ]  # fmt: skip
+    assert decode(wire, request) == [
+        StreamStart(3),
+        TextDelta("a"),
+        Usage(3, 1),
+        TextDelta("b", tokens=2),
+        ChoiceEnd("length"),
+        Usage(3, 3),
+        StreamEnd(),
+    ]
 
 
 # --- the prompt in front --------------------------------------------------------------------------
 
 
-def unable(decoupled: bool = True) -> Triton:
+def create_echoing_adapter(decoupled: bool = True) -> Triton:
     """Workers of a family that gives the prompt back, and can't be told not to."""
     made = Triton("vllm")
     policy = {"decoupled": decoupled}
@@ -241,17 +345,24 @@ def unable(decoupled: bool = True) -> Triton:
     return made
 
 
-def test_the_prompt_is_cut_off_where_it_can_not_be_declined() -> None:
+def test_echoed_prompt_is_removed_if_the_model_cannot_exclude_input() -> None:
     whole = [TextDelta(" w0 w1", tokens=2), ChoiceEnd("unknown"), StreamEnd()]
 
-    assert read(json.dumps(said("hi w0 w1")), WHOLE, unable()) == whole
-    assert read(json.dumps(said(" w0 w1")), WHOLE, unable()) == whole
-    assert read(sse(said("hi w0 w1")), STREAM, unable(decoupled=False)) == whole
-    assert read(json.dumps(said("hi w0")), WHOLE, "vllm")[0] == TextDelta("hi w0", tokens=2)
+    assert decode(json.dumps(make_response("hi w0 w1")), WHOLE, create_echoing_adapter()) == whole
+    assert decode(json.dumps(make_response(" w0 w1")), WHOLE, create_echoing_adapter()) == whole
+    assert (
+        decode(make_sse(make_response("hi w0 w1")), STREAM, create_echoing_adapter(decoupled=False))
+        == whole
+    )
+    assert decode(json.dumps(make_response("hi w0")), WHOLE, "vllm")[0] == TextDelta(
+        "hi w0", tokens=2
+    )
 
 
-def test_a_stream_never_starts_with_the_prompt() -> None:
-    assert read(sse(said("hi"), said("hi")), STREAM, unable())[:2] == [
+def test_stream_text_equal_to_the_prompt_is_kept() -> None:
+    assert decode(
+        make_sse(make_response("hi"), make_response("hi")), STREAM, create_echoing_adapter()
+    )[:2] == [
         TextDelta("hi"),
         TextDelta("hi"),
     ]
@@ -260,24 +371,26 @@ def test_a_stream_never_starts_with_the_prompt() -> None:
 # --- log probabilities ----------------------------------------------------------------------------
 
 
-def candidates(*tokens: tuple[str, str, Any, int | None]) -> dict[str, Any]:
+def build_logprob_candidates(*tokens: tuple[str, str, Any, int | None]) -> dict[str, Any]:
     return {
         key: {"logprob": logprob, "rank": rank, "decoded_token": token}
         for key, token, logprob, rank in tokens
     }
 
 
-def test_candidates() -> None:
-    request = asked(WHOLE, logprobs=LogprobsOptions(2))
+def test_logprob_candidates_are_decoded() -> None:
+    request = copy_request(WHOLE, logprobs=LogprobsOptions(2))
     column = [
-        candidates(("5", "a", -0.5, 1), ("6", "b", -1.5, 2)),
-        candidates(("7", "c", -3.5, 9), ("6", "b", -1.5, 2), ("5", "a", -0.5, 1)),
-        candidates(("x", "d", None, None)),
+        build_logprob_candidates(("5", "a", -0.5, 1), ("6", "b", -1.5, 2)),
+        build_logprob_candidates(("7", "c", -3.5, 9), ("6", "b", -1.5, 2), ("5", "a", -0.5, 1)),
+        build_logprob_candidates(("x", "d", None, None)),
         {},
     ]
     a, b = TopLogprob("a", -0.5, 5), TopLogprob("b", -1.5, 6)
 
-    [answer, *_] = read(json.dumps(told("acd", "stop", 3, logprobs=json.dumps(column))), request)
+    [answer, *_] = decode(
+        json.dumps(make_vllm_response("acd", "stop", 3, logprobs=json.dumps(column))), request
+    )
 
     assert answer == TextDelta(
         "acd",
@@ -293,22 +406,24 @@ def test_candidates() -> None:
 @pytest.mark.parametrize(
     ("top", "ranks"), [(0, []), (1, [-0.5]), (-1, [-0.5, -1.5, float("-inf"), float("-inf")])]
 )
-def test_no_more_alternatives_than_asked(top: int, ranks: list[float]) -> None:
-    request = asked(WHOLE, logprobs=LogprobsOptions(top))
+def test_top_logprobs_are_limited_to_the_requested_number(top: int, ranks: list[float]) -> None:
+    request = copy_request(WHOLE, logprobs=LogprobsOptions(top))
     more = ',"8":{"logprob":-Infinity,"rank":3},"9":{"logprob":NaN,"rank":4}}]'
-    column = json.dumps([candidates(("6", "b", -1.5, 2), ("5", "a", -0.5, 1))])[:-2] + more
+    column = (
+        json.dumps([build_logprob_candidates(("6", "b", -1.5, 2), ("5", "a", -0.5, 1))])[:-2] + more
+    )
 
-    [answer, *_] = read(json.dumps(told("b", "stop", 1, logprobs=column)), request)
+    [answer, *_] = decode(json.dumps(make_vllm_response("b", "stop", 1, logprobs=column)), request)
 
     assert isinstance(answer, TextDelta)
     assert [one.logprob for one in answer.logprobs[0].top] == ranks
 
 
-def test_one_column_for_each_choice() -> None:
-    columns = [json.dumps([candidates(("5", "a", -0.5, 1))]), "null", None]
-    request = asked(WHOLE, logprobs=LogprobsOptions(), n=3)
+def test_logprobs_have_one_column_per_choice() -> None:
+    columns = [json.dumps([build_logprob_candidates(("5", "a", -0.5, 1))]), "null", None]
+    request = copy_request(WHOLE, logprobs=LogprobsOptions(), n=3)
 
-    events = read(json.dumps(said(["a", "b", "c"], logprobs=columns)), request)
+    events = decode(json.dumps(make_response(["a", "b", "c"], logprobs=columns)), request)
 
     found = [one.logprobs for one in events if isinstance(one, TextDelta)]
     assert found == [(TokenLogprob("a", -0.5, id=5),), (), ()]
@@ -323,28 +438,31 @@ def test_one_column_for_each_choice() -> None:
         ("a", [None], [(TokenLogprob("a", None),)]),
     ],
 )
-def test_bare_numbers(texts: Any, numbers: Any, found: Any) -> None:
-    request = asked(
+def test_output_log_probs_numbers_are_decoded(texts: Any, numbers: Any, found: Any) -> None:
+    request = copy_request(
         WHOLE, logprobs=LogprobsOptions(), n=len(texts) if isinstance(texts, list) else 1
     )
 
-    events = read(json.dumps(said(texts, output_log_probs=numbers)), request, "trtllm")
+    events = decode(json.dumps(make_response(texts, output_log_probs=numbers)), request, "trtllm")
 
     answers = [one for one in events if isinstance(one, TextDelta)]
     assert [one.logprobs for one in answers] == found
     assert [one.tokens for one in answers] == [len(one) for one in found]
 
 
-def test_log_probabilities_that_nobody_asked_for() -> None:
-    wire = sse(said("a", output_log_probs=[-0.5]))
+def test_unrequested_logprobs_are_ignored() -> None:
+    wire = make_sse(make_response("a", output_log_probs=[-0.5]))
 
-    assert read(wire, STREAM, "trtllm") == [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]
+    assert decode(wire, STREAM, "trtllm") == [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]
 
 
 @pytest.mark.parametrize("column", ["[", "7", '[{"5": 1}]', "[" * 9000])
-def test_candidates_that_can_not_be_read(column: str) -> None:
+def test_malformed_logprobs_raise_worker_failed(column: str) -> None:
     with pytest.raises(WorkerFailed):
-        read(json.dumps(said("a", logprobs=column)), asked(WHOLE, logprobs=LogprobsOptions()))
+        decode(
+            json.dumps(make_response("a", logprobs=column)),
+            copy_request(WHOLE, logprobs=LogprobsOptions()),
+        )
 
 
 # --- an answer of one text ------------------------------------------------------------------------
@@ -371,59 +489,63 @@ ODD = st.sampled_from(
 )  # fmt: skip
 
 
-def meant(said: triton_decoder.ParsedResponse) -> Any:
+def list_response_fields(said: triton_decoder.ParsedResponse) -> Any:
     """It, whatever its lists are made of."""
     return [tuple(one) if isinstance(one, list) else one for one in astuple(said)]
 
 
-def by_other_names() -> dict[str, str]:
+def copy_output_names() -> dict[str, str]:
     """The same names as the family's, as if they were a model's own."""
     return {**triton_decoder.map_output_names({})}
 
 
 @given(USUAL)
-def test_an_answer_of_one_text_is_read_as_any_other(told: dict[str, Any]) -> None:
+def test_default_names_fast_path_equals_the_general_parser(told: dict[str, Any]) -> None:
     body = json.dumps(told).encode()
 
     found = triton_decoder.parse_response(body, WHOLE, triton_decoder.map_output_names({}))
 
-    assert meant(found) == meant(triton_decoder.parse_response(body, WHOLE, by_other_names()))
+    assert list_response_fields(found) == list_response_fields(
+        triton_decoder.parse_response(body, WHOLE, copy_output_names())
+    )
 
 
 @given(USUAL, ODD, VALUES)
-def test_so_is_one_that_holds_something_else(told: dict[str, Any], odd: str, got: Any) -> None:
+def test_fast_path_equals_the_general_parser_for_odd_fields(
+    told: dict[str, Any], odd: str, got: Any
+) -> None:
     body = json.dumps({**told, odd: got}).encode()
 
     def found(names: Mapping[str, str]) -> Any:
         try:
-            return meant(triton_decoder.parse_response(body, WHOLE, names))
+            return list_response_fields(triton_decoder.parse_response(body, WHOLE, names))
         except GatewayError as error:
             return type(error), error.message
 
-    assert found(triton_decoder.map_output_names({})) == found(by_other_names())
+    assert found(triton_decoder.map_output_names({})) == found(copy_output_names())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"text_output":"\xff"}', b"[" * 9999])
-def test_what_is_wrong_with_one_is_told(body: bytes) -> None:
-    for names in (triton_decoder.map_output_names({}), by_other_names()):
+def test_malformed_body_raises_worker_failed_in_both_parsers(body: bytes) -> None:
+    for names in (triton_decoder.map_output_names({}), copy_output_names()):
         with pytest.raises(WorkerFailed):
             triton_decoder.parse_response(body, WHOLE, names)
 
 
-def test_a_stream_may_hold_other_events_in_part() -> None:
-    odd = said("b", more=1)
+def test_stream_event_with_extra_fields_is_decoded() -> None:
+    odd = make_response("b", more=1)
 
-    assert read(sse(said("a"), odd, said("c")), profile="plain")[:3] == [
+    assert decode(make_sse(make_response("a"), odd, make_response("c")), profile="plain")[:3] == [
         TextDelta("a"),
         TextDelta("b"),
         TextDelta("c"),
     ]
 
 
-def test_a_model_may_have_names_of_its_own() -> None:
+def test_custom_output_name_is_decoded() -> None:
     own = Triton("plain", fields={"text_output": "OUT"})
 
-    assert read(sse({"OUT": "a"}), profile=own)[0] == TextDelta("a")
+    assert decode(make_sse({"OUT": "a"}), profile=own)[0] == TextDelta("a")
 
 
 @pytest.mark.parametrize(
@@ -460,7 +582,7 @@ def test_a_model_may_have_names_of_its_own() -> None:
         ({"text_output": "", "model_name": None}, [ChoiceEnd("unknown"), StreamEnd()]),
     ],
 )
-def test_an_answer_of_one_text(more: dict[str, Any], events: list[Any]) -> None:
+def test_single_text_response_is_decoded(more: dict[str, Any], events: list[Any]) -> None:
     told = {"model_name": "m", "model_version": "1", "text_output": "Hello there", **more}
 
     decoder = Triton("vllm").create_decoder(WHOLE)

@@ -67,23 +67,23 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
 ]  # fmt: skip
 
 
-def classes(kind: type[GatewayError]) -> set[type[GatewayError]]:
+def list_error_classes(kind: type[GatewayError]) -> set[type[GatewayError]]:
     found = {kind}
     for one in kind.__subclasses__():
         if one.__module__ == GatewayError.__module__:  # what is no error of the tree reaches nobody
-            found |= classes(one)
+            found |= list_error_classes(one)
     return found
 
 
-def test_no_error_is_forgotten() -> None:
+def test_error_table_covers_every_gateway_error() -> None:
     groups = {"GatewayError", "ClientError", "WorkerError", "UnknownParameter"}
-    assert {kind.__name__ for kind in classes(GatewayError)} - groups == {
+    assert {kind.__name__ for kind in list_error_classes(GatewayError)} - groups == {
         type(error).__name__ for error, *_ in ERRORS
     }
 
 
 @pytest.mark.parametrize(("error", "strict", "sane", "text"), ERRORS)
-def test_status_and_text(
+def test_error_status_and_text_for_strict_and_sane(
     client_of: Callable[..., Any], error: GatewayError, strict: int, sane: int, text: str
 ) -> None:
     for status, code in (("strict", strict), ("sane", sane)):
@@ -96,7 +96,7 @@ def test_status_and_text(
 
 
 @pytest.mark.parametrize(("error", "strict", "sane", "text"), ERRORS)
-def test_without_a_call(
+def test_error_without_a_client_request(
     client: Any, error: GatewayError, strict: int, sane: int, text: str
 ) -> None:
     reply = client.dialect.encode_error(error, None)
@@ -105,7 +105,7 @@ def test_without_a_call(
 
 
 @pytest.mark.parametrize("error", [WorkerFailed("x"), StreamBroken("x")])
-def test_a_worker_s_error_before_the_first_event_is_an_event(
+def test_strict_worker_error_on_a_stream_path_is_an_sse_event(
     client_of: Callable[..., Any], error: GatewayError
 ) -> None:
     for status, body, headers in (
@@ -119,26 +119,26 @@ def test_a_worker_s_error_before_the_first_event_is_an_event(
         assert reply.headers == headers
 
 
-def test_nobody_to_ask_is_no_event(client: Any) -> None:
+def test_unavailable_worker_error_on_a_stream_path_is_json(client: Any) -> None:
     call = client.call("/v2/models/m/generate_stream", b"{}", method="POST")
     for error in (WorkerUnreachable("x"), Overloaded("x"), ContextTooLong("x")):
         assert client.dialect.encode_error(error, call).headers[0][1] == "application/json"
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"id":5}', b"[]", b"{}"])
-def test_a_queue_is_full_for_unnamed_requests_too(client: Any, body: bytes) -> None:
+def test_queue_full_error_of_request_without_id(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/m/generate", body, method="POST")
     reply = client.dialect.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
-def test_a_full_queue_does_not_read_the_tensors_of_infer_for_an_id(client: Any) -> None:
+def test_queue_full_error_of_infer_has_no_request_id(client: Any) -> None:
     call = client.call("/v2/models/m/infer", b'{"id":"7"}', method="POST")
     reply = client.dialect.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
 
-def test_vectors_have_no_words_here(client: Any, describe: Callable[..., Any]) -> None:
+def test_embedding_encoder_raises_internal_error(client: Any, describe: Callable[..., Any]) -> None:
     call = client.call("/v2/models/m/generate", b"{}", method="POST")
     with pytest.raises(InternalError):
         client.dialect.create_encoder(
@@ -146,13 +146,13 @@ def test_vectors_have_no_words_here(client: Any, describe: Callable[..., Any]) -
         )
 
 
-def test_when_to_come_back(client: Any) -> None:
+def test_retry_after_header_is_rounded_up(client: Any) -> None:
     error = RateLimitExceeded("slowly")
     error.retry_after = 1.2
     assert client.dialect.encode_error(error, None).headers[1:] == (("Retry-After", "2"),)
 
 
-def test_the_methods_of_a_path(client_of: Callable[..., Any]) -> None:
+def test_allow_header_is_sent_only_with_sane_status(client_of: Callable[..., Any]) -> None:
     error = MethodNotAllowed("-", allowed=("GET", "POST"))
     assert client_of(status="sane").dialect.encode_error(error, None).headers[1:] == (
         ("Allow", "GET, POST"),
@@ -176,7 +176,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "plain"), PLAIN)
-def test_what_is_labelled_text(
+def test_strict_errors_have_content_type_text_plain(
     client_of: Callable[..., Any], method: str, path: str, body: bytes, plain: bool
 ) -> None:
     strict, sane = (
@@ -202,7 +202,7 @@ PACKED: list[tuple[str, str, GatewayError, tuple[int, str]]] = [
 
 
 @pytest.mark.parametrize(("path", "encoding", "error", "told"), PACKED)
-def test_what_could_not_be_decompressed(
+def test_content_encoding_error_status_and_text(
     client: Any, path: str, encoding: str, error: GatewayError, told: tuple[int, str]
 ) -> None:
     call = client.call(f"/v2/{path}", b"", {"content-encoding": encoding}, method="POST")

@@ -15,7 +15,7 @@ from protocols.core.errors import (
 from protocols.triton.endpoints import Triton
 
 
-def error(status: int, text: str | None = None, **headers: str) -> GatewayError:
+def read_worker_error(status: int, text: str | None = None, **headers: str) -> GatewayError:
     body = b"" if text is None else json.dumps({"error": text}).encode()
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     return Triton().read_error(status, given, body)
@@ -49,21 +49,23 @@ def error(status: int, text: str | None = None, **headers: str) -> GatewayError:
         (501, "doesn't support models with decoupled transaction policy", WorkerFailed),
     ],
 )  # fmt: skip
-def test_errors(status: int, text: str | None, meaning: type[GatewayError]) -> None:
-    found = error(status, text)
+def test_worker_status_and_text_map_to_error_type(
+    status: int, text: str | None, meaning: type[GatewayError]
+) -> None:
+    found = read_worker_error(status, text)
 
     assert type(found) is meaning
     if text is not None:
         assert text in found.message or found.__notes__ == [f"the worker said: {text}"]
 
 
-def test_when_to_come_again() -> None:
-    assert error(503, None, retry_after="7").retry_after == 7
-    assert error(429, None, retry_after="7").retry_after == 7
-    assert error(400, "Request timeout expired").retry_after == 1
+def test_retry_after_of_worker_is_kept() -> None:
+    assert read_worker_error(503, None, retry_after="7").retry_after == 7
+    assert read_worker_error(429, None, retry_after="7").retry_after == 7
+    assert read_worker_error(400, "Request timeout expired").retry_after == 1
 
 
-def test_a_stream_s_first_failure_is_framed() -> None:
+def test_sse_framed_error_body_is_read() -> None:
     body = b'data: {"error":"x must be at least 1"}\n\n'
 
     found = Triton().read_error(400, {}, body)
@@ -72,13 +74,13 @@ def test_a_stream_s_first_failure_is_framed() -> None:
     assert found.message == "x must be at least 1"
 
 
-def test_a_worker_s_text_is_short_and_clean() -> None:
-    found = error(400, "a\x00\nb must be " + "x" * 1000)
+def test_worker_error_text_is_truncated_and_sanitized() -> None:
+    found = read_worker_error(400, "a\x00\nb must be " + "x" * 1000)
 
     assert found.message.startswith("a b must be x")
     assert len(found.message) <= 300
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"<html>", b"[]", b'{"error": [1]}', b"[" * 9000])
-def test_any_body(body: bytes) -> None:
+def test_malformed_error_body_is_worker_failed(body: bytes) -> None:
     assert type(Triton().read_error(400, {}, body)) is WorkerFailed

@@ -23,15 +23,15 @@ ONE_SOURCE = (
 
 
 @pytest.fixture
-def trt(client_of: Callable[..., Any]) -> Any:
+def trtllm_client(client_of: Callable[..., Any]) -> Any:
     return client_of("trtllm")
 
 
-def packed(*texts: bytes) -> bytes:
+def pack_texts(*texts: bytes) -> bytes:
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
-def raw(head: dict[str, Any], *data: bytes) -> tuple[bytes, dict[str, str]]:
+def make_binary(head: dict[str, Any], *data: bytes) -> tuple[bytes, dict[str, str]]:
     text = msgspec.json.encode(head)
     return text + b"".join(data), {HEADER: str(len(text))}
 
@@ -45,8 +45,8 @@ RAW_INPUTS = [
 TWO = b"\x02\0\0\0"
 
 
-def test_json_in_and_out(trt: Any) -> None:
-    said = trt.post(PATH, {"id": "x", "inputs": [TEXT, TOKENS]})
+def test_infer_with_json_input_and_output(trtllm_client: Any) -> None:
+    said = trtllm_client.post(PATH, {"id": "x", "inputs": [TEXT, TOKENS]})
     assert (said.status, said.kind) == (200, "application/json")
     assert said.body == (
         b'{"id":"x","model_name":"trt_like","model_version":"1","outputs":[{"name":"text_output",'
@@ -54,19 +54,19 @@ def test_json_in_and_out(trt: Any) -> None:
     )
 
 
-def test_bytes_in_and_out(trt: Any) -> None:
+def test_infer_with_binary_input_and_output(trtllm_client: Any) -> None:
     head = {"id": "b", "inputs": RAW_INPUTS, "parameters": {"binary_data_output": True}}
-    said = trt.post(PATH, *raw(head, packed(b"hi"), TWO))
+    said = trtllm_client.post(PATH, *make_binary(head, pack_texts(b"hi"), TWO))
     expected = (
         b'{"id":"b","model_name":"trt_like","model_version":"1","outputs":[{"name":"text_output",'
         b'"datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":12}}]}'
     )
     assert (said.status, said.kind) == (200, "application/octet-stream")
     assert said.headers["Inference-Header-Content-Length"] == str(len(expected))
-    assert said.body == expected + packed(b"hi w0 w1")
+    assert said.body == expected + pack_texts(b"hi w0 w1")
 
 
-def test_json_and_bytes_may_be_mixed(trt: Any) -> None:
+def test_infer_with_mixed_json_and_binary_tensors(trtllm_client: Any) -> None:
     counted = {"name": "return_num_output_tokens", "shape": [1, 1], "datatype": "BOOL",
                "parameters": {"binary_data_size": 1}}  # fmt: skip
     head = {
@@ -77,7 +77,7 @@ def test_json_and_bytes_may_be_mixed(trt: Any) -> None:
         ],
         "parameters": {"binary_data_output": True},
     }
-    said = trt.post(PATH, *raw(head, TWO, b"\1"))
+    said = trtllm_client.post(PATH, *make_binary(head, TWO, b"\1"))
     head_length = int(said.headers["Inference-Header-Content-Length"])
     assert msgspec.json.decode(said.body[:head_length])["outputs"] == [
         {"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": ["hi w0 w1"]},
@@ -87,7 +87,7 @@ def test_json_and_bytes_may_be_mixed(trt: Any) -> None:
     assert said.body[head_length:] == TWO
 
 
-def test_only_wanted_outputs_come(trt: Any) -> None:
+def test_infer_returns_only_requested_outputs(trtllm_client: Any) -> None:
     counted = {"name": "return_num_output_tokens", "shape": [1, 1], "datatype": "BOOL",
                "data": [True]}  # fmt: skip
     for outputs, names in (
@@ -97,36 +97,36 @@ def test_only_wanted_outputs_come(trt: Any) -> None:
         ([{"name": "cum_log_probs"}], []),
     ):
         body = {"inputs": [TEXT, TOKENS, counted], "outputs": outputs}
-        found = msgspec.json.decode(trt.post(PATH, body).body)
+        found = msgspec.json.decode(trtllm_client.post(PATH, body).body)
         assert [one["name"] for one in found["outputs"]] == names
 
 
-def test_a_batch(trt: Any) -> None:
+def test_infer_batch(trtllm_client: Any) -> None:
     inputs = [{**one, "shape": [2, 1], "data": one["data"] * 2} for one in (TEXT, TOKENS, QUIET)]  # type: ignore[operator]
-    outputs = msgspec.json.decode(trt.post(PATH, {"inputs": inputs}).body)["outputs"]
+    outputs = msgspec.json.decode(trtllm_client.post(PATH, {"inputs": inputs}).body)["outputs"]
     assert outputs == [
         {"name": "text_output", "datatype": "BYTES", "shape": [2, 1], "data": [" w0 w1"] * 2}
     ]
 
 
-def test_what_nobody_knows_is_left_out(trt: Any) -> None:
+def test_unavailable_log_probs_output_is_omitted(trtllm_client: Any) -> None:
     flag = {"name": "return_log_probs", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
-    found = msgspec.json.decode(trt.post(PATH, {"inputs": [TEXT, TOKENS, flag]}).body)
+    found = msgspec.json.decode(trtllm_client.post(PATH, {"inputs": [TEXT, TOKENS, flag]}).body)
     assert [one["name"] for one in found["outputs"]] == ["text_output"]
 
 
-def test_the_tokens_of_a_batch_s_prompts_are_counted_together(trt: Any) -> None:
+def test_num_input_tokens_of_a_batch_is_the_sum(trtllm_client: Any) -> None:
     flag = {"name": "return_num_input_tokens", "shape": [2, 1], "datatype": "BOOL",
             "data": [True, True]}  # fmt: skip
     inputs = [{**TEXT, "shape": [2, 1], "data": ["a", "b"]},
               {**TOKENS, "shape": [2, 1], "data": [1, 1]}, flag]  # fmt: skip
-    outputs = msgspec.json.decode(trt.post(PATH, {"inputs": inputs}).body)["outputs"]
+    outputs = msgspec.json.decode(trtllm_client.post(PATH, {"inputs": inputs}).body)["outputs"]
     assert outputs[1] == {
         "name": "num_input_tokens", "datatype": "INT32", "shape": [1, 1], "data": [4],
     }  # fmt: skip
 
 
-def test_the_decoupled_profile_has_shapes_without_a_batch(client: Any) -> None:
+def test_vllm_profile_shapes_have_no_batch_dimension(client: Any) -> None:
     body = {"inputs": [{**TEXT, "shape": [1]}], "parameters": {"max_tokens": 1, "n": 2}}
     outputs = msgspec.json.decode(client.post("/v2/models/vllm_like/infer", body).body)["outputs"]
     assert outputs == [
@@ -139,10 +139,10 @@ def test_the_decoupled_profile_has_shapes_without_a_batch(client: Any) -> None:
     )
 
 
-def test_a_body_may_be_the_only_input_and_nothing_else(client_of: Callable[..., Any]) -> None:
+def test_raw_body_is_deduced_as_the_single_input(client_of: Callable[..., Any]) -> None:
     said = client_of("plain").post("/v2/models/vllm_like/infer", b"hi", {HEADER: "0"})
     assert said.kind == "application/octet-stream"
-    assert said.body.endswith(b"}" + packed(b" w0 w1 w2"))
+    assert said.body.endswith(b"}" + pack_texts(b" w0 w1 w2"))
     refused = client_of("trtllm").post(PATH, b"hi", {HEADER: "0"})
     assert (refused.status, refused.error) == (
         400,
@@ -153,24 +153,28 @@ def test_a_body_may_be_the_only_input_and_nothing_else(client_of: Callable[..., 
     )
 
 
-def test_priority_and_timeout_have_a_meaning_here(trt: Any) -> None:
+def test_infer_priority_and_timeout_are_decoded(trtllm_client: Any) -> None:
     body = {
         "inputs": [TEXT, TOKENS],
         "parameters": {"priority": 900, "timeout": 1_500_000, "sequence_id": "s", "x": 1},
     }
-    request = trt.decode(body, "infer", "trt_like")
+    request = trtllm_client.decode(body, "infer", "trt_like")
     assert (request.priority, request.timeout) == (255, 1.5)
     assert request.extra == {"x": msgspec.Raw(b"1")}
     nothing = {"inputs": [TEXT, TOKENS], "parameters": {"priority": 0, "timeout": 0}}
-    request = trt.decode(nothing, "infer", "trt_like")
+    request = trtllm_client.decode(nothing, "infer", "trt_like")
     assert (request.priority, request.timeout) == (None, None)
 
 
-def test_ragged_log_probabilities_are_filled_up(trt: Any, describe: Callable[..., Any]) -> None:
+def test_ragged_log_probs_are_padded_with_zeros(
+    trtllm_client: Any, describe: Callable[..., Any]
+) -> None:
     flag = {"name": "return_log_probs", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
     many = {"name": "num_return_sequences", "shape": [1, 1], "datatype": "INT32", "data": [2]}
-    call = trt.call(PATH, {"inputs": [TEXT, TOKENS, flag, many]}, method="POST")
-    of = trt.dialect.create_encoder(call, trt.dialect.decode_request(call), describe("trt_like"))
+    call = trtllm_client.call(PATH, {"inputs": [TEXT, TOKENS, flag, many]}, method="POST")
+    of = trtllm_client.dialect.create_encoder(
+        call, trtllm_client.dialect.decode_request(call), describe("trt_like")
+    )
     half = TokenLogprob("a", -0.5)
     choices = [
         UnaryChoice(0, "aa", tokens=2, logprobs=[half, half]),
@@ -184,9 +188,13 @@ def test_ragged_log_probabilities_are_filled_up(trt: Any, describe: Callable[...
     ]
 
 
-def test_written_in_pieces_it_comes_at_the_end(trt: Any, describe: Callable[..., Any]) -> None:
-    call = trt.call(PATH, {"inputs": [TEXT, TOKENS]}, method="POST")
-    of = trt.dialect.create_encoder(call, trt.dialect.decode_request(call), describe("trt_like"))
+def test_infer_response_is_written_at_the_end_of_the_events(
+    trtllm_client: Any, describe: Callable[..., Any]
+) -> None:
+    call = trtllm_client.call(PATH, {"inputs": [TEXT, TOKENS]}, method="POST")
+    of = trtllm_client.dialect.create_encoder(
+        call, trtllm_client.dialect.decode_request(call), describe("trt_like")
+    )
     assert of.encode_events([TextDelta("x")]) == b""
     assert of.encode_events([ChoiceEnd("eos"), Usage(1, 1), StreamEnd()]).endswith(
         b'"data":["x"]}]}'
@@ -195,24 +203,24 @@ def test_written_in_pieces_it_comes_at_the_end(trt: Any, describe: Callable[...,
     assert of.headers() == ()
 
 
-def test_a_compressed_body_arrives_without_its_compression(trt: Any) -> None:
+def test_infer_accepts_gzip_and_rejects_other_encodings(trtllm_client: Any) -> None:
     body = {"inputs": [TEXT, TOKENS]}
-    assert trt.post(PATH, body, {"content-encoding": "gzip"}).status == 200
-    said = trt.post(PATH, body, {"content-encoding": "br"})
+    assert trtllm_client.post(PATH, body, {"content-encoding": "gzip"}).status == 200
+    said = trtllm_client.post(PATH, body, {"content-encoding": "br"})
     assert (said.status, said.kind, said.error) == (
         501, "text/plain", "Unsupported compression type",
     )  # fmt: skip
 
 
-def _with(**changes: Any) -> dict[str, Any]:
+def change_input(**changes: Any) -> dict[str, Any]:
     return {"inputs": [{**TEXT, **changes}, TOKENS]}
 
 
-def _parameters(**parameters: Any) -> dict[str, Any]:
+def add_parameters(**parameters: Any) -> dict[str, Any]:
     return {"inputs": [TEXT, TOKENS], "parameters": parameters}
 
 
-def unparsable(name: str, what: str) -> str:
+def format_parse_error(name: str, what: str) -> str:
     return f"Unable to parse '{name}': attempt to access {what}"
 
 
@@ -231,107 +239,190 @@ EXPECTED = "for input 'text_input' for model 'trt_like'. Expected [-1,1], got"
 
 REFUSED: list[tuple[Any, int, str]] = [
     (b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
-    (b"[]", 500, unparsable("inputs", "non-existing object member 'inputs'")),
-    ({}, 500, unparsable("inputs", "non-existing object member 'inputs'")),
-    ({"inputs": 1}, 500, unparsable("inputs", ARRAY)),
-    ({"id": 5}, 500, unparsable("id", STRING)),
+    (b"[]", 500, format_parse_error("inputs", "non-existing object member 'inputs'")),
+    ({}, 500, format_parse_error("inputs", "non-existing object member 'inputs'")),
+    ({"inputs": 1}, 500, format_parse_error("inputs", ARRAY)),
+    ({"id": 5}, 500, format_parse_error("id", STRING)),
     ({"inputs": [1]}, 400, f"{ONE_SOURCE} no field is set"),
     ({"inputs": [{}]}, 400, f"{ONE_SOURCE} no field is set"),
-    (_with(parameters={"binary_data_size": 6}), 400, f"{ONE_SOURCE} set 'data' 'binary_data_size'"),
-    (_with(name=5), 500, unparsable("name", STRING)),
-    ({"inputs": [{"data": [1]}]}, 500, unparsable("name", "non-existing object member 'name'")),
-    (_with(datatype=5), 500, unparsable("datatype", STRING)),
-    (_with(datatype="XX"), 400, "invalid datatype for input text_input"),
-    (_with(datatype="FP32"), 500, unparsable("data", "JSON non-number as double")),
-    (_with(shape=1), 500, unparsable("shape", ARRAY)),
-    (_with(shape=[-1, 1]), 500, unparsable("shape", UNSIGNED)),
-    (_with(shape=[1.5, 1]), 500, unparsable("shape", UNSIGNED)),
-    (_with(data="hi"), 500, unparsable("data", ARRAY)),
-    (_with(data=[5]), 500, f"Unable to parse JSON bytes array: attempt to access {STRING}"),
-    (_with(data=["a", "b"]), 400,
-     f"{TAG}unexpected number of string elements 2 for inference {THERE}, expecting 1"),
-    (_with(data=[]), 400, f"{TAG}expected 1 string elements for inference {THERE}, got 0"),
-    (_with(shape=[2, 1]), 400,
-     f"{TAG}input 'text_input' batch size does not match other inputs for 'trt_like'"),
-    (_with(name="zzz"), 400, "unexpected inference input 'zzz' for model 'trt_like'"),
+    (
+        change_input(parameters={"binary_data_size": 6}),
+        400,
+        f"{ONE_SOURCE} set 'data' 'binary_data_size'",
+    ),
+    (change_input(name=5), 500, format_parse_error("name", STRING)),
+    (
+        {"inputs": [{"data": [1]}]},
+        500,
+        format_parse_error("name", "non-existing object member 'name'"),
+    ),
+    (change_input(datatype=5), 500, format_parse_error("datatype", STRING)),
+    (change_input(datatype="XX"), 400, "invalid datatype for input text_input"),
+    (change_input(datatype="FP32"), 500, format_parse_error("data", "JSON non-number as double")),
+    (change_input(shape=1), 500, format_parse_error("shape", ARRAY)),
+    (change_input(shape=[-1, 1]), 500, format_parse_error("shape", UNSIGNED)),
+    (change_input(shape=[1.5, 1]), 500, format_parse_error("shape", UNSIGNED)),
+    (change_input(data="hi"), 500, format_parse_error("data", ARRAY)),
+    (change_input(data=[5]), 500, f"Unable to parse JSON bytes array: attempt to access {STRING}"),
+    (
+        change_input(data=["a", "b"]),
+        400,
+        f"{TAG}unexpected number of string elements 2 for inference {THERE}, expecting 1",
+    ),
+    (change_input(data=[]), 400, f"{TAG}expected 1 string elements for inference {THERE}, got 0"),
+    (
+        change_input(shape=[2, 1]),
+        400,
+        f"{TAG}input 'text_input' batch size does not match other inputs for 'trt_like'",
+    ),
+    (change_input(name="zzz"), 400, "unexpected inference input 'zzz' for model 'trt_like'"),
     ({"inputs": [TEXT, TEXT]}, 400, f"{TAG}input 'text_input' already exists in request"),
-    ({"inputs": [TEXT, {**TOKENS, "datatype": "INT64"}]}, 400,
-     (f"{TAG}inference input 'max_tokens' data-type is 'INT64', but model 'trt_like' expects"
-      " 'INT32'")),
-    ({"inputs": [TEXT, {"name": "max_tokens", "shape": [], "datatype": "INT32", "data": [1]}]}, 400,
-     (f"{TAG}unexpected shape for input 'max_tokens' for model 'trt_like'. Expected [-1,1], got []."
-     f"{NOTE}")),
-    ({"inputs": [TEXT, {**TOKENS, "shape": [1, 1], "data": [1, 2]}]}, 400,
-     (f"{TAG}input byte size mismatch for input 'max_tokens' for model 'trt_like'. Expected 4,"
-      " got 8")),
-    ({"inputs": [TEXT, TOKENS], "parameters": 1}, 500,
-     "failed to get request params.: attempt to get members for non-object"),
-    (_parameters(triton_x=1), 400, ("parameter keys starting with 'triton_' are reserved for Triton"
-     " usage and should not be specified.")),
-    (_parameters(x=[1]), 400, ("parameter 'x' has invalid type. It should be either 'int', 'bool',"
-     " or 'string'.")),
-    (_parameters(priority="a"), 500, unparsable("priority", UNSIGNED)),
-    (_parameters(sequence_id=1.5), 500, unparsable("sequence_id", UNSIGNED)),
-    (_parameters(binary_data_output=1), 500, unparsable("binary_data_output", BOOLEAN)),
-    ({"inputs": [TEXT, TOKENS], "outputs": 1}, 500, unparsable("outputs", ARRAY)),
-    ({"inputs": [TEXT, TOKENS], "outputs": [{}]}, 500,
-     unparsable("name", "non-existing object member 'name'")),
-    ({"inputs": [TEXT, TOKENS], "outputs": [{"name": "nope"}]}, 400,
-     "unexpected inference output 'nope' for model 'trt_like'"),
-    ({"inputs": [TEXT, TOKENS],
-      "outputs": [{"name": "text_output", "parameters": {"binary_data": 1}}]}, 500,
-     unparsable("binary_data", BOOLEAN)),
-    ({"inputs": [{"name": "text_input", "shape": [1, 1], "datatype": "BYTES",
-                  "parameters": {"shared_memory_region": "r"}}]}, 400,
-     "Unable to find shared memory region: 'r'"),
-]  # fmt: skip
+    (
+        {"inputs": [TEXT, {**TOKENS, "datatype": "INT64"}]},
+        400,
+        (
+            f"{TAG}inference input 'max_tokens' data-type is 'INT64', but model 'trt_like' expects"
+            " 'INT32'"
+        ),
+    ),
+    (
+        {"inputs": [TEXT, {"name": "max_tokens", "shape": [], "datatype": "INT32", "data": [1]}]},
+        400,
+        (
+            f"{TAG}unexpected shape for input 'max_tokens' for model 'trt_like'. Expected [-1,1], got []."
+            f"{NOTE}"
+        ),
+    ),
+    (
+        {"inputs": [TEXT, {**TOKENS, "shape": [1, 1], "data": [1, 2]}]},
+        400,
+        (
+            f"{TAG}input byte size mismatch for input 'max_tokens' for model 'trt_like'. Expected 4,"
+            " got 8"
+        ),
+    ),
+    (
+        {"inputs": [TEXT, TOKENS], "parameters": 1},
+        500,
+        "failed to get request params.: attempt to get members for non-object",
+    ),
+    (
+        add_parameters(triton_x=1),
+        400,
+        (
+            "parameter keys starting with 'triton_' are reserved for Triton"
+            " usage and should not be specified."
+        ),
+    ),
+    (
+        add_parameters(x=[1]),
+        400,
+        ("parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
+    ),
+    (add_parameters(priority="a"), 500, format_parse_error("priority", UNSIGNED)),
+    (add_parameters(sequence_id=1.5), 500, format_parse_error("sequence_id", UNSIGNED)),
+    (add_parameters(binary_data_output=1), 500, format_parse_error("binary_data_output", BOOLEAN)),
+    ({"inputs": [TEXT, TOKENS], "outputs": 1}, 500, format_parse_error("outputs", ARRAY)),
+    (
+        {"inputs": [TEXT, TOKENS], "outputs": [{}]},
+        500,
+        format_parse_error("name", "non-existing object member 'name'"),
+    ),
+    (
+        {"inputs": [TEXT, TOKENS], "outputs": [{"name": "nope"}]},
+        400,
+        "unexpected inference output 'nope' for model 'trt_like'",
+    ),
+    (
+        {
+            "inputs": [TEXT, TOKENS],
+            "outputs": [{"name": "text_output", "parameters": {"binary_data": 1}}],
+        },
+        500,
+        format_parse_error("binary_data", BOOLEAN),
+    ),
+    (
+        {
+            "inputs": [
+                {
+                    "name": "text_input",
+                    "shape": [1, 1],
+                    "datatype": "BYTES",
+                    "parameters": {"shared_memory_region": "r"},
+                }
+            ]
+        },
+        400,
+        "Unable to find shared memory region: 'r'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("body", "status", "text"), REFUSED)
-def test_what_is_wrong(trt: Any, body: Any, status: int, text: str) -> None:
-    said = trt.post(PATH, body)
+def test_invalid_infer_request_status_and_text(
+    trtllm_client: Any, body: Any, status: int, text: str
+) -> None:
+    said = trtllm_client.post(PATH, body)
     assert (said.status, said.error, said.kind) == (status, text, "application/json")
 
 
-def test_a_shape_that_is_not_the_model_s(trt: Any) -> None:
+def test_unexpected_input_shape_is_rejected(trtllm_client: Any) -> None:
     for shape, printed in (([1], "[1]"), ([1, 1, 1], "[1,1,1]"), ([1, 2], "[1,2]")):
-        said = trt.post(PATH, _with(shape=shape, data=["a"] * shape[-1]))
+        said = trtllm_client.post(PATH, change_input(shape=shape, data=["a"] * shape[-1]))
         assert said.error.startswith(f"{TAG}unexpected shape {EXPECTED} {printed}. NOTE: Setting a")
 
 
 CUT: list[tuple[bytes, str]] = [
-    (packed(b"hi") + b"\2\0\0", ("unexpected size for input 'max_tokens', expecting 1 additional"
-     " bytes for model 'trt_like'")),
-    (packed(b"hi") + TWO + b"zz", "unexpected additional input data for model 'trt_like'"),
-    (b"\x09\0\0\0hi" + TWO, ("incomplete string data for inference input 'text_input', expecting"
-     " string of length 9 but only 2 bytes available")),
-    (b"\0\0\0\0hi" + TWO, ("incomplete string length indicator for inference input 'text_input',"
-     " expecting 4 bytes but only 2 bytes available")),
-    (packed(b"h\xff") + TWO, "input 'text_input' is not UTF-8"),
-]  # fmt: skip
+    (
+        pack_texts(b"hi") + b"\2\0\0",
+        (
+            "unexpected size for input 'max_tokens', expecting 1 additional"
+            " bytes for model 'trt_like'"
+        ),
+    ),
+    (pack_texts(b"hi") + TWO + b"zz", "unexpected additional input data for model 'trt_like'"),
+    (
+        b"\x09\0\0\0hi" + TWO,
+        (
+            "incomplete string data for inference input 'text_input', expecting"
+            " string of length 9 but only 2 bytes available"
+        ),
+    ),
+    (
+        b"\0\0\0\0hi" + TWO,
+        (
+            "incomplete string length indicator for inference input 'text_input',"
+            " expecting 4 bytes but only 2 bytes available"
+        ),
+    ),
+    (pack_texts(b"h\xff") + TWO, "input 'text_input' is not UTF-8"),
+]
 
 
 @pytest.mark.parametrize(("data", "text"), CUT)
-def test_bytes_that_are_no_tensors(trt: Any, data: bytes, text: str) -> None:
-    said = trt.post(PATH, *raw({"inputs": RAW_INPUTS}, data))
+def test_malformed_binary_tensor_data_returns_400(
+    trtllm_client: Any, data: bytes, text: str
+) -> None:
+    said = trtllm_client.post(PATH, *make_binary({"inputs": RAW_INPUTS}, data))
     assert (said.status, said.error) == (400, text)
 
 
-def test_a_type_that_no_input_has(trt: Any) -> None:
+def test_unexpected_input_datatype_is_rejected(trtllm_client: Any) -> None:
     small = {**RAW_INPUTS[1], "datatype": "INT8"}
-    said = trt.post(PATH, *raw({"inputs": [TEXT, small]}, TWO))
+    said = trtllm_client.post(PATH, *make_binary({"inputs": [TEXT, small]}, TWO))
     assert said.error == (
         f"{TAG}inference input 'max_tokens' data-type is 'INT8', but model 'trt_like' expects"
         " 'INT32'"
     )
 
 
-def test_a_number_cut_in_two(trt: Any) -> None:
+def test_partial_binary_number_returns_400(trtllm_client: Any) -> None:
     cut = {**RAW_INPUTS[1], "parameters": {"binary_data_size": 3}}
-    said = trt.post(PATH, *raw({"inputs": [TEXT, cut]}, b"\2\0\0"))
+    said = trtllm_client.post(PATH, *make_binary({"inputs": [TEXT, cut]}, b"\2\0\0"))
     assert (said.status, said.error) == (
-        400, "input 'max_tokens' has 3 bytes, which is no whole number of INT32",
-    )  # fmt: skip
+        400,
+        "input 'max_tokens' has 3 bytes, which is no whole number of INT32",
+    )
 
 
 @pytest.mark.parametrize(
@@ -342,6 +433,8 @@ def test_a_number_cut_in_two(trt: Any) -> None:
         ("abc", "Unable to parse Inference-Header-Content-Length, got: abc"),
     ],
 )
-def test_a_header_that_lies(trt: Any, header: str, text: str) -> None:
-    said = trt.post(PATH, b"{ }", {HEADER: header})
+def test_invalid_inference_header_length_returns_400(
+    trtllm_client: Any, header: str, text: str
+) -> None:
+    said = trtllm_client.post(PATH, b"{ }", {HEADER: header})
     assert (said.status, said.kind, said.error) == (400, "text/plain", text)

@@ -13,7 +13,7 @@ INPUTS = [
 ]  # fmt: skip
 
 
-def test_the_server(client: Any) -> None:
+def test_server_metadata(client: Any) -> None:
     said = client.get("/v2")
     server = msgspec.json.decode(said.body)
     assert list(server) == ["name", "version", "extensions"]
@@ -23,13 +23,13 @@ def test_the_server(client: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
-def test_health_is_an_empty_body(client_of: Callable[..., Any], path: str) -> None:
+def test_health_response_body_is_empty(client_of: Callable[..., Any], path: str) -> None:
     said = client_of().get(path)
     assert (said.status, said.body, said.kind) == (200, b"", "text/plain")
     assert client_of(status="sane").get(path).kind == "application/json"
 
 
-def test_a_gateway_that_drains_is_alive_and_not_ready(client: Any) -> None:
+def test_draining_gateway_is_live_and_not_ready(client: Any) -> None:
     client.catalog.ready = False
     assert client.get("/v2/health/live").status == 200
     said = client.get("/v2/health/ready")
@@ -37,7 +37,7 @@ def test_a_gateway_that_drains_is_alive_and_not_ready(client: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/vllm_like", "/v2/models/vllm_like/versions/01"])
-def test_a_model(client: Any, path: str) -> None:
+def test_model_metadata(client: Any, path: str) -> None:
     model = msgspec.json.decode(client.get(path).body)
     assert list(model) == ["name", "versions", "platform", "inputs", "outputs"]
     assert (model["name"], model["versions"], model["platform"]) == ("vllm_like", ["1"], "python")
@@ -47,7 +47,7 @@ def test_a_model(client: Any, path: str) -> None:
     assert model["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": [-1]}
 
 
-def test_a_model_that_knows_batches(client_of: Callable[..., Any]) -> None:
+def test_model_metadata_of_a_batching_model(client_of: Callable[..., Any]) -> None:
     model = msgspec.json.decode(client_of("trtllm").get("/v2/models/trt_like").body)
     assert model["inputs"][:2] == [
         {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]},
@@ -55,7 +55,7 @@ def test_a_model_that_knows_batches(client_of: Callable[..., Any]) -> None:
     ]
 
 
-def test_a_configuration(client_of: Callable[..., Any]) -> None:
+def test_model_config(client_of: Callable[..., Any]) -> None:
     config = msgspec.json.decode(client_of("trtllm").get("/v2/models/trt_like/config").body)
     assert (config["name"], config["max_batch_size"]) == ("trt_like", 4)
     assert config["input"][1] == {
@@ -78,7 +78,7 @@ READY = [
 
 
 @pytest.mark.parametrize(("path", "status"), READY)
-def test_ready(client: Any, path: str, status: int) -> None:
+def test_model_ready_status(client: Any, path: str, status: int) -> None:
     said = client.get(path)
     body = b"" if status == 200 else b'{"error":"Model version not ready"}'
     assert (said.status, said.body, said.kind) == (status, body, "text/plain")
@@ -96,7 +96,7 @@ STATS = [
 
 
 @pytest.mark.parametrize(("path", "status", "body"), STATS)
-def test_statistics(client: Any, path: str, status: int, body: bytes) -> None:
+def test_model_statistics(client: Any, path: str, status: int, body: bytes) -> None:
     said = client.get(path)
     assert (said.status, said.body) == (status, body)
 
@@ -117,21 +117,23 @@ INDEX = [
 
 
 @pytest.mark.parametrize(("body", "listed"), INDEX)
-def test_the_index(client: Any, body: bytes, listed: bytes) -> None:
+def test_repository_index(client: Any, body: bytes, listed: bytes) -> None:
     for path in ("/v2/repository/index", "/v2/repository/any/index"):
         said = client.post(path, body)
         assert (said.status, said.body) == (200, listed)
 
 
 @pytest.mark.parametrize("body", [b'{"ready":1}', b'{"ready":null}'])
-def test_the_index_wants_a_boolean(client_of: Callable[..., Any], body: bytes) -> None:
+def test_repository_index_requires_a_boolean_ready_field(
+    client_of: Callable[..., Any], body: bytes
+) -> None:
     for status, code in (("strict", 500), ("sane", 400)):
         said = client_of(status=status).post("/v2/repository/index", body)
         assert said.status == code
         assert said.error == "attempt to access JSON non-boolean as boolean"
 
 
-def test_what_sleeps_has_no_versions(client: Any) -> None:
+def test_model_without_workers_has_no_available_versions(client: Any) -> None:
     for path in ("/v2/models/asleep", "/v2/models/asleep/config"):
         said = client.get(path)
         assert said.status == 404
@@ -141,7 +143,7 @@ def test_what_sleeps_has_no_versions(client: Any) -> None:
     assert said.error == "Request for unknown model: 'asleep' version 1 is not at ready state"
 
 
-def test_a_gateway_loads_nothing(client: Any) -> None:
+def test_model_load_and_unload_are_rejected(client: Any) -> None:
     for what in ("load", "unload"):
         said = client.post(f"/v2/repository/models/vllm_like/{what}")
         assert said.status == 503
@@ -152,14 +154,14 @@ def test_a_gateway_loads_nothing(client: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["load", "unload"])
-def test_repositories_have_no_names(client: Any, what: str) -> None:
+def test_named_repository_returns_501(client: Any, what: str) -> None:
     said = client.post(f"/v2/repository/r/models/nope/{what}")
     assert said.status == 501
     assert said.error == "'repository_name' specification is not supported"
 
 
 @pytest.mark.parametrize("kind", ["systemsharedmemory", "cudasharedmemory"])
-def test_a_gateway_shares_no_memory(client: Any, kind: str) -> None:
+def test_shared_memory_endpoints_are_empty_or_404(client: Any, kind: str) -> None:
     assert client.get(f"/v2/{kind}/status").body == b"[]"
     for path in ("region/r/register", "unregister", "region/r/unregister"):
         assert client.post(f"/v2/{kind}/{path}").status == 404
@@ -171,6 +173,6 @@ def test_a_gateway_shares_no_memory(client: Any, kind: str) -> None:
     ["/v2/", "/v2/health/live/", "/v2/models/vllm_like/", "/v2/models/vllm_like/versions/x/ready",
      "/v2/models/", "/v2/logging"],
 )  # fmt: skip
-def test_paths_are_exact(client: Any, path: str) -> None:
+def test_inexact_paths_return_404(client: Any, path: str) -> None:
     said = client.get(path)
     assert (said.status, said.kind, said.body) == (404, "text/plain", b'{"error":"Not Found"}')

@@ -23,16 +23,16 @@ SAID = (Message("user", (TextPart("hi"),)),)
 RAW = PromptOptions(mode="raw")
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(*prompts: Any, **fields: Any) -> GenerationRequest:
+def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
     fields = {"prompts": prompts or ("hi",), "templating": RAW, **fields}
     return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def dialect(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
+def create_adapter(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
     """With what the configuration of model m tells, where inputs are given."""
     decoupled = options.pop("decoupled", True)
     outputs = options.pop("outputs", ("text_output",))
@@ -41,7 +41,7 @@ def dialect(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
         config = {
             "input": [
                 {"name": name, "data_type": f"TYPE_{kind}", "dims": dims, "optional": optional}
-                for name, kind, dims, optional in map(_filled, inputs)
+                for name, kind, dims, optional in map(_add_input_defaults, inputs)
             ],
             "output": [{"name": one} for one in outputs],
             "model_transaction_policy": {"decoupled": decoupled},
@@ -50,11 +50,11 @@ def dialect(profile: str, *inputs: tuple[Any, ...], **options: Any) -> Triton:
     return made
 
 
-def _filled(one: tuple[Any, ...]) -> tuple[Any, ...]:
+def _add_input_defaults(one: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*one, *("STRING", [1], True)[len(one) - 1 :])
 
 
-def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
+def encode_body(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
     """The body less the prompt and what is set in every request; the packed parameters unpacked."""
     made = made if isinstance(made, Triton) else Triton(made)
     wire = made.encode_request(request)
@@ -66,7 +66,9 @@ def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") 
     return body
 
 
-def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tuple[str, str]]:
+def list_unsupported_parameters(
+    request: Request, made: Triton | str = "vllm", **names: str
+) -> set[tuple[str, str]]:
     """What is lost, but for the template that none of these have."""
     made = made if isinstance(made, Triton) else Triton(made)
     found = made.unsupported_parameters(
@@ -75,30 +77,36 @@ def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tup
     return {(one.field, one.reason) for one in found if one.detail != "no chat template"}
 
 
-def test_what_a_model_does_not_have_is_not_asked_of_it() -> None:
-    made = dialect(
+def test_parameters_missing_in_the_model_config_are_dropped() -> None:
+    made = create_adapter(
         "trtllm", ("text_input",), ("max_tokens", "INT32"), ("temperature", "FP32"), ("stream",)
     )
-    request = text(
+    request = make_completion(
         sampling=SamplingParams(temperature=1, top_k=3),
         output=JsonObjectFormat(),
         logprobs=LogprobsOptions(),
     )
 
-    assert sent(request, made) == {"text_input": "hi", "stream": False, "temperature": 1.0}
-    assert lost(request, made) == {("top_k", "dropped"), ("output", "dropped"), ("top", "dropped")}
+    assert encode_body(request, made) == {"text_input": "hi", "stream": False, "temperature": 1.0}
+    assert list_unsupported_parameters(request, made) == {
+        ("top_k", "dropped"),
+        ("output", "dropped"),
+        ("top", "dropped"),
+    }
 
 
-def test_vllm_without_its_own_tensor_takes_plain_parameters() -> None:
-    made = dialect("vllm", ("text_input",), ("stream", "BOOL"), ("exclude_input_in_output", "BOOL"))
-    request = text(
+def test_vllm_without_sampling_parameters_tensor_uses_parameters() -> None:
+    made = create_adapter(
+        "vllm", ("text_input",), ("stream", "BOOL"), ("exclude_input_in_output", "BOOL")
+    )
+    request = make_completion(
         sampling=SamplingParams(temperature=1, seed=2**63, bad_words=("x",)),
         stopping=StopConditions(stop=("a",), ignore_eos=True),
         output=JsonObjectFormat(),
         n=1,
     )
 
-    body = sent(request, made)
+    body = encode_body(request, made)
 
     assert body.pop("parameters") == {
         "temperature": 1,
@@ -108,7 +116,10 @@ def test_vllm_without_its_own_tensor_takes_plain_parameters() -> None:
         "structured_outputs": '{"json_object":true}',
     }
     assert body == {"text_input": "hi", "stream": False, "exclude_input_in_output": True}
-    assert lost(request, made) == {("bad_words", "dropped"), ("n", "dropped")}
+    assert list_unsupported_parameters(request, made) == {
+        ("bad_words", "dropped"),
+        ("n", "dropped"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -141,29 +152,31 @@ def test_vllm_without_its_own_tensor_takes_plain_parameters() -> None:
         ("STRING", [1], "seed", 2**63, str(-(2**63))),
     ],
 )
-def test_values_become_what_the_tensor_takes(
+def test_values_are_converted_to_the_tensor_type_and_shape(
     kind: str, dims: list[int], field: str, value: Any, wire: Any
 ) -> None:
-    made = dialect("plain", ("text_input",), (field, kind, dims))
+    made = create_adapter("plain", ("text_input",), (field, kind, dims))
     section = SamplingParams if field in {"temperature", "seed"} else StopConditions
     where = "sampling" if section is SamplingParams else "stopping"
-    request = text(**{where: section(**{field: value})})
+    request = make_completion(**{where: section(**{field: value})})
 
-    body = sent(request, made, "generate_stream")
+    body = encode_body(request, made, "generate_stream")
 
     assert body.pop(field, None) == wire
     assert body == {"text_input": "hi", "stream": False}
-    assert ((field, "dropped") in lost(request, made)) is (wire is None)
+    assert ((field, "dropped") in list_unsupported_parameters(request, made)) is (wire is None)
 
 
-def test_what_is_no_configuration_leaves_the_profile_s_rules() -> None:
+def test_unreadable_model_config_leaves_the_profile_defaults() -> None:
     for answer in (None, b"", b"{}", b"\xff", b"[" * 9000, b'{"input": [{"name": 1}]}'):
         made = Triton("trtllm")
         assert made.load_metadata("m", [answer]) is None
-        assert made.encode_request(text()) == Triton("trtllm").encode_request(text())
+        assert made.encode_request(make_completion()) == Triton("trtllm").encode_request(
+            make_completion()
+        )
 
 
-def test_no_more_models_are_remembered_than_a_worker_has() -> None:
+def test_model_config_cache_is_bounded() -> None:
     made = Triton("trtllm")
     config = b'{"input": [{"name": "text_input"}]}'
     for number in range(1024):
@@ -171,42 +184,52 @@ def test_no_more_models_are_remembered_than_a_worker_has() -> None:
     made.load_metadata("m", [config])
     made.load_metadata("m7", [config.replace(b"]", b', {"name": "temperature", "dims": [1]}]')])
 
-    assert "max_tokens" in json.loads(made.encode_request(text()).body)
+    assert "max_tokens" in json.loads(made.encode_request(make_completion()).body)
     warm = GenerationRequest(
         model="m7", kind="chat", messages=SAID, sampling=SamplingParams(temperature=1)
     )
     assert json.loads(made.encode_request(warm).body) == {"text_input": "hi", "temperature": 1}
 
 
-def test_a_model_that_does_not_stream_answers_streams_in_one_event() -> None:
-    made = dialect("trtllm", ("text_input",), ("stream", "BOOL"), decoupled=False)
+def test_stream_of_non_decoupled_model_is_approximated() -> None:
+    made = create_adapter("trtllm", ("text_input",), ("stream", "BOOL"), decoupled=False)
 
-    assert sent(text(stream=True), made, "generate_stream")["stream"] is False
-    assert ("stream", "approximated") in lost(text(stream=True), made)
-    assert lost(text(), made) == set()
-
-
-def test_a_model_that_nothing_keeps_from_streaming_is_read_as_a_stream() -> None:
-    made = dialect("plain", ("text_input",))
-
-    assert sent(text(), made, "generate_stream") == {"text_input": "hi", "stream": False}
+    assert encode_body(make_completion(stream=True), made, "generate_stream")["stream"] is False
+    assert ("stream", "approximated") in list_unsupported_parameters(
+        make_completion(stream=True), made
+    )
+    assert list_unsupported_parameters(make_completion(), made) == set()
 
 
-def test_words_of_a_model_s_own() -> None:
+def test_decoupled_model_uses_generate_stream_for_unary_requests() -> None:
+    made = create_adapter("plain", ("text_input",))
+
+    assert encode_body(make_completion(), made, "generate_stream") == {
+        "text_input": "hi",
+        "stream": False,
+    }
+
+
+def test_custom_field_names_are_sent() -> None:
     fields = {"text_input": "PROMPT", "stream": "STREAM", "max_tokens": "LENGTH"}
-    request = text(stream=True, stopping=StopConditions(max_tokens=3))
+    request = make_completion(stream=True, stopping=StopConditions(max_tokens=3))
     expected = {"PROMPT": "hi", "STREAM": True}
 
     made = Triton("plain", fields=fields)
-    assert sent(request, made, "generate_stream") == {**expected, "parameters": {"LENGTH": 3}}
-    made = dialect("plain", ("PROMPT",), ("STREAM", "BOOL"), ("LENGTH", "INT32"), fields=fields)
-    assert sent(request, made, "generate_stream") == {**expected, "LENGTH": 3}
+    assert encode_body(request, made, "generate_stream") == {
+        **expected,
+        "parameters": {"LENGTH": 3},
+    }
+    made = create_adapter(
+        "plain", ("PROMPT",), ("STREAM", "BOOL"), ("LENGTH", "INT32"), fields=fields
+    )
+    assert encode_body(request, made, "generate_stream") == {**expected, "LENGTH": 3}
     made = Triton(fields={"structured_outputs": "guided_decoding"})
-    packed = sent(text(output=JsonObjectFormat()), made)["sampling_parameters"]
+    packed = encode_body(make_completion(output=JsonObjectFormat()), made)["sampling_parameters"]
     assert packed == {"guided_decoding": '{"json_object":true}'}
 
 
-def test_words_that_the_profile_does_not_have() -> None:
+def test_custom_name_of_unknown_field_is_rejected() -> None:
     with pytest.raises(ValueError, match="plain have no PROMPT, TEXT; known: best_of, "):
         Triton("plain", fields={"PROMPT": "text_input", "TEXT": "x"})
 
@@ -214,9 +237,9 @@ def test_words_that_the_profile_does_not_have() -> None:
 # --- what a client of the same dialect sent beside ------------------------------------------------
 
 
-def extra(source: str = "triton", **fields: str) -> GenerationRequest:
+def build_request_with_extra(source: str = "triton", **fields: str) -> GenerationRequest:
     given = {name: Raw(raw.encode()) for name, raw in fields.items()}
-    return text(extra=given, source=source, stopping=StopConditions(max_tokens=1))
+    return make_completion(extra=given, source=source, stopping=StopConditions(max_tokens=1))
 
 
 @pytest.mark.parametrize(
@@ -241,11 +264,11 @@ def extra(source: str = "triton", **fields: str) -> GenerationRequest:
         ("plain", [("text_input",), ("stream", "BOOL"), ("own", "FP32")], "own", "1.5", ""),
     ],
 )
-def test_fields_of_the_same_dialect_go_on(
+def test_unknown_fields_of_triton_clients_are_forwarded(
     profile: str, inputs: Any, name: str, raw: str, where: str | None
 ) -> None:
-    made = dialect(profile, *inputs)
-    request = extra(**{name: raw})
+    made = create_adapter(profile, *inputs)
+    request = build_request_with_extra(**{name: raw})
 
     body = json.loads(made.encode_request(request).body)
     if "sampling_parameters" in body:
@@ -255,23 +278,30 @@ def test_fields_of_the_same_dialect_go_on(
     if where is None:
         kept = name in {"stream", "temperature"} or name not in flat
         assert kept, "what is here is our own"
-        assert (name, "dropped") in lost(request, made)
+        assert (name, "dropped") in list_unsupported_parameters(request, made)
     else:
         assert (body[where] if where else body)[name] == json.loads(raw)
-        assert lost(request, made) == set()
+        assert list_unsupported_parameters(request, made) == set()
 
 
-def test_fields_of_another_dialect_are_lost() -> None:
-    assert lost(extra("openai", foo="1"), "plain") == {("foo", "dropped")}
-    assert "foo" not in Triton("plain").encode_request(extra("openai", foo="1")).body.decode()
+def test_unknown_fields_of_other_protocols_are_dropped() -> None:
+    assert list_unsupported_parameters(build_request_with_extra("openai", foo="1"), "plain") == {
+        ("foo", "dropped")
+    }
+    assert (
+        "foo"
+        not in Triton("plain")
+        .encode_request(build_request_with_extra("openai", foo="1"))
+        .body.decode()
+    )
 
 
-def test_flags_that_the_answer_heeds_are_not_lost() -> None:
+def test_output_flags_that_are_honoured_are_not_reported_as_lost() -> None:
     asked = {"return_finish_reason": Raw(b"true"), "return_cumulative_logprob": Raw(b"true")}
-    request = text(extra=asked, source="triton", logprobs=LogprobsOptions())
+    request = make_completion(extra=asked, source="triton", logprobs=LogprobsOptions())
 
-    assert lost(request, "vllm") == set()
-    assert "return_cumulative_logprob" not in sent(request)
-    assert lost(text(extra=asked, source="triton"), "vllm") == {
+    assert list_unsupported_parameters(request, "vllm") == set()
+    assert "return_cumulative_logprob" not in encode_body(request)
+    assert list_unsupported_parameters(make_completion(extra=asked, source="triton"), "vllm") == {
         ("return_cumulative_logprob", "dropped")
     }

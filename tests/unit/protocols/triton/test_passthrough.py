@@ -36,7 +36,7 @@ VLLM = Triton("vllm")
 HI = b'{"text_input":"hi","max_tokens":2}'
 
 
-def call(variant: str, body: bytes, **headers: str) -> ClientRequest:
+def create_client_request(variant: str, body: bytes, **headers: str) -> ClientRequest:
     path = f"/v2/models/chat/{variant}"
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return ClientRequest(
@@ -44,21 +44,23 @@ def call(variant: str, body: bytes, **headers: str) -> ClientRequest:
     )
 
 
-def told(shown: str = "chat", served: str = "llama") -> ResponseContext:
+def create_response_context(shown: str = "chat", served: str = "llama") -> ResponseContext:
     whole = about(shown)
     return ResponseContext(whole.id, whole.created, shown, "1", served, whole.clock)
 
 
-def taken(
+def require_passthrough(
     variant: str, body: bytes = HI, *, shown: str = "chat", served: str = "llama"
 ) -> PassthroughRequest:
-    relay = VLLM.prepare_passthrough(Triton("vllm"), call(variant, body), told(shown, served))
+    relay = VLLM.prepare_passthrough(
+        Triton("vllm"), create_client_request(variant, body), create_response_context(shown, served)
+    )
     assert relay is not None
     return relay
 
 
-def request(variant: str, body: bytes) -> GenerationRequest:
-    found = taken(variant, body).request
+def read_generation_request(variant: str, body: bytes) -> GenerationRequest:
+    found = require_passthrough(variant, body).request
     assert isinstance(found, GenerationRequest)
     return found
 
@@ -81,12 +83,12 @@ def request(variant: str, body: bytes) -> GenerationRequest:
         b'{"text_input":"a","stop":true}',
     ],
 )
-def test_any_body_is_passed_on_untouched(variant: str, body: bytes) -> None:
-    relay = taken(variant, body)
+def test_any_body_is_passed_through_unchanged(variant: str, body: bytes) -> None:
+    relay = require_passthrough(variant, body)
     assert relay.upstream_request.body == body
     assert relay.upstream_request.path == f"/v2/models/llama/{variant}"
-    assert request(variant, body).stream is (variant == "generate_stream")
-    assert request(variant, body).model == "llama"
+    assert read_generation_request(variant, body).stream is (variant == "generate_stream")
+    assert read_generation_request(variant, body).model == "llama"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,10 @@ def test_any_body_is_passed_on_untouched(variant: str, body: bytes) -> None:
         ("a b/../c?#", "/v2/models/a%20b%2F..%2Fc%3F%23"),
     ],
 )
-def test_the_model_s_path_is_the_worker_s(served: str, path: str) -> None:
-    assert taken("generate", served=served).upstream_request.path == f"{path}/generate"
+def test_passthrough_path_uses_the_escaped_worker_model_name(served: str, path: str) -> None:
+    assert (
+        require_passthrough("generate", served=served).upstream_request.path == f"{path}/generate"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,25 +114,44 @@ def test_the_model_s_path_is_the_worker_s(served: str, path: str) -> None:
     ],
     ids=["another profile", "prompts that are chats", "another dialect", "other names"],
 )
-def test_what_the_gateway_has_to_do_with_goes_the_long_way(worker: Triton, client: Any) -> None:
-    assert worker.prepare_passthrough(client, call("generate", HI), told()) is None
+def test_client_with_other_profile_or_options_is_translated(worker: Triton, client: Any) -> None:
+    assert (
+        worker.prepare_passthrough(
+            client, create_client_request("generate", HI), create_response_context()
+        )
+        is None
+    )
 
 
-def test_infer_and_what_is_packed_go_the_long_way() -> None:
-    assert VLLM.prepare_passthrough(Triton("vllm"), call("infer", HI), told()) is None
-    packed = call("generate", HI, content_encoding="gzip")
-    assert VLLM.prepare_passthrough(Triton("vllm"), packed, told()) is None
+def test_infer_and_compressed_requests_are_translated() -> None:
+    assert (
+        VLLM.prepare_passthrough(
+            Triton("vllm"), create_client_request("infer", HI), create_response_context()
+        )
+        is None
+    )
+    packed = create_client_request("generate", HI, content_encoding="gzip")
+    assert VLLM.prepare_passthrough(Triton("vllm"), packed, create_response_context()) is None
 
 
 @pytest.mark.parametrize(
     "body", [b'{"text_input":"a","stop":true}', b'{"parameters":{"st\\u006fp":true}}']
 )
-def test_no_client_ends_another_one_s_request(body: bytes) -> None:
+def test_llmapi_request_with_stop_flag_is_not_passed_through(body: bytes) -> None:
     worker = Triton("llmapi")
-    assert worker.prepare_passthrough(Triton("llmapi"), call("generate", body), told()) is None
+    assert (
+        worker.prepare_passthrough(
+            Triton("llmapi"), create_client_request("generate", body), create_response_context()
+        )
+        is None
+    )
     for other in (HI, b'{"text_input":"a","parameters":1}'):
         assert (
-            worker.prepare_passthrough(Triton("llmapi"), call("generate", other), told())
+            worker.prepare_passthrough(
+                Triton("llmapi"),
+                create_client_request("generate", other),
+                create_response_context(),
+            )
             is not None
         )
 
@@ -143,8 +166,10 @@ def test_no_client_ends_another_one_s_request(body: bytes) -> None:
         (b"{", ()),
     ],
 )
-def test_the_prompt_is_read_for_choosing_a_worker(body: bytes, prompts: tuple[str, ...]) -> None:
-    assert request("generate", body).prompts == prompts
+def test_prompt_of_passthrough_request_is_read_for_load_balancing(
+    body: bytes, prompts: tuple[str, ...]
+) -> None:
+    assert read_generation_request("generate", body).prompts == prompts
 
 
 @pytest.mark.parametrize(
@@ -154,8 +179,8 @@ def test_the_prompt_is_read_for_choosing_a_worker(body: bytes, prompts: tuple[st
         ("generate_stream", "text/event-stream; charset=utf-8"),
     ],
 )
-def test_the_headers_are_those_of_the_original(variant: str, kind: str) -> None:
-    assert dict(taken(variant).build_headers())["Content-Type"] == kind
+def test_passthrough_content_type_equals_triton(variant: str, kind: str) -> None:
+    assert dict(require_passthrough(variant).build_headers())["Content-Type"] == kind
 
 
 # --- the way back: whole --------------------------------------------------------------------------
@@ -163,7 +188,9 @@ def test_the_headers_are_those_of_the_original(variant: str, kind: str) -> None:
 ANSWER = b'{"model_name":"llama","model_version":"1","odd":[1.50],"text_output":"hi all\\u00e9"}'
 
 
-def read(passage: PassthroughReader, *pieces: bytes) -> tuple[list[bytes | None], list[Event]]:
+def read_passthrough(
+    passage: PassthroughReader, *pieces: bytes
+) -> tuple[list[bytes | None], list[Event]]:
     out, events = [], list[Event]()
     for piece in pieces:
         data, more = passage.feed([piece])
@@ -173,26 +200,30 @@ def read(passage: PassthroughReader, *pieces: bytes) -> tuple[list[bytes | None]
     return [*out, data], [*events, *more]
 
 
-def joined(out: Sequence[bytes | None]) -> bytes:
+def join_output(out: Sequence[bytes | None]) -> bytes:
     assert None not in out
     return b"".join(data for data in out if data is not None)
 
 
-def test_a_whole_answer_comes_back_unread_under_the_client_s_name() -> None:
-    out, events = read(taken("generate").create_reader(), ANSWER[:20], ANSWER[20:])
+def test_unary_response_shows_the_client_model_name() -> None:
+    out, events = read_passthrough(
+        require_passthrough("generate").create_reader(), ANSWER[:20], ANSWER[20:]
+    )
     assert out == [b"", b"", ANSWER.replace(b"llama", b"chat")]
     assert events == [TextDelta("hi all\u00e9", tokens=2), ChoiceEnd("unknown"), StreamEnd()]
 
 
-def test_only_the_name_is_replaced() -> None:
+def test_only_the_model_name_value_is_replaced() -> None:
     body = b'{"model_name": "llama","text_output":"\\"model_name\\":\\"llama\\" \\"llama\\""}'
-    assert read(taken("generate").create_reader(), body)[0][-1] == body.replace(
-        b'"model_name": "llama"', b'"model_name": "chat"'
+    assert read_passthrough(require_passthrough("generate").create_reader(), body)[0][
+        -1
+    ] == body.replace(b'"model_name": "llama"', b'"model_name": "chat"')
+    versioned = require_passthrough("generate", served="llama/versions/2")
+    assert read_passthrough(versioned.create_reader(), ANSWER)[0][-1] == ANSWER.replace(
+        b"llama", b"chat"
     )
-    versioned = taken("generate", served="llama/versions/2")
-    assert read(versioned.create_reader(), ANSWER)[0][-1] == ANSWER.replace(b"llama", b"chat")
-    same = taken("generate", shown="llama")
-    assert read(same.create_reader(), ANSWER)[0][-1] == ANSWER
+    same = require_passthrough("generate", shown="llama")
+    assert read_passthrough(same.create_reader(), ANSWER)[0][-1] == ANSWER
 
 
 @pytest.mark.parametrize(
@@ -218,17 +249,19 @@ def test_only_the_name_is_replaced() -> None:
          [TextDelta("\ufffdnan", tokens=1), ChoiceEnd("unknown"), StreamEnd()]),
     ],
 )  # fmt: skip
-def test_what_an_answer_tells_is_recorded(told: bytes, events: list[Event]) -> None:
-    out, found = read(taken("generate").create_reader(), told)
+def test_usage_and_finish_reason_of_a_response_are_recorded(
+    told: bytes, events: list[Event]
+) -> None:
+    out, found = read_passthrough(require_passthrough("generate").create_reader(), told)
     assert out[-1] == told
     assert found == events
 
 
-def test_a_long_answer_is_read_fast() -> None:
+def test_megabyte_response_is_passed_through_and_validated() -> None:
     long = b'{"TEXT":"%b"}' % (b"x" * (1 << 20))
-    assert read(taken("generate").create_reader(), long)[0][-1] == long
+    assert read_passthrough(require_passthrough("generate").create_reader(), long)[0][-1] == long
     with pytest.raises(WorkerFailed):
-        read(taken("generate").create_reader(), long[:-1])
+        read_passthrough(require_passthrough("generate").create_reader(), long[:-1])
 
 
 @pytest.mark.parametrize(
@@ -242,81 +275,96 @@ def test_a_long_answer_is_read_fast() -> None:
         (b'{"error":7}', WorkerFailed),
     ],
 )
-def test_what_is_no_answer_is_an_error(body: bytes, error: type[GatewayError]) -> None:
+def test_malformed_passthrough_response_raises_its_error(
+    body: bytes, error: type[GatewayError]
+) -> None:
     with pytest.raises(GatewayError) as caught:
-        read(taken("generate").create_reader(), body)
+        read_passthrough(require_passthrough("generate").create_reader(), body)
     assert type(caught.value) is error
     assert caught.value.upstream_error is None
 
 
-def test_a_complaint_under_status_200_is_told_as_it_is() -> None:
+def test_error_with_status_200_keeps_its_status_and_text() -> None:
     text = "generate expects model to produce exactly 1 response, use generate stream"
     with pytest.raises(UnsupportedFeature) as caught:
-        read(taken("generate").create_reader(), json.dumps({"error": text}).encode())
+        read_passthrough(
+            require_passthrough("generate").create_reader(), json.dumps({"error": text}).encode()
+        )
     assert caught.value.upstream_error == UpstreamErrorText(200, text)
 
 
 # --- the way back: a stream -----------------------------------------------------------------------
 
 
-def event(**told: Any) -> bytes:
+def format_stream_event(**told: Any) -> bytes:
     fields = {"model_name": "llama", "model_version": "1"} | told
     return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
 
 
-STREAM = (event(text_output="Hel"), event(text_output=""), event(TEXT=["l", "o"]))
+STREAM = (
+    format_stream_event(text_output="Hel"),
+    format_stream_event(text_output=""),
+    format_stream_event(TEXT=["l", "o"]),
+)
 
 
 @given(cuts=st.lists(st.integers(0, len(b"".join(STREAM))), max_size=8))
-def test_a_stream_comes_back_whatever_the_packets(cuts: list[int]) -> None:
+def test_stream_is_passed_through_in_any_packet_size(cuts: list[int]) -> None:
     data, edges = b"".join(STREAM), [0, *sorted(cuts), len(b"".join(STREAM))]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
 
-    out, events = read(taken("generate_stream").create_reader(), *pieces)
+    out, events = read_passthrough(require_passthrough("generate_stream").create_reader(), *pieces)
 
-    assert joined(out) == data.replace(b"llama", b"chat")
+    assert join_output(out) == data.replace(b"llama", b"chat")
     assert events == [TextDelta("Hel"), TextDelta("lo"), ChoiceEnd("unknown"), StreamEnd()]
 
 
-def test_only_whole_events_are_passed_on() -> None:
-    passage = taken("generate_stream").create_reader()
+def test_only_complete_events_are_passed_through() -> None:
+    passage = require_passthrough("generate_stream").create_reader()
     assert passage.feed([STREAM[0][:-1]]) == (b"", ())
     data, events = passage.feed([b"\ndata: {"])
     assert data == STREAM[0].replace(b"llama", b"chat")
     assert events == [TextDelta("Hel")]
 
 
-def test_other_line_ends_and_comments_are_not_shown() -> None:
+def test_crlf_line_ends_and_comments_are_removed() -> None:
     data = b": soon\r\n\r\nid: 7\r\n" + b"".join(STREAM).replace(b"\n", b"\r\n")
     for pieces in ([data], [bytes([one]) for one in data]):
-        out, _ = read(taken("generate_stream").create_reader(), *pieces)
-        assert joined(out) == b"".join(STREAM).replace(b"llama", b"chat")
+        out, _ = read_passthrough(require_passthrough("generate_stream").create_reader(), *pieces)
+        assert join_output(out) == b"".join(STREAM).replace(b"llama", b"chat")
 
 
-def test_a_name_is_replaced_however_it_is_spelt() -> None:
+def test_model_name_with_blanks_or_escapes_is_replaced() -> None:
     for spelling in (b'"model_name" : "llama"', b'"model_name":"ll\\u0061ma"'):
-        [*_, body] = read(
-            taken("generate").create_reader(), ANSWER.replace(b'"model_name":"llama"', spelling)
+        [*_, body] = read_passthrough(
+            require_passthrough("generate").create_reader(),
+            ANSWER.replace(b'"model_name":"llama"', spelling),
         )[0]
         assert body is not None
         assert json.loads(body)["model_name"] == "chat"
     other = ANSWER.replace(b'"llama"', b'"ensemble"')
-    assert read(taken("generate").create_reader(), other)[0][-1] == other
+    assert read_passthrough(require_passthrough("generate").create_reader(), other)[0][-1] == other
     odd = ANSWER.replace(b'"llama"', b'"ll\xffma"')
-    assert read(taken("generate").create_reader(), odd)[0][-1] == odd
+    assert read_passthrough(require_passthrough("generate").create_reader(), odd)[0][-1] == odd
 
 
-def test_a_stream_without_events_is_an_answer() -> None:
-    assert read(taken("generate_stream").create_reader()) == (
+def test_stream_without_events_is_complete() -> None:
+    assert read_passthrough(require_passthrough("generate_stream").create_reader()) == (
         [b""],
         [ChoiceEnd("unknown"), StreamEnd()],
     )
 
 
-def test_figures_and_reasons_of_a_stream_are_recorded() -> None:
-    first = event(text_output="a", finish_reason="None", num_input_tokens=2, num_output_tokens=1)
-    last = event(text_output="b", finish_reason="stop", num_input_tokens=2, num_output_tokens=1)
-    _, events = read(taken("generate_stream").create_reader(), first, last)
+def test_usage_and_finish_reason_of_a_stream_are_recorded() -> None:
+    first = format_stream_event(
+        text_output="a", finish_reason="None", num_input_tokens=2, num_output_tokens=1
+    )
+    last = format_stream_event(
+        text_output="b", finish_reason="stop", num_input_tokens=2, num_output_tokens=1
+    )
+    _, events = read_passthrough(
+        require_passthrough("generate_stream").create_reader(), first, last
+    )
     assert events == [
         StreamStart(2),
         TextDelta("a"),
@@ -332,26 +380,26 @@ def test_figures_and_reasons_of_a_stream_are_recorded() -> None:
     [
         (STREAM[0] + STREAM[1][:30],),
         (STREAM[0], b"data: {}\n"),
-        (event(text_output="a", finish_reason="None"),),
+        (format_stream_event(text_output="a", finish_reason="None"),),
         (STREAM[0], b"{"),
     ],
     ids=["inside an event", "before an event's last newline", "before the reason", "in no event"],
 )
-def test_a_stream_that_is_cut_is_told(pieces: Sequence[bytes]) -> None:
+def test_truncated_stream_raises_stream_broken(pieces: Sequence[bytes]) -> None:
     with pytest.raises(StreamBroken):
-        read(taken("generate_stream").create_reader(), *pieces)
+        read_passthrough(require_passthrough("generate_stream").create_reader(), *pieces)
 
 
 BROKEN = b'data: {"error":"cuda\\u0000of \'llama_0_3\' is gone"}\n\n'
 TOLD = UpstreamErrorText(400, "cuda of 'chat_0_3' is gone", in_stream=True)
 
 
-def test_an_event_of_an_error_is_told_in_its_shape() -> None:
+def test_error_event_is_raised_with_its_text_and_stream_flag() -> None:
     with pytest.raises(WorkerFailed) as caught:
-        taken("generate_stream").create_reader().feed([BROKEN])
+        require_passthrough("generate_stream").create_reader().feed([BROKEN])
     assert caught.value.upstream_error == TOLD
     for ending in ("feed", "close"):
-        passage = taken("generate_stream").create_reader()
+        passage = require_passthrough("generate_stream").create_reader()
         data, events = passage.feed([STREAM[0] + BROKEN + STREAM[1]])
         assert data == STREAM[0].replace(b"llama", b"chat")
         assert events == [TextDelta("Hel")]
@@ -360,10 +408,10 @@ def test_an_event_of_an_error_is_told_in_its_shape() -> None:
         assert caught.value.upstream_error == TOLD
 
 
-def test_an_error_is_written_into_a_stream_whatever_the_body_was() -> None:
+def test_error_event_is_encoded_even_for_a_malformed_request_body() -> None:
     error = WorkerFailed("the worker answered with an error")
     error.upstream_error = TOLD
-    make = taken("generate_stream", b"{").create_encoder
+    make = require_passthrough("generate_stream", b"{").create_encoder
     assert make is not None
     assert make().encode_error_event(error) == b'data: {"error":"cuda of \'chat_0_3\' is gone"}\n\n'
 
@@ -372,14 +420,14 @@ def test_an_error_is_written_into_a_stream_whatever_the_body_was() -> None:
     ("data", "text"),
     [(b'{"error":"boom"}\n\n', "boom"), (ANSWER + b"\n\n", None), (b"<html>\n\n", None)],
 )
-def test_what_is_no_event_is_not_passed_on(data: bytes, text: str | None) -> None:
+def test_data_that_is_no_event_raises_worker_failed(data: bytes, text: str | None) -> None:
     with pytest.raises(WorkerFailed) as caught:
-        taken("generate_stream").create_reader().feed([data])
+        require_passthrough("generate_stream").create_reader().feed([data])
     assert (caught.value.upstream_error and caught.value.upstream_error.text) == text
 
 
-def test_an_event_without_an_end_is_not_held_for_ever() -> None:
-    passage = taken("generate_stream").create_reader()
+def test_unterminated_event_over_16_mib_raises_worker_failed() -> None:
+    passage = require_passthrough("generate_stream").create_reader()
     passage.feed([b"data: " + b"x" * ((1 << 24) - 6)])
     with pytest.raises(WorkerFailed):
         passage.feed([b"x"])
@@ -388,8 +436,8 @@ def test_an_event_without_an_end_is_not_held_for_ever() -> None:
 # --- what is no answer ----------------------------------------------------------------------------
 
 
-def refused(status: int, text: str, **headers: str) -> GatewayError:
-    found = taken("generate").read_error
+def read_worker_error(status: int, text: str, **headers: str) -> GatewayError:
+    found = require_passthrough("generate").read_error
     assert found is not None
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return found(status, named, json.dumps({"error": text}).encode())
@@ -422,36 +470,36 @@ def refused(status: int, text: str, **headers: str) -> GatewayError:
         (503, "the server is exiting", Overloaded),
     ],
 )
-def test_an_error_is_told_as_it_is_and_blamed_on_whose_it_is(
+def test_worker_error_keeps_its_text_and_maps_to_an_error_type(
     status: int, text: str, meaning: type[GatewayError]
 ) -> None:
-    found = refused(status, text)
+    found = read_worker_error(status, text)
     assert type(found) is meaning
     assert found.upstream_error == UpstreamErrorText(status, text)
 
 
-def test_an_error_s_text_is_short_and_clean_and_names_the_model_that_was_asked() -> None:
-    found = refused(400, "'llama' and 'llama_0_1', \x1b not 'llamas':\n" + "x" * 1000)
+def test_worker_error_text_is_sanitized_and_names_the_client_model() -> None:
+    found = read_worker_error(400, "'llama' and 'llama_0_1', \x1b not 'llamas':\n" + "x" * 1000)
     assert found.upstream_error is not None
     assert found.upstream_error.text.startswith("'chat' and 'chat_0_1',   not 'llamas': xxx")
     assert len(found.upstream_error.text) <= 300
 
 
 @pytest.mark.parametrize("status", [401, 403, 429])
-def test_what_a_worker_says_to_the_gateway_is_not_for_clients(status: int) -> None:
-    assert refused(status, "your key is wrong").upstream_error is None
+def test_authentication_and_rate_limit_errors_of_workers_are_hidden(status: int) -> None:
+    assert read_worker_error(status, "your key is wrong").upstream_error is None
 
 
-def test_other_shapes_are_not_for_clients_either() -> None:
-    found = taken("generate").read_error
+def test_worker_errors_that_are_not_json_are_hidden() -> None:
+    found = require_passthrough("generate").read_error
     assert found is not None
     assert found(500, {}, b"<html>secret</html>").upstream_error is None
     assert found(503, {"retry-after": "7"}, b"").retry_after == 7
 
 
 @pytest.mark.parametrize("more", [b"", STREAM[0]], ids=["alone", "with what follows"])
-def test_a_stream_s_first_failure_is_framed(more: bytes) -> None:
-    found = taken("generate_stream").read_error
+def test_sse_framed_error_body_is_read(more: bytes) -> None:
+    found = require_passthrough("generate_stream").read_error
     assert found is not None
     assert found(400, {}, BROKEN + more).upstream_error == TOLD
 
@@ -470,11 +518,11 @@ def test_a_stream_s_first_failure_is_framed(more: bytes) -> None:
         (Overloaded("-"), UpstreamErrorText(503, "later"), 503, 503),
     ],
 )
-def test_what_was_told_is_passed_on(
+def test_upstream_error_text_is_encoded_for_strict_and_sane(
     error: GatewayError, told: UpstreamErrorText, strict: int, sane: int
 ) -> None:
     error.upstream_error = told
-    asked = call("generate_stream", b"{")
+    asked = create_client_request("generate_stream", b"{")
     kind = "text/event-stream; charset=utf-8" if told.in_stream else "application/json"
     said = b'{"error":"%b"}' % told.text.encode()
 

@@ -57,14 +57,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
-def test_what_is_no_json(text: bytes, reason: str) -> None:
+def test_invalid_json_error_text_and_offset(text: bytes, reason: str) -> None:
     with pytest.raises(MalformedRequest) as caught:
         rapidjson.parse_fields(text)
     assert caught.value.message == f"failed to parse the request JSON buffer: {reason}"
     assert caught.value.offset == int(reason.rpartition(" ")[2])
 
 
-def test_an_integer_too_big_for_a_double_is_no_number() -> None:
+def test_integer_too_large_for_a_double_is_rejected() -> None:
     with pytest.raises(MalformedRequest, match=r"Number too big to be stored in double\. at 0"):
         rapidjson.parse_rapidjson_value(b"9" * 309)
     assert rapidjson.parse_rapidjson_value(b"1" * 309) == int("1" * 309)
@@ -85,42 +85,42 @@ TAKEN = [
 
 
 @pytest.mark.parametrize(("text", "members"), TAKEN)
-def test_what_is_taken(text: bytes, members: list[tuple[str, Any]]) -> None:
+def test_valid_json_members_are_parsed(text: bytes, members: list[tuple[str, Any]]) -> None:
     fields = rapidjson.parse_fields(text)
     assert [(name, rapidjson.parse_value(fields[name])) for name in fields.names] == members
 
 
 @pytest.mark.parametrize("text", [b"NInf", b"NaInf", b"NaInfinity"])
-def test_a_word_that_breaks_off_may_be_the_other(text: bytes) -> None:
+def test_partial_nan_before_inf_is_parsed_as_infinity(text: bytes) -> None:
     assert rapidjson.parse_value(text) == float("inf")
     assert rapidjson.parse_value(b"-" + text) == float("-inf")
 
 
-def test_nan_is_a_number() -> None:
+def test_nan_is_parsed_as_a_number() -> None:
     found = rapidjson.parse_value(rapidjson.parse_fields(b'{"a":NaN}')["a"])
     assert found != found  # noqa: PLR0124 - which is what NaN is
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_invalid_utf8_is_rejected() -> None:
     with pytest.raises(MalformedRequest, match=r"Invalid encoding in string\. at 7"):
         rapidjson.parse_fields(b'{"a":"b\xff"}')
 
 
 @pytest.mark.parametrize("depth", [200, 5000])
-def test_depth_is_bounded(depth: int) -> None:
+def test_deeply_nested_body_is_rejected(depth: int) -> None:
     for text in (b'{"a":' + b"[" * depth, b'{"a":NaN,"b":' + b"[" * depth + b"]" * depth + b"}"):
         with pytest.raises(MalformedRequest) as caught:
             rapidjson.parse_fields(text)
         assert caught.value.problem == "depth"
 
 
-def test_depth_is_bounded_in_values_too() -> None:
+def test_deeply_nested_value_is_rejected() -> None:
     with pytest.raises(MalformedRequest, match="nested too deep"):
         rapidjson.parse_value(b"[" * 5000)
 
 
 @pytest.mark.parametrize("text", [b"[]", b"NaN", b'"x"', b"null", b"\xef\xbb\xbf5"])
-def test_what_has_no_members(text: bytes) -> None:
+def test_body_that_is_no_object_is_rejected(text: bytes) -> None:
     with pytest.raises(MalformedRequest, match="attempt to get members for non-object") as caught:
         rapidjson.parse_fields(text)
     assert caught.value.problem == "object"
@@ -135,7 +135,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(), JSON))
-def test_both_parsers_read_the_same(what: dict[str, Any]) -> None:
+def test_both_parsers_return_the_same_values(what: dict[str, Any]) -> None:
     text = msgspec.json.encode(what)
     assert rapidjson.parse_rapidjson_value(text) == what
     assert rapidjson.parse_rapidjson_members(text) == [
@@ -144,16 +144,18 @@ def test_both_parsers_read_the_same(what: dict[str, Any]) -> None:
 
 
 @given(st.dictionaries(st.text(), JSON), st.data())
-def test_damage_is_seen_by_both_parsers_alike(what: dict[str, Any], data: st.DataObject) -> None:
+def test_both_parsers_report_the_same_error_for_damaged_json(
+    what: dict[str, Any], data: st.DataObject
+) -> None:
     text = bytearray(msgspec.json.encode(what))
     at = data.draw(st.integers(0, len(text) - 1))
     text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=2))
-    assert _outcome(rapidjson.parse_fields, bytes(text)) == _outcome(
+    assert parse_or_return_error(rapidjson.parse_fields, bytes(text)) == parse_or_return_error(
         rapidjson.parse_rapidjson_members, bytes(text)
     )
 
 
-def _outcome(read: Any, text: bytes) -> Any:
+def parse_or_return_error(read: Any, text: bytes) -> Any:
     try:
         found = read(text)
     except MalformedRequest as e:

@@ -46,7 +46,7 @@ REQUESTS = st.builds(
 
 @pytest.mark.parametrize("profile", PROFILES)
 @given(request_=REQUESTS)
-def test_it_is_the_same_either_way(profile: str, request_: GenerationRequest) -> None:
+def test_template_encoding_equals_full_encoding(profile: str, request_: GenerationRequest) -> None:
     quick, careful = Triton(profile), Triton(profile)
     plan = careful._default_adapter
     plan._converted_fields = frozenset(row.field for row in plan._params)

@@ -14,7 +14,7 @@ from protocols.core.request import (
     LogprobsOptions,
     RegexFormat,
 )
-from tests.unsupported import wishes
+from tests.unsupported import list_requested_parameters
 
 VLLM = [
     ({"max_tokens": 5, "min_tokens": 1}, {"stopping.max_tokens": 5, "stopping.min_tokens": 1}),
@@ -43,10 +43,12 @@ VLLM = [
 
 @pytest.mark.parametrize(("body", "meaning"), VLLM)
 @pytest.mark.parametrize("nested", [False, True])
-def test_vllm(client: Any, body: dict[str, Any], meaning: dict[str, Any], nested: bool) -> None:
+def test_vllm_parameters_are_decoded(
+    client: Any, body: dict[str, Any], meaning: dict[str, Any], nested: bool
+) -> None:
     whole = {"text_input": "a", "exclude_input_in_output": True}
     request = client.decode({**whole, "parameters": body} if nested else {**whole, **body})
-    assert wishes(request) == meaning
+    assert list_requested_parameters(request) == meaning
 
 
 TRTLLM = [
@@ -65,15 +67,15 @@ TRTLLM = [
 
 
 @pytest.mark.parametrize(("body", "meaning"), TRTLLM)
-def test_trtllm(
+def test_trtllm_parameters_are_decoded(
     client_of: Callable[..., Any], body: dict[str, Any], meaning: dict[str, Any]
 ) -> None:
     whole = {"text_input": "a", "max_tokens": 7, "exclude_input_in_output": True, **body}
     request = client_of("trtllm").decode(whole)
-    assert wishes(request) == {"stopping.max_tokens": 7, **meaning}
+    assert list_requested_parameters(request) == {"stopping.max_tokens": 7, **meaning}
 
 
-def test_llmapi(client_of: Callable[..., Any]) -> None:
+def test_llmapi_parameters_are_decoded(client_of: Callable[..., Any]) -> None:
     body = {
         "text_input": "a",
         "streaming": True,
@@ -84,7 +86,7 @@ def test_llmapi(client_of: Callable[..., Any]) -> None:
     }
     request = client_of("llmapi").decode(body, "generate_stream")
     assert request.stream
-    assert wishes(request) == {
+    assert list_requested_parameters(request) == {
         "stopping.max_tokens": 9,
         "stopping.stop": ("x", "y"),
         "sampling.temperature": 0.5,
@@ -93,7 +95,7 @@ def test_llmapi(client_of: Callable[..., Any]) -> None:
     assert client_of("llmapi").decode({"text_input": "a", "stream": True}, "generate_stream").stream
 
 
-def test_llmapi_can_not_end_another_request(client_of: Callable[..., Any]) -> None:
+def test_llmapi_stop_flag_is_rejected(client_of: Callable[..., Any]) -> None:
     with pytest.raises(UnsupportedFeature):
         client_of("llmapi").decode({"text_input": "a", "id": "7", "stop": True})
     assert client_of("llmapi").decode({"text_input": "a", "stop": False}).extra == {}
@@ -122,13 +124,13 @@ ECHO = [
 
 
 @pytest.mark.parametrize(("profile", "variant", "body", "echo"), ECHO)
-def test_when_the_prompt_is_part_of_the_answer(
+def test_echo_default_by_profile_and_variant(
     client_of: Callable[..., Any], profile: str, variant: str, body: Any, echo: bool | None
 ) -> None:
     assert client_of(profile).decode({"text_input": "a", **body}, variant).echo is echo
 
 
-def test_vllm_can_not_stream_the_prompt(client: Any) -> None:
+def test_vllm_stream_that_includes_the_input_returns_400(client: Any) -> None:
     body = {"text_input": "a", "stream": True, "exclude_input_in_output": False}
     said = client.post("/v2/models/vllm_like/generate_stream", body)
     assert said.status == 400
@@ -152,7 +154,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("profile", "body", "streams"), STREAMS)
-def test_when_a_stream_is_one(
+def test_stream_flag_applies_only_to_generate_stream(
     client_of: Callable[..., Any], profile: str, body: Any, streams: bool
 ) -> None:
     client, whole = client_of(profile), {"text_input": "a", **body}
@@ -161,7 +163,7 @@ def test_when_a_stream_is_one(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"stream":', b"[]", b'{"parameters":5,"stream":9}'])
-def test_to_peek_is_not_to_complain(client: Any, body: bytes) -> None:
+def test_routing_info_is_read_from_a_malformed_body(client: Any, body: bytes) -> None:
     call = client.call("/v2/models/nope/generate_stream", body, method="POST")
     assert client.dialect.read_routing_info(call).model == "nope"
 
@@ -184,7 +186,7 @@ GUIDES = [
 
 
 @pytest.mark.parametrize(("profile", "body", "kind"), GUIDES)
-def test_output_formats(
+def test_guided_output_formats_are_decoded(
     client_of: Callable[..., Any], profile: str, body: dict[str, Any], kind: type
 ) -> None:
     request = client_of(profile).decode({"text_input": "a", "max_tokens": 1, **body})
@@ -217,7 +219,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("profile", "body"), REFUSED)
-def test_values_that_a_model_would_refuse(
+def test_invalid_parameter_value_returns_400(
     client_of: Callable[..., Any], profile: str, body: dict[str, Any]
 ) -> None:
     client = client_of(profile)
@@ -227,13 +229,13 @@ def test_values_that_a_model_would_refuse(
     assert client.dialect.encode_error(caught.value, call).status == 400
 
 
-def test_what_is_not_finite_is_no_sampling(client_of: Callable[..., Any]) -> None:
+def test_non_finite_temperature_is_rejected(client_of: Callable[..., Any]) -> None:
     for profile, rest in (("vllm", b""), ("trtllm", b',"max_tokens":1')):
         with pytest.raises(InvalidParameter, match="must be a finite number"):
             client_of(profile).decode(b'{"text_input":"a","temperature":NaN%s}' % rest)
 
 
-def test_the_rest_is_kept_as_it_was_sent(client: Any) -> None:
+def test_unknown_parameters_keep_their_raw_json(client: Any) -> None:
     body = (
         b'{"text_input":"a","foo":1.50,"foo":2,"bar":NaN,"parameters":{"baz":true,"big":1e3},'
         b'"image":["aGk="],"return_finish_reason":[true],"id":"7"}'
@@ -252,21 +254,21 @@ def test_the_rest_is_kept_as_it_was_sent(client: Any) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_flag_for_an_output_is_no_business_of_a_worker_s(client: Any, *, asked: bool) -> None:
+def test_output_flag_is_not_forwarded_as_an_extra_field(client: Any, *, asked: bool) -> None:
     request = client.decode({"text_input": "a", "return_finish_reason": asked})
 
     assert request.extra == {}
     assert ("return_finish_reason" in request.provided_fields) is asked
 
 
-def test_of_two_equal_parameters_the_first_counts(client: Any) -> None:
+def test_first_duplicate_parameter_wins(client: Any) -> None:
     request = client.decode(
         b'{"text_input":"a","parameters":{"max_tokens":1},"parameters":{"max_tokens":2,"n":"x"}}'
     )
     assert (request.stopping.max_tokens, request.n) == (1, None)
 
 
-def test_a_batch_shares_its_sampling(client_of: Callable[..., Any]) -> None:
+def test_batch_requires_equal_sampling_parameters(client_of: Callable[..., Any]) -> None:
     client = client_of("trtllm")
     request = client.decode({"text_input": ["a", "b"], "max_tokens": [3, 3]})
     assert (request.prompts, request.stopping.max_tokens, request.choice_count) == (
@@ -287,7 +289,9 @@ WANT = [
 
 
 @pytest.mark.parametrize(("body", "usage", "details"), WANT)
-def test_what_the_client_wants_told(client: Any, body: Any, usage: str, details: bool) -> None:
+def test_output_flags_set_response_options(
+    client: Any, body: Any, usage: str, details: bool
+) -> None:
     want = client.decode({"text_input": "a", **body}).response_options
     assert (want.usage, want.details) == (usage, details)
 
@@ -301,7 +305,9 @@ NESTED = [
 
 
 @pytest.mark.parametrize(("body", "complaint"), NESTED)
-def test_nested_arrays_are_flattened(client: Any, body: bytes, complaint: str | None) -> None:
+def test_nested_arrays_are_flattened_or_rejected(
+    client: Any, body: bytes, complaint: str | None
+) -> None:
     if complaint is None:
         assert client.decode(body).prompts == ("a",)
         return
@@ -309,17 +315,17 @@ def test_nested_arrays_are_flattened(client: Any, body: bytes, complaint: str | 
         client.decode(body)
 
 
-def test_a_parameter_may_have_an_empty_name(client: Any) -> None:
+def test_parameter_with_empty_name_is_kept(client: Any) -> None:
     assert bytes(client.decode({"text_input": "a", "": True}).extra[""]) == b"true"
 
 
-def test_other_inputs_do_not_make_up_for_the_prompt(client: Any) -> None:
+def test_missing_text_input_is_rejected(client: Any) -> None:
     with pytest.raises(InvalidParameter, match=r"but got 1 inputs for model 'vllm_like'") as caught:
         client.decode({"stream": True})
     assert caught.value.problem == "missing"
 
 
-def test_names_for_reports(client_of: Callable[..., Any]) -> None:
+def test_field_names_map_internal_paths_to_wire_names(client_of: Callable[..., Any]) -> None:
     for profile, wire in (("vllm", "max_tokens"), ("llmapi", "sampling_param_max_tokens")):
         client = client_of(profile)
         call = client.call("/v2/models/m/generate", {}, method="POST")
@@ -334,7 +340,7 @@ def test_names_for_reports(client_of: Callable[..., Any]) -> None:
     )
 
 
-def test_profiles_and_options_are_checked(client_of: Callable[..., Any]) -> None:
+def test_unknown_profiles_and_options_are_rejected(client_of: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="vllm, trtllm, llmapi, plain"):
         client_of("sglang")
     with pytest.raises(ValueError, match="strict or sane"):
@@ -349,7 +355,7 @@ ENDPOINTS: list[tuple[str, Any]] = [("generate", HI), ("generate_stream", HI), (
 
 
 @pytest.mark.parametrize(("variant", "body"), ENDPOINTS)
-def test_prompts_are_raw_or_said_by_a_user(
+def test_prompts_option_selects_the_template_mode(
     client_of: Callable[..., Any], variant: str, body: Any
 ) -> None:
     for options, mode in (
@@ -361,14 +367,14 @@ def test_prompts_are_raw_or_said_by_a_user(
         assert (request.prompts, request.templating.mode) == (("hi",), mode)
 
 
-def test_alternatives_are_asked_for_once(client: Any) -> None:
+def test_prompt_logprobs_request_no_top_logprobs(client: Any) -> None:
     request = client.decode({"text_input": "a", "prompt_logprobs": 2})
     assert request.logprobs == LogprobsOptions(0, 2)
 
 
 @pytest.mark.parametrize("flag", ["true", "false"])
 @pytest.mark.parametrize("more", ["", ', "my_own": 1'])
-def test_a_flag_counts_however_its_name_is_spelt(client: Any, flag: str, more: str) -> None:
+def test_stream_flag_with_escaped_name_is_decoded(client: Any, flag: str, more: str) -> None:
     for name in ("stream", "\\u0073tream"):
         body = f'{{"text_input": "a", "{name}": {flag}{more}}}'.encode()
         call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
@@ -377,7 +383,7 @@ def test_a_flag_counts_however_its_name_is_spelt(client: Any, flag: str, more: s
         assert client.dialect.decode_request(call).stream is (flag == "true")
 
 
-def test_parameters_may_stand_in_their_own_object(client: Any) -> None:
+def test_parameters_object_is_decoded(client: Any) -> None:
     body = {"text_input": 'a "b"', "stream": True, "parameters": {"max_tokens": 5, "top_k": 3}}
     call = client.call("/v2/models/vllm_like/generate_stream", body, method="POST")
     found = client.dialect.decode_request(call)

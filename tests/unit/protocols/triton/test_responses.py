@@ -35,7 +35,7 @@ NAMED = b'"model_name":"vllm_like","model_version":"1"'
 
 
 @pytest.fixture
-def encoder(
+def encoder_factory(
     client_of: Callable[..., Any], describe: Callable[..., Any]
 ) -> Callable[..., ResponseEncoder]:
     """What writes the answer to a body."""
@@ -51,7 +51,7 @@ def encoder(
     return make
 
 
-def whole(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
+def encode_unary_body(of: ResponseEncoder, events: Sequence[Event]) -> bytes:
     fold = ResponseAccumulator()
     fold.add(events)
     return of.encode_unary(fold.result()).body
@@ -65,8 +65,10 @@ EXTRAS = {
 }
 
 
-def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: Any) -> None:
-    of = encoder({**STREAMING, **EXTRAS}, "generate_stream")
+def test_stream_event_counts_its_own_tokens_and_last_has_finish_reason(
+    encoder_factory: Any,
+) -> None:
+    of = encoder_factory({**STREAMING, **EXTRAS}, "generate_stream")
     assert of.encode_events([StreamStart(7)]) == b""
     assert of.encode_events([TextDelta("Hel", tokens=2)]) == (
         b'data: {"finish_reason":"None",' + NAMED + b',"num_input_tokens":7,"num_output_tokens":2,'
@@ -78,20 +80,20 @@ def test_counts_are_of_the_piece_and_the_end_comes_with_the_last_text(encoder: A
     )
 
 
-def test_an_end_that_comes_alone_is_an_event_only_if_asked_for(encoder: Any) -> None:
-    asking = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
+def test_finish_reason_without_text_is_sent_only_on_request(encoder_factory: Any) -> None:
+    asking = encoder_factory({**STREAMING, "return_finish_reason": True}, "generate_stream")
     asking.encode_events([TextDelta("x")])
     assert asking.encode_events([ChoiceEnd("stop")]) == (
         b'data: {"finish_reason":"stop",' + NAMED + b',"text_output":""}\n\n'
     )
     for more in ({}, {"return_num_output_tokens": True}):
-        silent = encoder({**STREAMING, **more}, "generate_stream")
+        silent = encoder_factory({**STREAMING, **more}, "generate_stream")
         silent.encode_events([TextDelta("x")])
         assert silent.encode_events([ChoiceEnd("stop"), Usage(1, 1), StreamEnd()]) == b""
 
 
-def test_choices_share_an_event_since_only_their_place_tells_them_apart(encoder: Any) -> None:
-    of = encoder({**STREAMING, "n": 2, "return_finish_reason": True}, "generate_stream")
+def test_choices_share_one_event_with_lists(encoder_factory: Any) -> None:
+    of = encoder_factory({**STREAMING, "n": 2, "return_finish_reason": True}, "generate_stream")
     assert of.encode_events(
         [TextDelta("a", 0), TextDelta("b", 1), TextDelta("c", 1), ChoiceEnd("eos", 1)]
     ) == (b'data: {"finish_reason":["None","stop"],' + NAMED + b',"text_output":["a","bc"]}\n\n')
@@ -100,8 +102,8 @@ def test_choices_share_an_event_since_only_their_place_tells_them_apart(encoder:
     )
 
 
-def test_what_has_no_place_is_left_out(encoder: Any) -> None:
-    of = encoder(STREAMING, "generate_stream")
+def test_reasoning_and_tool_calls_are_omitted_from_streams(encoder_factory: Any) -> None:
+    of = encoder_factory(STREAMING, "generate_stream")
     assert (
         of.encode_events([PromptEcho(0, "a"), ReasoningDelta("hm"), ToolCallStart(0, 0, "c", "f")])
         == b""
@@ -109,7 +111,7 @@ def test_what_has_no_place_is_left_out(encoder: Any) -> None:
     assert (
         of.encode_events([RefusalDelta("no")]) == b"data: {" + NAMED + b',"text_output":"no"}\n\n'
     )
-    several = encoder({**STREAMING, "return_finish_reason": True}, "generate_stream")
+    several = encoder_factory({**STREAMING, "return_finish_reason": True}, "generate_stream")
     assert (
         several.encode_events(
             [PromptEcho(0, "a"), ReasoningDelta("hm"), ToolCallStart(0, 0, "c", "f")]
@@ -119,8 +121,8 @@ def test_what_has_no_place_is_left_out(encoder: Any) -> None:
     assert b'"text_output":"no"' in several.encode_events([RefusalDelta("no")])
 
 
-def test_an_error_in_a_stream_is_one_more_event(encoder: Any) -> None:
-    of = encoder(STREAMING, "generate_stream")
+def test_stream_error_is_an_sse_event(encoder_factory: Any) -> None:
+    of = encoder_factory(STREAMING, "generate_stream")
     assert of.encode_error_event(StreamBroken("the answer stopped")) == (
         b'data: {"error":"the answer stopped"}\n\n'
     )
@@ -138,24 +140,24 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("reason", "printed"), REASONS)
-def test_finish_reasons(encoder: Any, reason: Any, printed: str) -> None:
-    of = encoder({"text_input": "a", "return_finish_reason": True})
+def test_finish_reason_names(encoder_factory: Any, reason: Any, printed: str) -> None:
+    of = encoder_factory({"text_input": "a", "return_finish_reason": True})
     events: list[Event] = [TextDelta("x"), ChoiceEnd(reason), StreamEnd()]
-    body = whole(of, events)
+    body = encode_unary_body(of, events)
     assert msgspec.json.decode(body)["finish_reason"] == printed
 
 
-def test_the_worker_s_own_count_is_told(encoder: Any) -> None:
+def test_token_counts_are_those_of_the_worker(encoder_factory: Any) -> None:
     body = {"text_input": "a", "return_num_output_tokens": True, "return_num_input_tokens": True}
-    assert whole(encoder(body), [TextDelta("x"), ChoiceEnd("eos"), Usage(4, 9), StreamEnd()]) == (
-        b"{" + NAMED + b',"num_input_tokens":4,"num_output_tokens":9,"text_output":"x"}'
-    )
-    assert whole(encoder(body), [TextDelta("x", tokens=2), ChoiceEnd("eos"), StreamEnd()]) == (
-        b"{" + NAMED + b',"num_output_tokens":2,"text_output":"x"}'
-    )
+    assert encode_unary_body(
+        encoder_factory(body), [TextDelta("x"), ChoiceEnd("eos"), Usage(4, 9), StreamEnd()]
+    ) == (b"{" + NAMED + b',"num_input_tokens":4,"num_output_tokens":9,"text_output":"x"}')
+    assert encode_unary_body(
+        encoder_factory(body), [TextDelta("x", tokens=2), ChoiceEnd("eos"), StreamEnd()]
+    ) == (b"{" + NAMED + b',"num_output_tokens":2,"text_output":"x"}')
 
 
-def test_a_model_without_a_numbered_version_shows_the_first(
+def test_model_without_numeric_version_reports_version_1(
     client: Any, describe: Callable[..., Any]
 ) -> None:
     said = client.post("/v2/models/named/generate", {"text_input": "a", "max_tokens": 1})
@@ -169,18 +171,18 @@ TENTH = TokenLogprob("a", -0.1, id=5, top=(TopLogprob("a", -0.1, 5), TopLogprob(
 HALF = TokenLogprob("b", -0.5)
 
 
-def test_log_probabilities_add_up(encoder: Any) -> None:
-    of = encoder({**STREAMING, "return_cumulative_logprob": True}, "generate_stream")
+def test_cumulative_logprob_is_summed_over_the_stream(encoder_factory: Any) -> None:
+    of = encoder_factory({**STREAMING, "return_cumulative_logprob": True}, "generate_stream")
     first = of.encode_events([TextDelta("a", logprobs=(TENTH,))])
     assert first.startswith(b'data: {"cumulative_logprob":-0.10000000149011612,')
     second = of.encode_events([TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos")])
     assert second.startswith(b'data: {"cumulative_logprob":-0.6000000238418579,')
-    assert b"cumulative_logprob" not in encoder(
+    assert b"cumulative_logprob" not in encoder_factory(
         {**STREAMING, "return_cumulative_logprob": True}, "generate_stream"
     ).encode_events([TextDelta("x")])
 
 
-def test_trtllm_tells_each_and_all(encoder: Any) -> None:
+def test_trtllm_reports_cumulative_and_per_token_log_probs(encoder_factory: Any) -> None:
     body = {"text_input": "a", "max_tokens": 2, "return_log_probs": True}
     events: list[Event] = [
         TextDelta("a", logprobs=(TENTH,)),
@@ -188,22 +190,26 @@ def test_trtllm_tells_each_and_all(encoder: Any) -> None:
         ChoiceEnd("eos"),
         StreamEnd(),
     ]
-    assert whole(encoder(body, profile="trtllm"), events) == (
+    assert encode_unary_body(encoder_factory(body, profile="trtllm"), events) == (
         b'{"cum_log_probs":-0.6000000238418579,' + NAMED + b","
         b'"output_log_probs":[-0.10000000149011612,-0.5],"text_output":"ab"}'
     )
 
 
-def test_the_prompt_s_log_probabilities_are_not_the_answer_s(encoder: Any) -> None:
-    of = encoder({"text_input": "p", "return_cumulative_logprob": True, "prompt_logprobs": 0})
+def test_cumulative_logprob_excludes_the_prompt(encoder_factory: Any) -> None:
+    of = encoder_factory(
+        {"text_input": "p", "return_cumulative_logprob": True, "prompt_logprobs": 0}
+    )
     echo = PromptEcho(0, "p", (TokenLogprob("p", -9.0),))
-    body = whole(of, [echo, TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos"), StreamEnd()])
+    body = encode_unary_body(
+        of, [echo, TextDelta("b", logprobs=(HALF,)), ChoiceEnd("eos"), StreamEnd()]
+    )
     assert body == b'{"cumulative_logprob":-0.5,' + NAMED + b',"text_output":"pb"}'
 
 
-def test_alternatives_are_a_json_text(encoder: Any) -> None:
-    of = encoder({"text_input": "a", "return_logprobs": True})
-    body = whole(
+def test_logprobs_output_is_a_json_string(encoder_factory: Any) -> None:
+    of = encoder_factory({"text_input": "a", "return_logprobs": True})
+    body = encode_unary_body(
         of, [TextDelta("ab", logprobs=(TENTH, HALF), tokens=2), ChoiceEnd("eos"), StreamEnd()]
     )
     assert msgspec.json.decode(msgspec.json.decode(body)["logprobs"]) == [
@@ -215,11 +221,13 @@ def test_alternatives_are_a_json_text(encoder: Any) -> None:
     ]
 
 
-def test_llmapi_tells_what_stopped_it(encoder: Any) -> None:
+def test_llmapi_reports_the_stop_reason(encoder_factory: Any) -> None:
     body = {"text_input": "a", "return_stop_reason": True}
     for stop, printed in (("END", b'"END"'), (7, b'"7"'), (None, b'"None"')):
-        of = encoder(body, profile="llmapi")
-        answer = whole(of, [TextDelta("x"), ChoiceEnd("stop", matched_stop=stop), StreamEnd()])
+        of = encoder_factory(body, profile="llmapi")
+        answer = encode_unary_body(
+            of, [TextDelta("x"), ChoiceEnd("stop", matched_stop=stop), StreamEnd()]
+        )
         assert b'"stop_reason":' + printed in answer
 
 
@@ -238,12 +246,12 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("value", "printed"), PRINTED)
-def test_a_float_is_printed_as_the_double_it_becomes(value: Any, printed: bytes) -> None:
+def test_fp32_values_are_printed_as_doubles(value: Any, printed: bytes) -> None:
     assert formats.encode_json(formats.round_to_fp32(value)) == printed
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_no_float_changes_on_its_way(value: float) -> None:
+def test_fp32_values_round_trip_through_json(value: float) -> None:
     read = msgspec.json.decode(formats.encode_json(formats.round_to_fp32(value)), type=float)
     assert struct.pack("f", read) == struct.pack("f", value)
 
@@ -251,14 +259,14 @@ def test_no_float_changes_on_its_way(value: float) -> None:
 # --- text -------------------------------------------------------------------------------------
 
 
-def test_control_characters_are_escaped_with_capitals() -> None:
+def test_control_characters_are_escaped_in_uppercase_hex() -> None:
     assert formats.encode_json("\x1b\\u001b\x00/\x7f\n\u2028é") == (
         b'"\\u001B\\\\u001b\\u0000/\x7f\\n\xe2\x80\xa8\xc3\xa9"'
     )
 
 
 @given(st.lists(st.text(), max_size=6), st.text(max_size=5), st.booleans())
-def test_a_stream_says_what_the_events_say(texts: list[str], name: str, ends: bool) -> None:
+def test_stream_text_equals_the_event_text(texts: list[str], name: str, ends: bool) -> None:
     body = {"text_input": "a", "stream": True, "id": name, "return_finish_reason": ends}
     row = next(e for e in DIALECT.endpoints if e.operation == "generate_stream")
     call = ClientRequest(row, {"model": "m"}, {}, "", msgspec.json.encode(body), row.path)

@@ -25,7 +25,7 @@ CURL = (
 @pytest.mark.parametrize("body", [EXAMPLE, CURL])
 @pytest.mark.parametrize("variant", ["generate", "generate_stream"])
 @pytest.mark.parametrize("profile", ["vllm", "plain"])
-def test_the_example_request(
+def test_documented_generate_request_is_decoded(
     client_of: Callable[..., Any], profile: str, variant: str, body: bytes
 ) -> None:
     request = client_of(profile).decode(body, variant, "mymodel")
@@ -41,7 +41,7 @@ def test_the_example_request(
 
 
 @pytest.mark.parametrize("variant", ["generate", "generate_stream"])
-def test_the_example_answer(
+def test_documented_generate_response(
     client_of: Callable[..., Any], describe: Callable[..., Any], variant: str
 ) -> None:
     client = client_of("plain")
@@ -58,7 +58,7 @@ def test_the_example_answer(
     assert reply.body == (b"data: " + answer + b"\n\n" if framed else answer)
 
 
-def test_the_example_error(client: Any) -> None:
+def test_documented_generate_error(client: Any) -> None:
     call = client.call("/v2/models/mymodel/generate", EXAMPLE, method="POST")
     reply = client.dialect.encode_error(WorkerFailed("error message"), call)
     assert (reply.status, reply.body) == (400, b'{"error":"error message"}')

@@ -20,18 +20,18 @@ STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stre
 TOLD = {"finish_reason": "None", "num_input_tokens": 2, "num_output_tokens": 2}
 
 
-def said(text: Any, **outputs: Any) -> bytes:
+def format_stream_event(text: Any, **outputs: Any) -> bytes:
     named = {**outputs, "model_name": "m", "model_version": "1", "text_output": text}
     return b"data: %b\n\n" % json.dumps(named, ensure_ascii=False).encode()
 
 
-def decoder(request: GenerationRequest = STREAMED) -> GenerateDecoder:
+def create_decoder(request: GenerationRequest = STREAMED) -> GenerateDecoder:
     made = Triton("vllm").create_decoder(request)
     assert isinstance(made, GenerateDecoder)
     return made
 
 
-def heard(made: GenerateDecoder, parts: Sequence[bytes]) -> Any:
+def decode_or_return_error(made: GenerateDecoder, parts: Sequence[bytes]) -> Any:
     """All that comes of these bytes, to the error that ends it."""
     found: list[Event] = []
     try:
@@ -48,20 +48,20 @@ TEXTS = st.one_of(
     st.text(max_size=6),
 )
 EVENTS = st.one_of(
-    *[TEXTS.map(said)] * 3,
-    TEXTS.map(lambda text: said(text, **TOLD)),
-    TEXTS.map(lambda text: said(text, **TOLD)),
-    TEXTS.map(lambda text: said(text, **TOLD | {"num_output_tokens": 1})),
-    TEXTS.map(lambda text: said(text, **TOLD | {"num_input_tokens": 3})),
-    TEXTS.map(lambda text: said(text, finish_reason="stop")),
-    TEXTS.map(lambda text: said([text, "b"])),
-    TEXTS.map(lambda text: said(text, logprobs=[])),
+    *[TEXTS.map(format_stream_event)] * 3,
+    TEXTS.map(lambda text: format_stream_event(text, **TOLD)),
+    TEXTS.map(lambda text: format_stream_event(text, **TOLD)),
+    TEXTS.map(lambda text: format_stream_event(text, **TOLD | {"num_output_tokens": 1})),
+    TEXTS.map(lambda text: format_stream_event(text, **TOLD | {"num_input_tokens": 3})),
+    TEXTS.map(lambda text: format_stream_event(text, finish_reason="stop")),
+    TEXTS.map(lambda text: format_stream_event([text, "b"])),
+    TEXTS.map(lambda text: format_stream_event(text, logprobs=[])),
     st.sampled_from(
         [
             b'data: {"error": "no"}\n\n',
-            said("x").replace(b'"x"', b'"\xff"'),
-            said("x").replace(b"\n\n", b"\r\n\r\n"),
-            said("x").replace(b"}\n\n", b', "text_output": "y"}\n\n'),
+            format_stream_event("x").replace(b'"x"', b'"\xff"'),
+            format_stream_event("x").replace(b"\n\n", b"\r\n\r\n"),
+            format_stream_event("x").replace(b"}\n\n", b', "text_output": "y"}\n\n'),
             b": still here\n\n",
             b"data: \n\n",
             b'{"error": "a bare line"}\n',
@@ -81,37 +81,46 @@ EVENTS = st.one_of(
         ]
     ),
 )
-def test_a_stream_means_the_same_however_it_is_cut(
+def test_stream_decodes_to_the_same_events_in_any_packet_size(
     events: list[bytes], cuts: list[int], request: GenerationRequest
 ) -> None:
     data = b"".join(events)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     parts = [data[a:b] for a, b in pairwise(ends)]
-    assert heard(decoder(request), parts) == heard(decoder(request), events)
+    assert decode_or_return_error(create_decoder(request), parts) == decode_or_return_error(
+        create_decoder(request), events
+    )
 
 
 @pytest.mark.parametrize(("outputs", "tokens"), [({}, 1), (TOLD, 2)], ids=["untold", "told"])
-def test_texts_that_come_together_are_an_event_each(outputs: dict[str, Any], tokens: int) -> None:
-    made, data = decoder(), b"".join(said(text, **outputs) for text in ("b", "", "c"))
-    first = made.feed(said("a", **outputs))
+def test_events_in_one_packet_are_decoded_one_by_one(outputs: dict[str, Any], tokens: int) -> None:
+    made, data = (
+        create_decoder(),
+        b"".join(format_stream_event(text, **outputs) for text in ("b", "", "c")),
+    )
+    first = made.feed(format_stream_event("a", **outputs))
 
     assert [one for one in first if not isinstance(one, ResponseMetadata | StreamStart)] == [
         TextDelta("a", 0, tokens)
     ]
     assert made.feed(data) == [TextDelta("b", 0, tokens), TextDelta("c", 0, tokens)]
-    assert made.feed(said("d", **outputs)) == [TextDelta("d", 0, tokens)]
+    assert made.feed(format_stream_event("d", **outputs)) == [TextDelta("d", 0, tokens)]
 
 
-def test_an_event_without_a_text_counts() -> None:
-    made = decoder()
-    made.feed(said("a", **TOLD))
-    made.feed(said("", **TOLD) + said("", **TOLD))
-    made.feed(said("", **TOLD | {"finish_reason": "stop"}))
+def test_event_without_text_counts_its_tokens() -> None:
+    made = create_decoder()
+    made.feed(format_stream_event("a", **TOLD))
+    made.feed(format_stream_event("", **TOLD) + format_stream_event("", **TOLD))
+    made.feed(format_stream_event("", **TOLD | {"finish_reason": "stop"}))
 
     assert made.close() == [Usage(2, 8), StreamEnd()]
 
 
-def test_an_event_whose_lines_end_otherwise_is_read_among_others() -> None:
-    events = decoder().feed(said("a") + said("b").replace(b"\n\n", b"\r\n\r\n") + said("c"))
+def test_event_with_crlf_line_ends_is_decoded() -> None:
+    events = create_decoder().feed(
+        format_stream_event("a")
+        + format_stream_event("b").replace(b"\n\n", b"\r\n\r\n")
+        + format_stream_event("c")
+    )
 
     assert "".join(one.text for one in events if isinstance(one, TextDelta)) == "abc"

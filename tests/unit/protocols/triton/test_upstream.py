@@ -43,16 +43,16 @@ FLAGS = {
 """What is set in every request so that the answer can be read."""
 
 
-def chat(**fields: Any) -> GenerationRequest:
+def make_chat(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"model": "m", "kind": "chat", "messages": SAID, **fields})
 
 
-def text(*prompts: Any, **fields: Any) -> GenerationRequest:
+def make_completion(*prompts: Any, **fields: Any) -> GenerationRequest:
     fields = {"prompts": prompts or ("hi",), "templating": RAW, **fields}
     return GenerationRequest(model="m", kind="completion", **fields)
 
 
-def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
+def encode_body(request: Request, made: Triton | str = "vllm", path: str = "generate") -> Any:
     """The body less the prompt and what is set in every request; the packed parameters unpacked."""
     made = made if isinstance(made, Triton) else Triton(made)
     wire = made.encode_request(request)
@@ -64,8 +64,8 @@ def sent(request: Request, made: Triton | str = "vllm", path: str = "generate") 
     return body
 
 
-def wishes(request: Request, profile: str) -> Any:
-    body = sent(request, profile)
+def encode_parameters(request: Request, profile: str) -> Any:
+    body = encode_body(request, profile)
     assert body.pop("text_input") == "hi"
     assert not body.pop({"llmapi": "streaming"}.get(profile, "stream"))
     for name, value in FLAGS[profile].items():
@@ -79,7 +79,9 @@ def wishes(request: Request, profile: str) -> Any:
     return body
 
 
-def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tuple[str, str]]:
+def list_unsupported_parameters(
+    request: Request, made: Triton | str = "vllm", **names: str
+) -> set[tuple[str, str]]:
     """What is lost, but for the template that none of these have."""
     made = made if isinstance(made, Triton) else Triton(made)
     found = made.unsupported_parameters(
@@ -128,18 +130,20 @@ def lost(request: Request, made: Triton | str = "vllm", **names: str) -> set[tup
         ({"best_of": 2}, {}, {"max_tokens": 512}, {"sampling_param_best_of": 2}, {"best_of": 2}),
     ],
 )
-def test_each_family_s_words(fields: Any, vllm: Any, trtllm: Any, llmapi: Any, plain: Any) -> None:
-    request = text(**fields)
+def test_parameters_are_encoded_per_profile(
+    fields: Any, vllm: Any, trtllm: Any, llmapi: Any, plain: Any
+) -> None:
+    request = make_completion(**fields)
 
-    assert wishes(request, "vllm") == vllm
-    assert wishes(request, "trtllm") == trtllm
-    assert wishes(request, "llmapi") == llmapi
-    assert wishes(request, "plain") == plain
+    assert encode_parameters(request, "vllm") == vllm
+    assert encode_parameters(request, "trtllm") == trtllm
+    assert encode_parameters(request, "llmapi") == llmapi
+    assert encode_parameters(request, "plain") == plain
 
 
 @pytest.mark.parametrize("profile", Triton.profiles)
-def test_a_stream_is_asked_for_in_path_and_body(profile: str) -> None:
-    body = sent(text(stream=True), profile, "generate_stream")
+def test_stream_flag_is_set_in_path_and_body(profile: str) -> None:
+    body = encode_body(make_completion(stream=True), profile, "generate_stream")
 
     assert body[{"llmapi": "streaming"}.get(profile, "stream")] is True
 
@@ -154,7 +158,7 @@ def test_a_stream_is_asked_for_in_path_and_body(profile: str) -> None:
         ("a/b/versions/2", "/v2/models/a%2Fb%2Fversions%2F2"),
     ],
 )
-def test_a_model_s_name_is_one_segment_but_for_its_version(model: str, path: str) -> None:
+def test_model_name_is_escaped_except_for_its_version(model: str, path: str) -> None:
     made = Triton()
     request = GenerationRequest(model=model, kind="chat", messages=SAID)
     [question] = made.metadata_requests(model)
@@ -163,7 +167,7 @@ def test_a_model_s_name_is_one_segment_but_for_its_version(model: str, path: str
     assert (question.method, question.path, question.body) == ("GET", f"{path}/config", b"")
 
 
-def test_the_worker_is_probed() -> None:
+def test_health_check_requests_v2_health_ready() -> None:
     assert Triton().health_request.path == "/v2/health/ready"
     assert Triton().health_request.method == "GET"
 
@@ -193,32 +197,36 @@ def test_the_worker_is_probed() -> None:
         (ChoiceFormat(("a", "b")), {"choice": ["a", "b"]}, {}),
     ],
 )
-def test_an_output_s_format(output: Any, vllm: Any, trtllm: Any) -> None:
-    request = text(output=output)
+def test_output_format_is_encoded_per_profile(output: Any, vllm: Any, trtllm: Any) -> None:
+    request = make_completion(output=output)
 
-    assert json.loads(wishes(request, "vllm")["structured_outputs"]) == vllm
-    assert wishes(request, "trtllm") == {"max_tokens": 512, **trtllm}
-    assert ("output", "dropped") not in lost(request, "vllm")
-    assert (("output", "dropped") in lost(request, "trtllm")) is (not trtllm)
-    assert lost(request, "llmapi") == lost(request, "plain") == {("output", "dropped")}
+    assert json.loads(encode_parameters(request, "vllm")["structured_outputs"]) == vllm
+    assert encode_parameters(request, "trtllm") == {"max_tokens": 512, **trtllm}
+    assert ("output", "dropped") not in list_unsupported_parameters(request, "vllm")
+    assert (("output", "dropped") in list_unsupported_parameters(request, "trtllm")) is (not trtllm)
+    assert (
+        list_unsupported_parameters(request, "llmapi")
+        == list_unsupported_parameters(request, "plain")
+        == {("output", "dropped")}
+    )
 
 
-def test_a_prompt_is_made_of_a_conversation() -> None:
+def test_chat_is_rendered_to_a_prompt() -> None:
     class Shout:
         def render_prompt(self, request: GenerationRequest) -> str:
             return request.messages[0].text.upper()
 
-    assert sent(chat(), Triton(renderer=Shout()))["text_input"] == "HI"
-    assert sent(chat())["text_input"] == "hi"
-    assert Triton(renderer=Shout()).unsupported_parameters(chat(), {}) == ()
-    assert Triton().unsupported_parameters(chat(), {"messages": "input"}) == (
+    assert encode_body(make_chat(), Triton(renderer=Shout()))["text_input"] == "HI"
+    assert encode_body(make_chat())["text_input"] == "hi"
+    assert Triton(renderer=Shout()).unsupported_parameters(make_chat(), {}) == ()
+    assert Triton().unsupported_parameters(make_chat(), {"messages": "input"}) == (
         UnsupportedParameter("input", "approximated", "no chat template", "messages"),
     )
 
 
-def test_the_conversation_s_own_losses_are_told_once() -> None:
+def test_losses_of_a_chat_are_reported_once() -> None:
     seen = Message("user", (ImagePart("x"), TextPart("y")))
-    request = chat(messages=(seen,), tools=(Tool("f"),), parallel_tools=True)
+    request = make_chat(messages=(seen,), tools=(Tool("f"),), parallel_tools=True)
 
     assert [one.field for one in Triton().unsupported_parameters(request, {})] == [
         "parallel_tools",
@@ -229,7 +237,7 @@ def test_the_conversation_s_own_losses_are_told_once() -> None:
 
 
 @pytest.mark.parametrize("profile", Triton.profiles)
-def test_vectors_are_not_made(profile: str) -> None:
+def test_embedding_request_raises_unsupported_feature(profile: str) -> None:
     request = EmbeddingRequest(model="m", inputs=("a",))
 
     with pytest.raises(UnsupportedFeature):
@@ -298,17 +306,19 @@ def test_vectors_are_not_made(profile: str) -> None:
         ),
     ],
 )
-def test_losses(fields: Any, vllm: Any, trtllm: Any, llmapi: Any, plain: Any) -> None:
-    request = text(**fields)
+def test_unsupported_parameters_per_profile(
+    fields: Any, vllm: Any, trtllm: Any, llmapi: Any, plain: Any
+) -> None:
+    request = make_completion(**fields)
 
-    assert lost(request, "vllm") == vllm
-    assert lost(request, "trtllm") == trtllm
-    assert lost(request, "llmapi") == llmapi
-    assert lost(request, "plain") == plain
+    assert list_unsupported_parameters(request, "vllm") == vllm
+    assert list_unsupported_parameters(request, "trtllm") == trtllm
+    assert list_unsupported_parameters(request, "llmapi") == llmapi
+    assert list_unsupported_parameters(request, "plain") == plain
 
 
-def test_every_loss_of_a_field_knows_its_path() -> None:
-    request = text(
+def test_every_loss_has_its_internal_path() -> None:
+    request = make_completion(
         "a",
         "b",
         stream=True,
@@ -335,38 +345,43 @@ def test_every_loss_of_a_field_knows_its_path() -> None:
 
 
 @pytest.mark.parametrize("profile", Triton.profiles)
-def test_streams_of_several_choices_are_the_gateway_s_to_make(profile: str) -> None:
-    losses = Triton(profile).unsupported_parameters(text(stream=True, n=2), {})
+def test_n_is_dropped_for_streaming_requests(profile: str) -> None:
+    losses = Triton(profile).unsupported_parameters(make_completion(stream=True, n=2), {})
 
     assert [one.reason for one in losses if one.path == "n"] == ["dropped"]
 
 
-def test_of_several_prompts_the_first_goes_on() -> None:
-    request = text("hi", "there")
+def test_only_the_first_prompt_is_sent() -> None:
+    request = make_completion("hi", "there")
 
-    assert sent(request)["text_input"] == "hi"
+    assert encode_body(request)["text_input"] == "hi"
     assert Triton().unsupported_parameters(request, {"prompts": "inputs"}) == (
         UnsupportedParameter("inputs", "dropped", path="prompts"),
     )
 
 
-def test_a_model_that_insists_on_a_length_is_told_one() -> None:
+def test_trtllm_gets_a_default_max_tokens() -> None:
     made = Triton("trtllm", max_tokens=7)
 
-    assert sent(text(), made)["max_tokens"] == 7
-    assert made.unsupported_parameters(text(), {"stopping.max_tokens": "max_new_tokens"}) == (
+    assert encode_body(make_completion(), made)["max_tokens"] == 7
+    assert made.unsupported_parameters(
+        make_completion(), {"stopping.max_tokens": "max_new_tokens"}
+    ) == (
         UnsupportedParameter(
             "max_new_tokens", "defaulted", "the model needs one: 7", "stopping.max_tokens"
         ),
     )
-    assert made.unsupported_parameters(text(stopping=StopConditions(max_tokens=3)), {}) == ()
+    assert (
+        made.unsupported_parameters(make_completion(stopping=StopConditions(max_tokens=3)), {})
+        == ()
+    )
 
 
-def test_log_probabilities_are_asked_for() -> None:
-    request = text(logprobs=LogprobsOptions(2), stopping=StopConditions(max_tokens=1))
+def test_logprobs_flags_are_encoded() -> None:
+    request = make_completion(logprobs=LogprobsOptions(2), stopping=StopConditions(max_tokens=1))
 
-    body = sent(request)
+    body = encode_body(request)
     assert body["return_logprobs"] is True
     assert body["sampling_parameters"] == {"max_tokens": 1, "logprobs": 2}
-    assert sent(request, "trtllm")["return_log_probs"] is True
-    assert "return_logprobs" not in sent(text())
+    assert encode_body(request, "trtllm")["return_log_probs"] is True
+    assert "return_logprobs" not in encode_body(make_completion())

@@ -37,25 +37,25 @@ RECORD = RequestRecord(
 )
 
 
-def many(version: str, n: int, slower: float = 0.0) -> Iterator[RequestRecord]:
+def make_records(version: str, n: int, slower: float = 0.0) -> Iterator[RequestRecord]:
     """So many well-ended streams, of durations that lie evenly around 2 s and as much as slower."""
     for k in range(n):
         yield replace(RECORD, version=version, duration=1.0 + slower + 2 * (k + 0.5) / n)
 
 
-def seen(records: Sequence[RequestRecord], asked: UsageQuery = CHAT) -> Evidence:
+def read_evidence(records: Sequence[RequestRecord], asked: UsageQuery = CHAT) -> Evidence:
     return read_access_log([msgspec.json.encode(record) for record in records], asked)
 
 
-def rows(found: Comparison) -> dict[str, ComparisonRow]:
+def get_rows_by_name(found: Comparison) -> dict[str, ComparisonRow]:
     return {row.figure: row for row in found.rows}
 
 
-def compared(*records: RequestRecord, confidence: float = 0.95) -> Comparison:
-    return compare_versions(seen(records), "rollout", ("1", "2"), confidence)
+def compare_records(*records: RequestRecord, confidence: float = 0.95) -> Comparison:
+    return compare_versions(read_evidence(records), "rollout", ("1", "2"), confidence)
 
 
-def test_shares_are_of_what_was_sent() -> None:
+def test_shares_are_computed_from_the_routed_requests() -> None:
     failed = replace(RECORD, version="2", outcome="worker_error", finish_reasons=(), usage=None)
     left = replace(failed, outcome="cancelled")
     cut = replace(failed, outcome="truncated", finish_reasons=("length",))
@@ -64,7 +64,11 @@ def test_shares_are_of_what_was_sent() -> None:
         RECORD, version="2", unsupported_parameters=(UnsupportedParameter("top_k", "dropped"),)
     )
 
-    found = rows(compared(*many("1", 10), *many("2", 5), failed, left, cut, gone, lossy))
+    found = get_rows_by_name(
+        compare_records(
+            *make_records("1", 10), *make_records("2", 5), failed, left, cut, gone, lossy
+        )
+    )
 
     assert {name: (row.a, row.b) for name, row in found.items() if row.unit in ("", "share")} == {
         "requests": (10, 10),
@@ -81,8 +85,8 @@ def test_shares_are_of_what_was_sent() -> None:
     assert found["failed"].method == "Newcombe"
 
 
-def test_a_clear_difference_is_found_and_no_other() -> None:
-    found = compared(*many("1", 400), *many("2", 100, slower=0.5))
+def test_only_clear_differences_exclude_zero() -> None:
+    found = compare_records(*make_records("1", 400), *make_records("2", 100, slower=0.5))
 
     clear = {row.figure for row in found.rows if row.difference and row.difference.excludes_zero}
     assert clear == {
@@ -93,7 +97,7 @@ def test_a_clear_difference_is_found_and_no_other() -> None:
         "time per token, p50",
         "time per token, p95",
     }
-    mean = rows(found)["duration, mean"]
+    mean = get_rows_by_name(found)["duration, mean"]
     assert mean.method == "Welch"
     assert mean.difference is not None
     assert mean.difference.value == pytest.approx(0.5)
@@ -101,10 +105,12 @@ def test_a_clear_difference_is_found_and_no_other() -> None:
     assert found.intervals == len(found.rows) - 3
 
 
-def test_more_confidence_makes_wider_intervals() -> None:
-    records = [*many("1", 50), *many("2", 50)]
+def test_higher_confidence_widens_the_intervals() -> None:
+    records = [*make_records("1", 50), *make_records("2", 50)]
     wide, narrow = (
-        rows(compared(*records, confidence=confidence))["duration, mean"].difference
+        get_rows_by_name(compare_records(*records, confidence=confidence))[
+            "duration, mean"
+        ].difference
         for confidence in (0.99, 0.8)
     )
     assert wide is not None
@@ -112,9 +118,11 @@ def test_more_confidence_makes_wider_intervals() -> None:
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
 
 
-def test_where_there_is_too_little_no_interval_is_made_up() -> None:
+def test_too_few_values_give_no_interval() -> None:
     vectors = replace(RECORD, finish_reasons=(), first_token=None)
-    found = rows(compared(replace(vectors, version="1"), replace(vectors, version="2")))
+    found = get_rows_by_name(
+        compare_records(replace(vectors, version="1"), replace(vectors, version="2"))
+    )
 
     assert found["duration, mean"] == ComparisonRow(
         "duration, mean", "seconds", 0.0, 0.0, None, "Welch"
@@ -123,16 +131,16 @@ def test_where_there_is_too_little_no_interval_is_made_up() -> None:
     assert found["length, mean"].b is None
 
 
-def test_a_share_of_nothing_is_unknown() -> None:
+def test_share_of_zero_requests_is_unknown() -> None:
     gone = replace(RECORD, version="1", fallback_from="chat@2")
-    found = rows(compared(*many("1", 3), gone))
+    found = get_rows_by_name(compare_records(*make_records("1", 3), gone))
     lost = found["with a loss"]
     assert (lost.a, lost.b, lost.difference) == (0.0, None, None)
 
 
 # --- which arms -----------------------------------------------------------------------------------
 
-THREE = [*many("1", 1), *many("2", 1), *many("10", 1)]
+THREE = [*make_records("1", 1), *make_records("2", 1), *make_records("10", 1)]
 OTHER = [replace(one, split="other") for one in THREE[:2]]
 
 
@@ -146,14 +154,14 @@ OTHER = [replace(one, split="other") for one in THREE[:2]]
         ([*THREE, *OTHER], "other", None, None, ("other", "1", "2")),
     ],
 )
-def test_arms_that_are_not_named_are_the_only_ones(
+def test_unnamed_versions_default_to_the_only_candidates(
     records: Sequence[RequestRecord],
     split: str | None,
     a: str | None,
     b: str | None,
     wanted: tuple[str, str, str],
 ) -> None:
-    assert select_versions(seen(records), split, a, b) == wanted
+    assert select_versions(read_evidence(records), split, a, b) == wanted
 
 
 @pytest.mark.parametrize(
@@ -169,25 +177,25 @@ def test_arms_that_are_not_named_are_the_only_ones(
         ([*THREE, *OTHER], None, None, None, "it had the splits other, rollout: name one with"),
     ],
 )
-def test_what_is_not_plain_must_be_named(
+def test_ambiguous_versions_must_be_named(
     records: Sequence[RequestRecord], split: str | None, a: str | None, b: str | None, said: str
 ) -> None:
     with pytest.raises(ComparisonError, match=said):
-        select_versions(seen(records), split, a, b)
+        select_versions(read_evidence(records), split, a, b)
 
 
-def test_everything_is_of_no_split() -> None:
+def test_everything_ignores_the_split() -> None:
     records = [replace(one, split="") for one in THREE[:1]] + THREE[1:2]
     assert select_versions(
-        seen(records, UsageQuery("chat", everything=True)), None, None, None
+        read_evidence(records, UsageQuery("chat", everything=True)), None, None, None
     ) == ("", "1", "2")
 
 
 # --- shares of the split --------------------------------------------------------------------------
 
 
-def test_what_was_sent_is_held_against_the_weights() -> None:
-    evidence = seen([*many("1", 90), *many("2", 10)])
+def test_request_counts_are_checked_against_the_weights() -> None:
+    evidence = read_evidence([*make_records("1", 90), *make_records("2", 10)])
     fits = check_split_ratio(evidence, "rollout", {"1": 9, "2": 1, "3": 0})
     amiss = check_split_ratio(evidence, "rollout", {"1": 5, "2": 5})
 
@@ -200,27 +208,27 @@ def test_what_was_sent_is_held_against_the_weights() -> None:
     assert not amiss.is_plausible
 
 
-def test_an_arm_that_nothing_came_to_counts_too() -> None:
-    found = check_split_ratio(seen([*many("1", 50)]), "rollout", {"1": 1, "2": 1})
+def test_version_without_requests_is_included_in_the_ratio_check() -> None:
+    found = check_split_ratio(read_evidence([*make_records("1", 50)]), "rollout", {"1": 1, "2": 1})
     assert found.sent == {"1": 50, "2": 0}
     assert not found.is_plausible
 
 
-def test_a_version_without_a_weight_makes_no_sense() -> None:
+def test_requests_to_a_version_without_weight_are_an_error() -> None:
     with pytest.raises(ComparisonError, match="version '2' was sent requests, and has no weight"):
-        check_split_ratio(seen(list(many("2", 1))), "rollout", {"1": 1, "2": 0})
+        check_split_ratio(read_evidence(list(make_records("2", 1))), "rollout", {"1": 1, "2": 0})
 
 
 # --- as it is told --------------------------------------------------------------------------------
 
 
-def text_of(found: Comparison, evidence: Evidence, query: UsageQuery = CHAT) -> str:
+def render_text(found: Comparison, evidence: Evidence, query: UsageQuery = CHAT) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_report(build_report("a.log", query, evidence, found))
     return out.getvalue().removesuffix("\n")
 
 
-def test_the_table() -> None:
+def test_comparison_table_is_formatted() -> None:
     rows = (
         ComparisonRow("requests", "", 900, 100),
         ComparisonRow("failed", "share", 0.0123, 0.05, Interval(0.0377, -0.01, 0.1), "Newcombe"),
@@ -234,7 +242,7 @@ def test_the_table() -> None:
             "length, p50", "tokens", 1234.5, 1000.25, Interval(-234.25, -300, 0), "order"
         ),
     )
-    text = text_of(Comparison("rollout", "1", "2", 0.95, rows), Evidence(exact=True))
+    text = render_text(Comparison("rollout", "1", "2", 0.95, rows), Evidence(exact=True))
     assert (
         text
         == """\
@@ -254,19 +262,24 @@ differed."""
     )
 
 
-def test_what_has_to_be_known_is_text_of() -> None:
+def test_report_contains_all_notes() -> None:
     evidence = Evidence(exact=False, sticky=1, lines=9, skipped=2, early=1)
     evidence.excluded["pinned by the client"] = 3
     found = Comparison(
-        "", "1", "2", 0.9, (), check_split_ratio(seen([*many("1", 50)]), "rollout", {"1": 1})
+        "",
+        "1",
+        "2",
+        0.9,
+        (),
+        check_split_ratio(read_evidence([*make_records("1", 50)]), "rollout", {"1": 1}),
     )
     everything = UsageQuery("chat", everything=True)
 
-    text = text_of(found, evidence, everything)
+    text = render_text(found, evidence, everything)
 
     assert "a is version 1, b is version 2, all requests" in text
     assert "Included, though not a random sample: 3 requests pinned by the client." in text
-    assert "Left out: 3 requests pinned by the client." in text_of(found, evidence)
+    assert "Left out: 3 requests pinned by the client." in render_text(found, evidence)
     assert "where few users send most of them, the intervals are too narrow" in text
     assert "A page of metrics has only the bucket of each value" in text
     assert "2 of 9 lines are not the record of a request." in text
@@ -274,12 +287,12 @@ def test_what_has_to_be_known_is_text_of() -> None:
     assert "The split sent 50 to the versions 1 for the weights 1, which fits (p = 1)." in text
 
 
-def test_shares_that_do_not_fit_are_a_warning() -> None:
-    evidence = seen([*many("1", 50), *many("2", 50)])
+def test_implausible_split_ratio_is_a_warning() -> None:
+    evidence = read_evidence([*make_records("1", 50), *make_records("2", 50)])
     found = compare_versions(evidence, "rollout", ("1", "2"), 0.95)
     found = replace(found, ratio=check_split_ratio(evidence, "rollout", {"1": 90, "2": 10}))
 
     assert (
         "WARNING: the split sent 50 : 50 to the versions 1, 2 for the weights 90 : 10, "
         "which does not fit (p = 1.5e-40)"
-    ) in text_of(found, evidence)
+    ) in render_text(found, evidence)

@@ -55,11 +55,11 @@ RECORDS = (
 )
 
 
-def as_log(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
+def read_as_log(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
     return read_access_log([msgspec.json.encode(record) + b"\n" for record in records], asked)
 
 
-def as_page(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
+def read_as_metrics_page(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
     metrics = MetricsCollector(ignore_record, dict)
     for record in records:
         metrics.record_request(record)
@@ -68,11 +68,11 @@ def as_page(records: Sequence[RequestRecord], asked: UsageQuery) -> Evidence:
     return read_metrics_page(page.decode(), asked)
 
 
-both = pytest.mark.parametrize("reading", [as_log, as_page])
+both = pytest.mark.parametrize("reading", [read_as_log, read_as_metrics_page])
 
 
 @both
-def test_an_arm_is_what_its_split_sent_to_it(reading: Reading) -> None:
+def test_variant_counts_only_requests_routed_by_its_split(reading: Reading) -> None:
     seen = reading(RECORDS, CHAT)
 
     assert set(seen.variants) == {("rollout", "1"), ("rollout", "2")}
@@ -87,7 +87,7 @@ def test_an_arm_is_what_its_split_sent_to_it(reading: Reading) -> None:
 
 
 @both
-def test_all_is_all_that_was_answered_there(reading: Reading) -> None:
+def test_everything_counts_all_requests_of_a_version(reading: Reading) -> None:
     seen = reading(RECORDS, UsageQuery("chat", everything=True))
 
     assert set(seen.variants) == {("", "1"), ("", "2")}
@@ -97,7 +97,7 @@ def test_all_is_all_that_was_answered_there(reading: Reading) -> None:
 
 
 @both
-def test_means_are_exact(reading: Reading) -> None:
+def test_means_are_exact_from_both_sources(reading: Reading) -> None:
     two = reading(RECORDS, CHAT).variants["rollout", "2"]
     means = [
         one.mean() for one in (two.first_token, two.duration, two.per_token, two.completion_tokens)
@@ -106,22 +106,22 @@ def test_means_are_exact(reading: Reading) -> None:
     assert known == [(2, 0.25), (2, 3.0), (2, pytest.approx(2.75 / 4)), (2, 5.0)]
 
 
-def test_a_log_says_why_others_are_left_out_and_a_page_how_many() -> None:
-    assert as_log(RECORDS, CHAT).excluded == {
+def test_excluded_requests_are_counted_with_reasons() -> None:
+    assert read_as_log(RECORDS, CHAT).excluded == {
         "pinned by the client": 1,
         "sent by a rule": 1,
         "of no split": 1,
         "answered by a fallback": 1,
     }
-    assert as_page(RECORDS, CHAT).excluded == {"that no split sent there": 4}
+    assert read_as_metrics_page(RECORDS, CHAT).excluded == {"that no split sent there": 4}
 
 
-def test_a_log_says_who_is_held_to_an_arm() -> None:
+def test_log_counts_sticky_requests() -> None:
     held = replace(ONE, sticky="header:x-user-id")
-    assert as_log([ONE, held, replace(ONE, sticky="pinned", split="")], CHAT).sticky == 1
+    assert read_as_log([ONE, held, replace(ONE, sticky="pinned", split="")], CHAT).sticky == 1
 
 
-def test_what_else_is_in_a_log_is_counted() -> None:
+def test_other_log_lines_are_counted_as_skipped() -> None:
     lines = [
         b"interlingua serves chat on http://127.0.0.1:8000\n",
         b'{"level": "info", "id": "r", "model": "chat"}\n',
@@ -135,18 +135,18 @@ def test_what_else_is_in_a_log_is_counted() -> None:
     assert seen.variants["rollout", "1"].routed_requests == 1
 
 
-def test_what_came_before_is_left_out() -> None:
-    seen = as_log([ONE, replace(TWO, started_at=2000.0)], UsageQuery("chat", since=1500.0))
+def test_requests_before_since_are_excluded() -> None:
+    seen = read_as_log([ONE, replace(TWO, started_at=2000.0)], UsageQuery("chat", since=1500.0))
     assert set(seen.variants) == {("rollout", "2")}
     assert (seen.early, seen.skipped) == (1, 0)
 
 
-def test_versions_stand_in_the_order_of_their_numbers() -> None:
-    seen = as_log([replace(ONE, version=name) for name in ("next", "10", "9")], CHAT)
+def test_versions_are_sorted_numerically() -> None:
+    seen = read_as_log([replace(ONE, version=name) for name in ("next", "10", "9")], CHAT)
     assert seen.versions("rollout") == ["9", "10", "next"]
 
 
-def test_other_metrics_of_a_page_do_not_matter() -> None:
+def test_unrelated_metrics_are_ignored() -> None:
     page = """\
 # HELP other_total Something else.
 # TYPE other_total counter
@@ -185,12 +185,12 @@ ASKED = f'interlingua_requests_total{{{ARM},protocol="d",backend="b",outcome="ok
         ),
     ],
 )
-def test_a_page_that_cannot_be_is_not_believed(page: str) -> None:
+def test_inconsistent_metrics_page_is_rejected(page: str) -> None:
     with pytest.raises(SourceError):
         read_metrics_page(page, CHAT)
 
 
-def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
+def test_truncated_metrics_page_is_read_or_rejected() -> None:
     metrics = MetricsCollector(ignore_record, dict)
     for record in RECORDS:
         metrics.record_request(record)
@@ -205,7 +205,7 @@ def test_a_page_that_is_cut_anywhere_does_no_harm() -> None:
 
 
 @given(st.lists(st.binary() | st.sampled_from([msgspec.json.encode(one) for one in RECORDS])))
-def test_a_log_may_hold_anything(lines: list[bytes]) -> None:
+def test_log_of_any_bytes_is_read(lines: list[bytes]) -> None:
     seen = read_access_log(lines, CHAT)
     assert seen.lines == len(lines)
     assert seen.skipped <= sum(not line.startswith(b"{") or len(line) < 100 for line in lines)

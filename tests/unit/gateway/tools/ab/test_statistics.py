@@ -34,7 +34,7 @@ TRIALS = 2000
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_wilsons_interval_is_the_one_that_newcombe_prints(
+def test_wilson_interval_matches_published_values(
     hits: int, of: int, low: float, high: float
 ) -> None:
     found = wilson_interval(hits, of, 0.95)
@@ -53,7 +53,7 @@ def test_wilsons_interval_is_the_one_that_newcombe_prints(
         ((10, 10), (0, 10), 0.6075, 1.0000),
     ],
 )
-def test_the_difference_of_shares_is_newcombes(
+def test_difference_interval_matches_published_newcombe_values(
     b: tuple[int, int], a: tuple[int, int], low: float, high: float
 ) -> None:
     found = difference_interval(wilson_interval(*a, 0.95), wilson_interval(*b, 0.95))
@@ -62,7 +62,7 @@ def test_the_difference_of_shares_is_newcombes(
     assert found.high == pytest.approx(high, abs=5e-5)
 
 
-def test_welchs_is_students_where_both_are_alike() -> None:
+def test_welch_interval_equals_student_for_equal_variances() -> None:
     found = welch_interval(Mean(10, 5.0, 1.0), Mean(10, 6.0, 1.0), 0.95)
     half = 2.10092204024096 * math.sqrt(0.2)
     assert found is not None
@@ -71,31 +71,31 @@ def test_welchs_is_students_where_both_are_alike() -> None:
     assert found.high == pytest.approx(1 + half, abs=1e-6)
 
 
-def test_welchs_freedom_is_that_of_the_one_that_varies() -> None:
+def test_welch_degrees_of_freedom_follow_the_varying_sample() -> None:
     found = welch_interval(Mean(5, 0.0, 4.0), Mean(10**6, 0.0, 1e-9), 0.95)
     assert found is not None
     assert found.high == pytest.approx(2.7764451051978 * math.sqrt(4 / 5), abs=1e-6)
 
 
-def test_what_does_not_vary_leaves_no_doubt() -> None:
+def test_welch_interval_of_constant_samples_has_zero_width() -> None:
     assert welch_interval(Mean(3, 1.0, 0.0), Mean(3, 2.5, 0.0), 0.95) == Interval(1.5, 1.5, 1.5)
 
 
 @pytest.mark.parametrize("few", [None, Mean(1, 2.0, 0.0)])
-def test_of_one_value_no_spread_is_known(few: Mean | None) -> None:
+def test_welch_interval_needs_at_least_two_values(few: Mean | None) -> None:
     enough = Mean(9, 2.0, 1.0)
     assert welch_interval(few, enough, 0.95) is None
     assert welch_interval(enough, few, 0.95) is None
 
 
-def values(found: list[float]) -> ExactSample:
+def make_exact_sample(found: list[float]) -> ExactSample:
     sample = ExactSample()
     sample.extend(found)
     return sample
 
 
-def test_a_median_lies_between_its_neighbours() -> None:
-    found = quantile_interval(values([float(n) for n in range(100, 0, -1)]), 0.5, 0.95)
+def test_median_interval_matches_known_values() -> None:
+    found = quantile_interval(make_exact_sample([float(n) for n in range(100, 0, -1)]), 0.5, 0.95)
     assert found is not None
     assert found.value == 50.5
     assert found.low == pytest.approx(40.7, abs=1e-3)
@@ -106,18 +106,18 @@ def test_a_median_lies_between_its_neighbours() -> None:
     ("n", "p", "known"),
     [(0, 0.5, False), (3, 0.5, False), (4, 0.5, True), (72, 0.95, False), (74, 0.95, True)],
 )
-def test_of_few_values_no_quantile_is_sure(n: int, p: float, *, known: bool) -> None:
-    found = quantile_interval(values([float(k) for k in range(n)]), p, 0.95)
+def test_quantile_interval_needs_enough_values(n: int, p: float, *, known: bool) -> None:
+    found = quantile_interval(make_exact_sample([float(k) for k in range(n)]), p, 0.95)
     assert (found is not None) == known
 
 
-def test_an_interval_is_clear_when_it_leaves_out_0() -> None:
+def test_interval_excludes_zero() -> None:
     assert Interval(1.0, 0.1, 2.0).excludes_zero
     assert Interval(-1.0, -2.0, -0.1).excludes_zero
     assert not Interval(1.0, 0.0, 2.0).excludes_zero
 
 
-def test_counts_are_held_against_their_weights() -> None:
+def test_chi_square_p_value_matches_known_values() -> None:
     assert chi_square_p_value([90, 10], [90, 10]) == 1.0
     assert chi_square_p_value([80, 20], [90, 10]) == pytest.approx(
         math.erfc(math.sqrt(100 / 9 / 2))
@@ -128,16 +128,16 @@ def test_counts_are_held_against_their_weights() -> None:
 # --- how often they hold the truth ----------------------------------------------------------------
 
 
-def band(trials: int) -> float:
+def compute_tolerance(trials: int) -> float:
     """Four standard deviations of how often 95 % of so many trials succeed."""
     return 4 * math.sqrt(0.95 * 0.05 / trials)
 
 
-def covered(found: list[Interval], truth: float) -> float:
+def compute_coverage(found: list[Interval], truth: float) -> float:
     return sum(one.low <= truth <= one.high for one in found) / len(found)
 
 
-def test_newcombes_holds_the_truth_as_often_as_it_says() -> None:
+def test_newcombe_interval_has_its_nominal_coverage() -> None:
     luck = random.Random(1)
 
     def hits(of: int, share: float) -> int:
@@ -149,44 +149,46 @@ def test_newcombes_holds_the_truth_as_often_as_it_says() -> None:
         )
         for _ in range(TRIALS)
     ]
-    assert covered(found, 0.15) == pytest.approx(0.95, abs=band(TRIALS))
+    assert compute_coverage(found, 0.15) == pytest.approx(0.95, abs=compute_tolerance(TRIALS))
 
 
-def test_welchs_does() -> None:
+def test_welch_interval_has_its_nominal_coverage() -> None:
     luck = random.Random(2)
 
     def drawn(n: int, mean: float, spread: float) -> Mean | None:
-        return values([luck.gauss(mean, spread) for _ in range(n)]).mean()
+        return make_exact_sample([luck.gauss(mean, spread) for _ in range(n)]).mean()
 
     found = [welch_interval(drawn(8, 0.0, 1.0), drawn(25, 2.0, 4.0), 0.95) for _ in range(500)]
     known = [one for one in found if one is not None]
     assert len(known) == 500
-    assert covered(known, 2.0) == pytest.approx(0.95, abs=band(500))
+    assert compute_coverage(known, 2.0) == pytest.approx(0.95, abs=compute_tolerance(500))
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9])
-def test_that_of_quantiles_does(p: float) -> None:
+def test_quantile_difference_interval_has_its_nominal_coverage(p: float) -> None:
     luck = random.Random(3)
     truth = -math.log(1 - p)
 
     def drawn(n: int, scale: float) -> Interval:
         found = quantile_interval(
-            values([scale * luck.expovariate(1.0) for _ in range(n)]), p, 0.95
+            make_exact_sample([scale * luck.expovariate(1.0) for _ in range(n)]), p, 0.95
         )
         assert found is not None
         return found
 
     found = [difference_interval(drawn(150, 1.0), drawn(60, 2.0)) for _ in range(TRIALS)]
-    assert covered(found, truth) == pytest.approx(0.955, abs=band(TRIALS) + 0.005)
+    assert compute_coverage(found, truth) == pytest.approx(
+        0.955, abs=compute_tolerance(TRIALS) + 0.005
+    )
 
 
-def test_an_even_split_is_called_unlikely_as_seldom_as_it_is() -> None:
+def test_chi_square_test_has_its_nominal_false_positive_rate() -> None:
     luck = random.Random(4)
     found = []
     for _ in range(TRIALS):
         b = sum(luck.random() < 0.1 for _ in range(200))
         found.append(chi_square_p_value([200 - b, b], [90, 10]) < 0.05)
-    assert sum(found) / TRIALS == pytest.approx(0.05, abs=band(TRIALS))
+    assert sum(found) / TRIALS == pytest.approx(0.05, abs=compute_tolerance(TRIALS))
 
 
 # --- distributions, against tabulated values ------------------------------------------------------
@@ -204,7 +206,7 @@ def test_an_even_split_is_called_unlikely_as_seldom_as_it_is() -> None:
         (0.025, -1.959963984540054),
     ],
 )
-def test_the_normal_distribution(p: float, wanted: float) -> None:
+def test_normal_quantile_matches_tabulated_values(p: float, wanted: float) -> None:
     assert normal_quantile(p) == pytest.approx(wanted, abs=1e-9)
 
 
@@ -224,17 +226,17 @@ def test_the_normal_distribution(p: float, wanted: float) -> None:
         (0.5, 3, 0.0),
     ],
 )
-def test_students(p: float, freedom: float, wanted: float) -> None:
+def test_t_quantile_matches_tabulated_values(p: float, freedom: float, wanted: float) -> None:
     assert t_quantile(p, freedom) == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("freedom", [1.0, 2.5, 40.0, 1e4])
 @pytest.mark.parametrize("p", [0.5001, 0.6, 0.9, 0.999])
-def test_a_quantile_is_where_so_much_lies_below(p: float, freedom: float) -> None:
+def test_t_cdf_inverts_t_quantile(p: float, freedom: float) -> None:
     assert t_cdf(t_quantile(p, freedom), freedom) == pytest.approx(p, abs=1e-9)
 
 
-def test_with_much_freedom_students_is_the_normal_distribution() -> None:
+def test_t_quantile_approaches_the_normal_quantile() -> None:
     assert t_quantile(0.975, 1e6) == pytest.approx(1.959966, abs=1e-6)
 
 
@@ -251,20 +253,20 @@ def test_with_much_freedom_students_is_the_normal_distribution() -> None:
         (30.0, 3, 1.380057031249e-06),
     ],
 )
-def test_chi_square(x: float, freedom: int, wanted: float) -> None:
+def test_chi_square_tail_matches_tabulated_values(x: float, freedom: int, wanted: float) -> None:
     assert chi_square_tail(x, freedom) == pytest.approx(wanted, rel=1e-9)
 
 
 # --- samples --------------------------------------------------------------------------------------
 
 
-def buckets(*values: float, edges: tuple[float, ...] = (1.0, 2.0, 4.0)) -> BucketSample:
+def make_bucket_sample(*values: float, edges: tuple[float, ...] = (1.0, 2.0, 4.0)) -> BucketSample:
     sample = BucketSample(edges)
     sample.extend(values)
     return sample
 
 
-def test_values_are_sorted_when_they_are_asked_for() -> None:
+def test_exact_sample_computes_quantiles_of_unsorted_values() -> None:
     sample = ExactSample()
     assert (sample.n, sample.mean()) == (0, None)
     sample.extend([3.0, 1.0, 2.0])
@@ -277,7 +279,7 @@ def test_values_are_sorted_when_they_are_asked_for() -> None:
     assert mean.variance == pytest.approx(5 / 3)
 
 
-def test_one_value_does_not_vary() -> None:
+def test_single_value_has_zero_variance() -> None:
     sample = ExactSample()
     sample.extend([3.0])
     mean = sample.mean()
@@ -285,27 +287,27 @@ def test_one_value_does_not_vary() -> None:
     assert (mean.value, mean.variance) == (3.0, 0.0)
 
 
-def test_within_a_bucket_values_are_taken_to_be_spread_evenly() -> None:
-    sample = buckets(0.5, 1.5, 1.5, 3.0)
+def test_bucket_sample_interpolates_linearly() -> None:
+    sample = make_bucket_sample(0.5, 1.5, 1.5, 3.0)
     assert sample.quantile(0.25) == 1.0
     assert sample.quantile(0.5) == 1.5
     assert sample.quantile(1.0) == 4.0
     mean = sample.mean()
     assert mean is not None
     assert mean.value == 6.5 / 4
-    assert buckets().mean() is None
+    assert make_bucket_sample().mean() is None
 
 
-def test_above_the_last_edge_nothing_is_known() -> None:
-    sample = buckets(0.5, 9.0)
+def test_bucket_sample_is_unbounded_above_the_last_bucket() -> None:
+    sample = make_bucket_sample(0.5, 9.0)
     assert sample.quantile(0.9) == 4.0
     assert sample.quantile_bounds(0.1, 0.9) == (0.0, math.inf)
     assert sample.quantile_bounds(0.1, 0.4) == (0.0, 1.0)
 
 
-def test_the_spread_of_many_buckets_is_about_that_of_the_values() -> None:
+def test_bucket_sample_variance_approximates_the_exact_variance() -> None:
     values = [-math.log(1 - (k + 0.5) / 300) for k in range(300)]
-    exact, rough = ExactSample(), buckets(*values, edges=DURATION_BUCKETS)
+    exact, rough = ExactSample(), make_bucket_sample(*values, edges=DURATION_BUCKETS)
     exact.extend(values)
     one, other = exact.mean(), rough.mean()
     assert one is not None
