@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from tests.bench import micro, profiles, report, results, running
-from tests.bench.loads import FULL, QUICK, WHOLE
+from tests.bench.load_generator import FULL, QUICK, WHOLE
 from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO, at_revision
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
 from tests.bench.targets import OPENAI

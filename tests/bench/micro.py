@@ -26,7 +26,7 @@ from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.openai.endpoints import OpenAI
 from protocols.triton.endpoints import Triton
-from tests.bench.loads import Load
+from tests.bench.load_generator import Load
 from tests.bench.results import Step
 from tests.bench.targets import FROM_TRITON, KEY, OPENAI
 

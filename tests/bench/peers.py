@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from tests.bench.building import CACHE
+from tests.bench.c_programs import CACHE
 from tests.bench.targets import KEY, OPENAI, Gateway, Seat, Start, read_version
 from tests.bench.traffic import MODELS
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.bench import ours, running
-from tests.bench.loads import Load
+from tests.bench.load_generator import Load
 from tests.bench.targets import Gateway, Seat, Start, Way
 
 _ROOT: Final = Path(__file__).parents[2]

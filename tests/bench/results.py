@@ -7,7 +7,7 @@ from statistics import median
 import msgspec
 from msgspec import Struct
 
-from tests.bench.loads import Outcome
+from tests.bench.load_generator import Outcome
 
 NOISY = 0.10
 """The share of the machine that others may use before times are not worth being told."""

@@ -26,8 +26,8 @@ import msgspec
 from msgspec import Struct
 
 from tests.bench import process
-from tests.bench.building import CACHE
-from tests.bench.loads import OPEN, Load, LoadTarget, Outcome, Worker, command, run_load
+from tests.bench.c_programs import CACHE
+from tests.bench.load_generator import OPEN, Load, LoadTarget, Outcome, Worker, command, run_load
 from tests.bench.results import MOVED, Results, Sample, StartMeasurement
 from tests.bench.targets import Gateway, Seat, Start, Way
 from tests.bench.traffic import KEYS, Request, encode_all

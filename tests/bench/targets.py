@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from tests.bench import traffic
-from tests.bench.loads import Form, Load
+from tests.bench.load_generator import Form, Load
 from tests.bench.traffic import KEYS, Request
 
 KEY: Final = KEYS[0]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.bench import peers
-from tests.bench.loads import Load
+from tests.bench.load_generator import Load
 from tests.bench.ours import ECHO, OURS, REFERENCE
 from tests.bench.targets import FROM_TRITON, OPENAI, Gateway, Seat, read_version
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.bench import profiles, running
-from tests.bench.loads import Load
+from tests.bench.load_generator import Load
 from tests.bench.targets import OPENAI
 from tests.bench.traffic import repeated_request
 

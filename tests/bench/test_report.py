@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from tests.bench import micro, report, running
 from tests.bench.__main__ import main
-from tests.bench.loads import Outcome
-from tests.bench.loads import Spread as Times
+from tests.bench.load_generator import Outcome
+from tests.bench.load_generator import Spread as Times
 from tests.bench.ours import ECHO
 from tests.bench.results import Results, Sample, StartMeasurement, Step, format_number, read
 from tests.bench.targets import Gateway

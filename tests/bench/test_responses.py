@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.bench import responses
-from tests.bench.loads import TOKENS, Worker
+from tests.bench.load_generator import TOKENS, Worker
 from tests.bench.responses import STYLES
 
 MODELS = [f"{style}-{number}" for style in STYLES for number in (0, 4)]

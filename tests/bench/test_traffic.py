@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.bench import traffic
-from tests.bench.loads import Form, Load
+from tests.bench.load_generator import Form, Load
 from tests.bench.targets import FROM_TRITON, OPENAI, TO_TRITON, Way
 from tests.bench.traffic import COUNT, KEYS, MODELS, PROMPT, Request
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from tests.bench.loads import Form
+from tests.bench.load_generator import Form
 from tests.bench.responses import STYLES, WORDS
 
 SEED: Final = 20

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
-from tests.bench_engine.busy import run_busy_load
+from tests.bench_engine.busy_gateway import run_busy_load
 from tests.bench_engine.client import complete_prompts, count_tokens, is_listening, post
 from tests.bench_engine.cost import measure_cpu_seconds, measure_tree_memory
 from tests.bench_engine.peers import ONE_THREAD, PEERS, PLACE, Peer, install

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.clients import suite
-from tests.clients.running import SCRIPTED, run_built_in_models, run_gateway
+from tests.clients.gateway_process import SCRIPTED, run_built_in_models, run_gateway
 
 OTHERS: Final = Path(__file__).with_name("others")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from tests.cross.stage import ReceivedRequest
+from tests.cross.worker_server import ReceivedRequest
 
 Check = Callable[[Any], bool]
 Fields = Mapping[str, Check]

@@ -14,8 +14,8 @@ from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services
 from tests.cross.clients import CLIENTS, Client, DecodedResponse
 from tests.cross.script import PLAYS, RequestOptions
-from tests.cross.stage import WorkerServer
-from tests.cross.workers.rows import WORKERS
+from tests.cross.worker_server import WorkerServer
+from tests.cross.workers.table import WORKERS
 
 PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cross.clients import Client
 from tests.cross.conftest import CrossEnvironment
 from tests.cross.script import TOKENS, RequestOptions
-from tests.cross.workers.rows import WORKERS
+from tests.cross.workers.table import WORKERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -16,7 +16,7 @@ from tests.cross.script import (
     RequestOptions,
     get_logprob,
 )
-from tests.cross.workers.rows import MADE, WORKERS
+from tests.cross.workers.table import MADE, WORKERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

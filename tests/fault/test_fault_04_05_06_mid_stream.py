@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from tests.conftest import RunningGateway, Serve
-from tests.fault.fronts import (
+from tests.fault.processes import WorkerProcess
+from tests.fault.protocol_clients import (
     CLIENTS,
     TIMEOUTS,
     get_worker_reports,
@@ -15,8 +16,7 @@ from tests.fault.fronts import (
     serve_gateway,
     wait_until,
 )
-from tests.fault.hearing import StreamingRequest, wait_for_end, wait_for_word
-from tests.fault.processes import WorkerProcess
+from tests.fault.streaming_request import StreamingRequest, wait_for_end, wait_for_word
 
 CHAT = CLIENTS[0]
 OFTEN = {"interval": "100ms", "timeout": "300ms", "fall": 2, "rise": 1, "slow_start": "0s"}

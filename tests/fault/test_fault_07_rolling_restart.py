@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.rolling import run_rolling_restarts
+from tests.fault.rolling_restart import run_rolling_restarts
 
 RATE = 100.0
 """Requests a second: what a machine that does other things too can send. By hand: rolling.py."""

@@ -3,10 +3,16 @@
 import signal
 
 from tests.conftest import Serve
-from tests.fault.elsewhere import limit_memory
-from tests.fault.fronts import CLIENTS, get_worker_reports, send_request, serve_gateway, wait_until
-from tests.fault.hearing import StreamingRequest, wait_for_end
+from tests.fault.network_namespace import limit_memory
 from tests.fault.processes import WorkerProcess
+from tests.fault.protocol_clients import (
+    CLIENTS,
+    get_worker_reports,
+    send_request,
+    serve_gateway,
+    wait_until,
+)
+from tests.fault.streaming_request import StreamingRequest, wait_for_end
 
 CHAT = CLIENTS[0]
 HEALTH = {"interval": "60s", "slow_start": "30s"}

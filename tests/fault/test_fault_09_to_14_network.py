@@ -13,8 +13,9 @@ import pytest
 from backends.http import client as http_client
 from tests.conftest import RunningGateway, Serve
 from tests.fakes import RESET
-from tests.fault.elsewhere import NetworkLink
-from tests.fault.fronts import (
+from tests.fault.network_namespace import NetworkLink
+from tests.fault.processes import WorkerProcess
+from tests.fault.protocol_clients import (
     CLIENTS,
     TIMEOUTS,
     both,
@@ -25,8 +26,7 @@ from tests.fault.fronts import (
     serve_gateway,
     wait_until,
 )
-from tests.fault.hearing import StreamingRequest, wait_for_end, wait_for_word
-from tests.fault.processes import WorkerProcess
+from tests.fault.streaming_request import StreamingRequest, wait_for_end, wait_for_word
 
 CHAT = CLIENTS[0]
 SELDOM = {"interval": "60s"}

@@ -14,7 +14,7 @@ from backends.pool.dns_discovery import DnsSource
 from backends.pool.dns_resolver import DnsAnswer, StubResolver
 from backends.pool.settings import DnsSettings
 from tests.fakes import CHUNKED, END, Reply, ScriptedWorker, chunk, chunked
-from tests.fault.lines import collect_events, encode_line, join_text, run_pool
+from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
 from tests.fault.nameserver import Fault, StubNameserver, bind_same_port
 
 SERVICE = "_http._tcp.w.local"

@@ -13,11 +13,11 @@ import httpx
 import msgspec
 import pytest
 
-from tests.fault.fronts import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client, wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.history import ClientObservation, History, read_logs
-from tests.fault.load import LoadGenerator
+from tests.fault.load_generator import LoadGenerator
 from tests.fault.processes import WorkerProcess
+from tests.fault.protocol_clients import CLIENTS, POOL, PROTOCOLS, TIMEOUTS, Client, wait_until
 from tests.integration.test_end_to_end import JSON
 
 RATE = 50.0

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config.loader import load_bytes
 from tests.conftest import Serve
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 
 ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
 ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from gateway.cli import main
 from gateway.runtime.handover import InheritedSockets
 from tests.fakes import CHUNKED, END, ScriptedWorker, chunk
-from tests.fault.fronts import DONE, WELL, build_event
-from tests.fault.gateways import build_config
+from tests.fault.gateway_process import build_config
+from tests.fault.protocol_clients import DONE, WELL, build_event
 from tests.fault.upgrade import GatewayChain, run_upgrades
 
 RATE = 100.0

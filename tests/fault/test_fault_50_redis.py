@@ -17,8 +17,8 @@ from gateway.config.schema import StoreFailurePolicy
 from gateway.ratelimit import redis_limiter
 from gateway.ratelimit.redis_limiter import RATE_LEASE_SHARE, RedisLeaseStore
 from tests.conftest import RunningGateway, Serve
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 from tests.redis_server import RedisServer
 
 OPEN = Path("/proc/self/fd")

@@ -4,8 +4,8 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 

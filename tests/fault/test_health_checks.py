@@ -12,7 +12,14 @@ from backends.pool.pool import PoolBackend
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.request import GenerationRequest
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
-from tests.fault.lines import STREAMED, collect_events, encode_line, join_text, run_pool, wait_until
+from tests.fault.line_protocol import (
+    STREAMED,
+    collect_events,
+    encode_line,
+    join_text,
+    run_pool,
+    wait_until,
+)
 
 WELL: Reply = [make_reply(b"ok")]
 ILL: Reply = [make_reply(b"{}", "503 Loading")]

@@ -14,7 +14,7 @@ from protocols.core.errors import DeadlineExceeded, Overloaded
 from protocols.core.events import Event
 from protocols.core.request import GenerationRequest
 from tests.fakes import HANG, ScriptedWorker, chunked
-from tests.fault.lines import (
+from tests.fault.line_protocol import (
     STREAMED,
     build_context,
     collect_events,

@@ -19,7 +19,7 @@ from tests.fakes import (
     chunked,
     make_reply,
 )
-from tests.fault.lines import collect_events, encode_line, join_text, run_pool
+from tests.fault.line_protocol import collect_events, encode_line, join_text, run_pool
 
 GOOD = [chunked(encode_line("Hello"), encode_line(" world"), b"end\n")]
 SAYS = chunk(encode_line("Hello"))

@@ -15,7 +15,7 @@ from protocols.core.errors import DeadlineExceeded
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import Request
 from tests.fakes import CLOSE, HANG, Reply, ScriptedWorker, chunked, make_reply
-from tests.fault.lines import (
+from tests.fault.line_protocol import (
     STREAMED,
     LineProtocol,
     collect_events,

@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from gateway.cli import main
-from tests.fault.fronts import PROTOCOLS, wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.history import History, read_logs
-from tests.fault.load import LoadGenerator
+from tests.fault.load_generator import LoadGenerator
 from tests.fault.processes import WorkerProcess
+from tests.fault.protocol_clients import PROTOCOLS, wait_until
 from tests.integration.test_command import Command
 
 ECHO = {"backend": "echo"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 from tests.integration.test_command import Command
 
 HERE = Path(__file__).parent

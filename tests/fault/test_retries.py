@@ -20,7 +20,7 @@ from tests.fakes import (
     chunked,
     make_reply,
 )
-from tests.fault.lines import (
+from tests.fault.line_protocol import (
     STREAMED,
     UNARY,
     build_context,

@@ -33,7 +33,7 @@ from tests.fakes import (
     head,
     make_reply,
 )
-from tests.fault.lines import (
+from tests.fault.line_protocol import (
     STREAMED,
     UNARY,
     CollectEvents,

@@ -16,12 +16,12 @@ import click
 import msgspec
 from msgspec import Struct
 
-from tests.fault.fronts import build_pool_config, wait_until
-from tests.fault.gateways import GatewayProcess
+from tests.fault.gateway_process import GatewayProcess
 from tests.fault.history import History, read_logs
-from tests.fault.load import LoadGenerator
+from tests.fault.load_generator import LoadGenerator
+from tests.fault.load_runs import run_repeatedly
 from tests.fault.processes import WorkerProcess
-from tests.fault.repeating import run_repeatedly
+from tests.fault.protocol_clients import build_pool_config, wait_until
 
 PACE = 0.05
 """Seconds between words: so an answer takes a quarter of a second."""
@@ -40,12 +40,12 @@ class UpgradeRun(Struct, frozen=True):
 
     @property
     def done(self) -> str:
-        """See ``tests.fault.repeating.Run``."""
+        """See ``tests.fault.load_runs.Run``."""
         return f"{self.upgrades} upgrades"
 
     @property
     def failed(self) -> bool:
-        """See ``tests.fault.repeating.Run``."""
+        """See ``tests.fault.load_runs.Run``."""
         return bool(self.lost or any(self.codes))
 
     @property

@@ -19,9 +19,9 @@ from gateway.auth.jwks import JwksClient
 from gateway.config.loader import load_text
 from gateway.config.schema import JwtConfig
 from tests.conftest import RunningGateway, Serve
-from tests.fault.gateways import build_config
+from tests.fault.gateway_process import build_config
 from tests.integration.test_connect_check import collect_findings, create_certificate
-from tests.serving import run_server
+from tests.tcp_server import run_server
 
 FIRST, SECOND = (rsa.generate_private_key(65537, 2048) for _ in "ab")
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from gateway.observability.metrics.catalog import METRIC_GROUPS, METRICS_BY_NAME
 from tests.deploy.watched import list_expressions, list_samples
 from tests.fakes import CHUNKED, END, chunk, make_reply
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 from tests.otlp_collector import Collector
-from tests.serving import run_server
+from tests.tcp_server import run_server
 
 MOST: Final = 50
 """Connections of one address."""

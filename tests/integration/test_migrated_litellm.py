@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from gateway.tools.migrate.litellm import migrate
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
 
 
 def test_migrated_litellm_config_serves_alias_split_fallback_and_key(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from gateway.runtime.reload import ConfigSource, ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
 from protocols.core.errors import WorkerUnreachable
 from tests.fakes import END, HANG, chunk
-from tests.fault.fronts import DONE, SAYS, STOP, STREAM, create_raw_worker, wait_until
+from tests.fault.protocol_clients import DONE, SAYS, STOP, STREAM, create_raw_worker, wait_until
 
 PEMS = Path(__file__).parents[1] / "fault"
 LISTENER = {

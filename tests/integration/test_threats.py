@@ -15,7 +15,7 @@ from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
-from tests.serving import run_server
+from tests.tcp_server import run_server
 
 REGISTERED = ProtocolRegistry(PROTOCOLS)
 CHAT = "/v1/chat/completions"

@@ -11,10 +11,10 @@ from msgspec import Struct, field
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.fakes import make_reply
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 from tests.otlp_collector import Collector, decode_attributes
-from tests.serving import run_server
+from tests.tcp_server import run_server
 
 CANARY = "canary-of-a-prompt"
 ANSWERED = "canary-of-an-answer"

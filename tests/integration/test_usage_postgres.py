@@ -19,8 +19,8 @@ from gateway.observability.usage import USAGE_COLUMNS, UsageRecorder
 from gateway.runtime.gateway import build_services
 from gateway.tools.connect_check import check_connections
 from protocols.core.events import Usage
-from tests.fault.fronts import wait_until
-from tests.fault.gateways import GatewayProcess, build_config
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
 from tests.postgres_server import PostgresServer
 
 NOW = 1_700_000_100.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.oracle.launch import TritonUnavailableError, run_triton
+from tests.oracle.triton_server import TritonUnavailableError, run_triton
 
 
 @pytest.fixture(scope="session")

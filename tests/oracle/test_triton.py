@@ -12,14 +12,14 @@ import pytest
 from tests.conformance.cases import Case, play
 from tests.conformance.triton import CASES
 from tests.conftest import Serve
-from tests.oracle.rows import (
+from tests.oracle.request_rows import (
     DIFFERENCES,
     Row,
     iterate_batch_rows,
     iterate_body_rows,
     iterate_path_rows,
 )
-from tests.oracle.rows_infer import iterate_infer_rows
+from tests.oracle.request_rows_infer import iterate_infer_rows
 
 pytestmark = pytest.mark.oracle
 

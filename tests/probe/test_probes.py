@@ -15,7 +15,7 @@ from gateway.tools.probe.runner import PROBES, ProbeResult, run_probes
 from protocols.core.interfaces import UpstreamAdapter
 from tests.conftest import Serve
 from tests.fakes import ReceivedRequest, chunked, make_reply
-from tests.serving import run_server
+from tests.tcp_server import run_server
 
 PARROT = """
 listeners:

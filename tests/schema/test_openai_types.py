@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import RunningGateway
 from tests.schema.openai_types import LIMITS, build_document
-from tests.schema.survey import Finding, run_schemathesis
+from tests.schema.schemathesis_run import Finding, run_schemathesis
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Soak a gateway: see ``tests.soak.soaking``.
+"""Soak a gateway: see ``tests.soak.soak_run``.
 
 python -m tests.soak --requests 200000 --cancelled 10000
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.soak.soaking import SoakMeasurement, run_soak
+from tests.soak.soak_run import SoakMeasurement, run_soak
 
 
 def _print_measurement(look: SoakMeasurement) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.soaking import (
+from tests.soak.soak_run import (
     EACH,
     FEW,
     SLACK,

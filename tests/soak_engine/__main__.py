@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from tests.soak_engine.soaking import SLACK, check_flat, run_soak
+from tests.soak_engine.soak_run import SLACK, check_flat, run_soak
 from tests.tiny_model import byte_tokenizer, tiny_llama
 
 

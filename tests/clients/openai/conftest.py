@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.clients.running import SCRIPTED, run_built_in_models, run_gateway
+from tests.clients.gateway_process import SCRIPTED, run_built_in_models, run_gateway
 
 KEY = "sk-clients"
 HERE = Path(__file__).parent

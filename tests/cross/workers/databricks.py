@@ -20,8 +20,8 @@ from tests.cross.checks import (
 )
 from tests.cross.checks import is_tool_list as functions
 from tests.cross.script import PROMPT, RequestOptions
-from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
-from tests.cross.workers.manner import (
+from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.openai_format import (
     OpenAIResponseFormat,
     decode_options,
     encode_compact_json,
@@ -101,11 +101,11 @@ class Databricks:
         return decode_options(got)
 
     def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         return _MANNER.lines(wish, chat="messages" in asked.fields(), usage=True)
 
     def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         return _MANNER.whole(wish, chat="messages" in asked.fields())
 
     def failure(self, asked: ReceivedRequest) -> bytes:

@@ -21,8 +21,12 @@ from tests.cross.checks import (
 )
 from tests.cross.checks import is_tool_list as functions
 from tests.cross.script import PROMPT, Json, RequestOptions, script_choice
-from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
-from tests.cross.workers.manner import OpenAIResponseFormat, decode_options, encode_compact_json
+from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.openai_format import (
+    OpenAIResponseFormat,
+    decode_options,
+    encode_compact_json,
+)
 
 _INT32: Final = 2**31 - 1
 _PARAMETERS: Final[Fields] = {
@@ -176,7 +180,7 @@ class MindIE:
         return RequestOptions(stream=asked.path.endswith("_stream"), most=told["max_new_tokens"])
 
     def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         if not asked.path.startswith("/v2"):
             return self._manner.lines(wish, chat=_is_chat(asked), usage=True)
         said = script_choice(wish)
@@ -191,7 +195,7 @@ class MindIE:
         return StreamEvents((), tuple(rows), ())
 
     def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         if not asked.path.startswith("/v2"):
             return self._manner.whole(wish, chat=_is_chat(asked))
         said = script_choice(wish)

@@ -22,8 +22,8 @@ from tests.cross.checks import (
 )
 from tests.cross.checks import is_tool_list as functions
 from tests.cross.script import PROMPT, Json, RequestOptions
-from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
-from tests.cross.workers.manner import (
+from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.openai_format import (
     REASONS,
     OpenAIResponseFormat,
     decode_options,
@@ -137,12 +137,12 @@ class OVMS:
         return decode_options({**got, "top_logprobs": 1})
 
     def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         usage = "stream_options" in asked.fields()
         return self._manner.lines(wish, chat=_is_chat(asked), usage=usage)
 
     def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         return self._manner.whole(wish, chat=_is_chat(asked))
 
     def failure(self, asked: ReceivedRequest) -> bytes:

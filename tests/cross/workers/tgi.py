@@ -30,8 +30,12 @@ from tests.cross.script import (
     get_logprob,
     script_choice,
 )
-from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
-from tests.cross.workers.manner import OpenAIResponseFormat, decode_options, encode_compact_json
+from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.openai_format import (
+    OpenAIResponseFormat,
+    decode_options,
+    encode_compact_json,
+)
 
 _PARAMETERS: Final[Fields] = {
     "best_of": integer(1, 2),
@@ -149,7 +153,7 @@ class TGI:
         )
 
     def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         if _is_chat(asked):
             return _MANNER.whole(wish, chat=True)
         said = script_choice(wish, leaves=True)

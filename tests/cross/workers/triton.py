@@ -30,8 +30,8 @@ from tests.cross.script import (
     get_logprob,
     script_choice,
 )
-from tests.cross.stage import ReceivedRequest, ScriptedResponse, StreamEvents
-from tests.cross.workers.manner import encode_compact_json
+from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.openai_format import encode_compact_json
 
 _INT32: Final = 2**31 - 1
 _FLOAT: Final = number(-3e38)
@@ -201,7 +201,7 @@ class Triton:
         )
 
     def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
-        """See ``tests.cross.stage.Desk``."""
+        """See ``tests.cross.worker_server.Desk``."""
         said = self._say(wish)
         return encode_compact_json(
             self._outputs(asked, wish, StreamPiece(said.tokens, said.made, said.reason))

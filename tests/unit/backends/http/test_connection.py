@@ -9,7 +9,7 @@ from backends.http.client import AsyncioHttpClient
 from protocols.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, make_reply
-from tests.serving import run_server
+from tests.tcp_server import run_server
 from tests.unit.backends.http.client_requests import open_client, read_body
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -13,8 +13,8 @@ from backends.pool.pool import PoolBackend
 from protocols.core.errors import WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import make_reply
-from tests.fault.lines import LineProtocol, pool_settings
-from tests.serving import run_server
+from tests.fault.line_protocol import LineProtocol, pool_settings
+from tests.tcp_server import run_server
 
 ASKED = UpstreamRequest("/", b"", ())
 

@@ -16,7 +16,7 @@ from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
 from protocols.core.errors import GatewayError, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest
-from tests.fault.lines import pool_settings
+from tests.fault.line_protocol import pool_settings
 
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
 

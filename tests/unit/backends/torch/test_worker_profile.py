@@ -21,7 +21,7 @@ from protocols.core.request import (
     Tool,
 )
 from protocols.openai.endpoints import OpenAI
-from tests.unit.protocols.chat.test_own_workers import (
+from tests.unit.protocols.chat.test_interlingua_profile import (
     REST,
     SAMPLING,
     STOPPING,

@@ -1,0 +1,147 @@
+"""A run on real processes, as small as can be, and what keeps it within its bounds."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.bench import process, running
+from tests.bench.load_generator import Load
+from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
+from tests.bench.running import Plan, lock_machine, run
+from tests.bench.targets import OPENAI, Gateway, Seat, Start, make_constant
+
+WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
+STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
+LOADS = [WHOLE, STREAM]
+ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for it")
+
+
+@pytest.fixture(autouse=True)
+def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of the test's own, and no watching of the machine."""
+    monkeypatch.setattr(running, "CACHE", tmp_path)
+    monkeypatch.setattr(running, "_WATCHED", 0.01)
+
+
+def make_failing_start(said: str) -> Callable[[Seat], Start]:
+    return lambda seat: Start([sys.executable, "-c", said])
+
+
+def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
+    return Plan(
+        gateways=gateways,
+        loads=LOADS,
+        rounds=rounds,
+        seconds=seconds,
+        group=2,
+        tries=2,
+        streams=False,
+    )
+
+
+def test_every_gateway_runs_every_supported_load() -> None:
+    said: list[str] = []
+    fails = Gateway(
+        name="fails",
+        start=make_failing_start("raise SystemExit(1)"),
+        version=make_constant("1"),
+        ways=(OPENAI,),
+    )
+    found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
+
+    keys = found.measured()
+    both = [(DIRECT.name, OPENAI.name, load) for load in ("whole", "stream")]
+    assert sorted(keys) == sorted([(ECHO.name, OPENAI.name, "whole"), *both])
+    assert {sample.round for sample in found.samples} == {1, 2}
+    assert [found.errors(key) for key in keys] == [0] * len(keys)
+    assert all(sample.cpu > 0 for sample in found.samples)
+    assert {one.load for one in found.samples if one.ratio is not None} == {"whole"}
+    assert found.baseline == ECHO.name
+    assert found.missing["absent"] == "not installed: ask for it"
+    assert found.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
+    assert said[0] == "round 1 of 2"
+
+
+@pytest.mark.slow
+def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
+    repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
+    both = replace(make_plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
+    found = run(both, lambda _: None)
+    assert not found.missing
+    keys = found.measured()
+    assert len(keys) == 4 * (len(OURS.ways) + len(REFERENCE.ways))
+    assert [found.errors(key) for key in keys] == [0] * len(keys)
+    assert all(one.memory > 1 and one.after > 1 and one.seconds > 0 for one in found.starts)
+    assert len(found.starts) == 2
+
+
+def test_order_of_gateways_is_reversed_every_round() -> None:
+    """The rounds run to and fro, so that none is always before the other."""
+    other = replace(DIRECT, name="other")
+    found = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
+    order = [(one.round, one.gateway) for one in found.samples if one.load == "whole"]
+    assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
+    assert found.against == "other"
+
+
+def test_missing_gateway_is_not_compared() -> None:
+    found = run(replace(make_plan(DIRECT, ABSENT), against="absent"), lambda _: None)
+    assert found.against == ""
+    assert "absent" in found.missing
+
+
+def test_gateway_with_incorrect_responses_is_not_measured() -> None:
+    told = "HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\n @000"
+    script = (
+        "import socket, sys\n"
+        "one = socket.create_server(('127.0.0.1', {port}))\n"
+        "while True:\n"
+        "    each = one.accept()[0]; each.recv(9999); each.sendall(b'" + told + "'); each.close()\n"
+    )
+    wrong = Gateway(
+        name="wrong",
+        start=lambda seat: Start([sys.executable, "-c", script.format(port=seat.port)]),
+        version=make_constant("1"),
+        ways=(OPENAI,),
+    )
+    found = run(make_plan(wrong), lambda _: None)
+    assert found.samples == []
+    assert "wrong" in found.missing
+
+
+def test_run_stops_at_its_time_limit() -> None:
+    said: list[str] = []
+    found = run(make_plan(DIRECT, seconds=0, rounds=3), said.append)
+    assert found.samples == []
+
+
+def test_concurrent_runs_are_prevented() -> None:
+    with lock_machine(), pytest.raises(BlockingIOError):
+        run(make_plan(DIRECT), lambda _: None)
+    with lock_machine():
+        pass  # it is free again
+
+
+def test_process_usage_includes_its_children() -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    busy = "b = bytearray(40 << 20); sum(range(5_000_000)); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert len([*process.tree(parent.pid)]) == 2
+        assert process.memory(parent.pid) > 40
+        assert process.cpu(parent.pid) > 10_000_000
+        parent.communicate(b"\n")
+    assert process.cpu(parent.pid) == 0
+    assert process.memory(parent.pid) == 0.0
+
+
+def test_machine_load_and_description_are_read() -> None:
+    assert 0 <= process.busy(0.01) <= 1
+    assert "cores of" in process.machine()

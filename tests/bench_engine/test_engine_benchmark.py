@@ -1,0 +1,174 @@
+"""What the figures are made of: costs of process trees, counts of tokens, tables."""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench_engine.busy_gateway import run_busy_load
+from tests.bench_engine.client import count_tokens
+from tests.bench_engine.cost import (
+    list_process_tree,
+    measure_cpu_seconds,
+    measure_process_memory,
+    measure_tree_memory,
+)
+from tests.bench_engine.peers import HERE, PEERS
+from tests.bench_engine.running import Measured, Report
+from tests.bench_engine.table import BARS, BEGIN, END, format_tables, replace_tables
+from tests.bench_engine.weights import Weights
+
+BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}]); input()"
+LOOP = "import time\nwhile time.process_time() < 0.4: pass"
+
+
+def test_cpu_time_of_a_process_tree_includes_exited_children() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", BUSY.format(LOOP)], stdin=subprocess.PIPE)
+    assert parent.stdin is not None
+    try:
+        while measure_cpu_seconds(parent.pid) < 0.35:
+            assert parent.poll() is None
+        assert parent.pid in list_process_tree(os.getpid())
+        assert measure_tree_memory(os.getpid()) >= measure_process_memory(
+            os.getpid()
+        ) + measure_process_memory(parent.pid)
+    finally:
+        parent.stdin.close()
+        parent.wait()
+    assert measure_cpu_seconds(os.getpid()) >= 0.35
+    assert measure_process_memory(parent.pid) == 0
+
+
+def test_cpu_time_includes_finished_threads() -> None:
+    def busy() -> None:
+        sum(range(6_000_000))
+
+    before = measure_cpu_seconds(os.getpid())
+    thread = threading.Thread(target=busy)
+    thread.start()
+    thread.join()
+    assert measure_cpu_seconds(os.getpid()) > before
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        (
+            b'data: {"usage":{"completion_tokens":3}}\n\ndata: {"usage":{"completion_tokens":48}}',
+            48,
+        ),
+        (b'{"usage": {"completion_tokens": 16, "prompt_tokens": 900}}', 16),
+        (b'{"tokens": 512}', 512),
+    ],
+)
+def test_last_usage_gives_the_token_count(answer: bytes, tokens: int) -> None:
+    assert count_tokens(answer) == tokens
+
+
+def test_response_without_usage_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no usage"):
+        count_tokens(b'{"prompt_tokens": 900}')
+
+
+def make_report(**fields: Any) -> Report:
+    measured = [
+        Measured("ours", 16, [4.0, 6.0, 5.0], [1.0] * 3),
+        Measured("generate-batch", 16, [8.0, 8.0, 8.0], [1.0] * 3),
+        Measured("vllm", 16, [2.0, 3.0, 4.0], [1.0] * 3),
+    ]
+    given: dict[str, Any] = {
+        "machine": "a machine",
+        "load": (1.0, 2.0),
+        "tokens": 32,
+        "rounds": 3,
+        "measured": measured,
+        "missing": {"openvino": "no\nwheel"},
+        "memory": {"ours": 10**9, "generate-batch": 0, "vllm": 0},
+    }
+    return Report(**(given | fields))
+
+
+def test_speed_goals_use_the_median_ratio_of_the_rounds() -> None:
+    said = format_tables(make_report())
+    lines = {line.split(" | ")[0]: line for line in said.splitlines()}
+    assert "| 5.0 (4.0 to 6.0) | 1,000 MB |" in said
+    assert "| 0.62 | met |" in lines["| float32 / transformers' `generate_batch`, float32"]
+    assert "| 2.00 | **missed** |" in lines["| float32 / vLLM on CPU, eager, float32"]
+    assert "not measured" in lines["| int8 per row / OpenVINO GenAI, Q8_0"]
+    assert "- not measured: OpenVINO GenAI: no wheel" in said
+    met = format_tables(
+        make_report(measured=[*make_report().measured[1:], Measured("ours", 16, [4.0] * 3, [1.0])])
+    )
+    assert "| 0.50 | goal met |" in met
+
+
+@pytest.mark.parametrize(
+    ("ratios", "end"),
+    [([0.5, 0.7, 0.4], "0.50 | **missed** |"), ([0.7], "0.70 | met |"), ([0.95], "goal met |")],
+)
+def test_speed_ratio_with_a_busy_gateway_is_reported(ratios: list[float], end: str) -> None:
+    (line,) = [
+        line
+        for line in format_tables(make_report(busy=ratios)).splitlines()
+        if "busy gateway" in line
+    ]
+    assert line.endswith(end)
+    assert "busy gateway" not in format_tables(make_report())
+
+
+def test_busy_load_sends_requests_until_the_end() -> None:
+    asked = queue.SimpleQueue[str]()
+
+    class Listed(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.put(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listed) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with run_busy_load(server.server_port):
+                assert [asked.get(timeout=30) for _ in range(50)] == ["/v1/models"] * 50
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(RuntimeError, match="nothing answers"), run_busy_load(server.server_port):
+        pass
+
+
+def test_tables_of_a_page_are_replaced() -> None:
+    once = replace_tables(f"before\n{BEGIN}\nold\n{END}\nafter\n", make_report())
+    assert once == replace_tables(once, make_report())
+    assert once.startswith("before\n")
+    assert once.endswith("\nafter\n")
+    assert "old" not in once
+
+
+def test_every_speed_goal_and_environment_has_a_peer() -> None:
+    for bar in BARS:
+        assert {bar.ours, bar.peer} <= PEERS.keys()
+    envs = {peer.env for peer in PEERS.values()} - {""}
+    assert {file.stem for file in (HERE / "peers").glob("*.txt")} == envs
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_command_contains_its_weights_and_port(name: str) -> None:
+    place = Path("weights")
+    command = [str(part) for part in PEERS[name].command(Weights(*[place] * 4), 8123)]
+    assert "8123" in command
+    assert "weights" in command

@@ -1,0 +1,224 @@
+"""Where the scripted workers stand: one server, a path prefix for each, every byte its own.
+
+A desk is one kind of worker. It reads what it is asked after its dialect's documents, notes all
+that a real one would refuse or not know, and tells which bytes it would answer with.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import msgspec
+from msgspec import Struct, field
+
+from tests.cross.script import RequestOptions
+from tests.fakes import END, chunk, head
+from tests.tcp_server import run_server
+
+SPLINTER = 11
+"""Bytes; no character and no event has a length that it divides."""
+_PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
+            422: "Unprocessable Entity", 429: "Too Many Requests",
+            500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+
+
+class ScriptedResponse(Struct, frozen=True, kw_only=True):
+    """What a worker answers: a body, or a stream of events."""
+
+    status: int = 200
+    kind: str = "application/json"
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    events: tuple[bytes, ...] | None = None
+    then: Literal["end", "cut", "hang"] = "end"
+    splinters: bool = False
+
+
+class ReceivedRequest(Struct, kw_only=True):
+    """One request, and what became of it. ``path`` is without the worker's prefix."""
+
+    worker: str
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    play: str = ""
+    faults: list[str] = field(default_factory=list)
+    """What is wrong with it, in its dialect."""
+    left: float | None = None
+    """When the other side left the unfinished answer, on the loop's clock."""
+
+    def fields(self) -> dict[str, Any]:
+        """The body, which must be a JSON object sent as such."""
+        if self.headers.get("content-type") != "application/json":
+            self.faults.append("not sent as JSON")
+        got = msgspec.json.decode(self.body)
+        assert isinstance(got, dict)
+        return got
+
+    def at(self, *paths: str) -> None:
+        """Note any other path."""
+        if (self.method, self.path) not in {("POST", path) for path in paths}:
+            self.faults.append(f"{self.method} {self.path} is none of the server's")
+
+
+class StreamEvents(Struct, frozen=True):
+    """A stream's events: before the tokens, one for each of them, and after."""
+
+    opening: tuple[bytes, ...]
+    tokens: tuple[bytes, ...]
+    closing: tuple[bytes, ...]
+
+
+class WorkerScript(Protocol):
+    """One kind of worker."""
+
+    kind: str
+    """The content type of its streams."""
+
+    @property
+    def refusals(self) -> Mapping[str, ScriptedResponse]:
+        """By play: ``refused``, ``limited``, ``failed``, ``busy``."""
+
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+        """The answer to what asks for no text: probes and questions."""
+
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
+        """What is asked; its play, and all its faults, are noted in ``asked``."""
+
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+        """The events of a stream."""
+
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+        """The answer in one piece."""
+
+    def failure(self, asked: ReceivedRequest) -> bytes:
+        """What an error looks like in a stream that has begun."""
+
+
+def create_response(desk: WorkerScript, asked: ReceivedRequest) -> ScriptedResponse:
+    """What the desk answers, after the play that was asked for."""
+    if (aside := desk.aside(asked)) is not None:
+        return aside
+    wish = desk.read(asked)
+    play = asked.play
+    if play in desk.refusals:
+        return desk.refusals[play]
+    if not wish.stream:
+        body = desk.whole(asked, wish)
+        ends: Mapping[str, Any] = {"cut": {"then": "cut"}, "slow": {"then": "hang"}}
+        return ScriptedResponse(body=body, splinters=play == "packets", **ends.get(play, {}))
+    told = desk.lines(asked, wish)
+    begun = (*told.opening, *told.tokens[:2])
+    match play:
+        case "broken":
+            return ScriptedResponse(kind=desk.kind, events=(*begun, desk.failure(asked)))
+        case "short":
+            return ScriptedResponse(kind=desk.kind, events=begun)
+        case "cut":
+            return ScriptedResponse(kind=desk.kind, events=begun, then="cut")
+        case "slow":
+            return ScriptedResponse(kind=desk.kind, events=begun[:-1], then="hang")
+        case _:
+            events = (*told.opening, *told.tokens, *told.closing)
+            return ScriptedResponse(kind=desk.kind, events=events, splinters=play == "packets")
+
+
+class WorkerServer:
+    """Serves all desks from ``async with`` on; ``url`` and a desk's name are that worker's URL."""
+
+    def __init__(self, desks: Mapping[str, WorkerScript]) -> None:
+        self._desks = desks
+        self._open = AsyncExitStack()
+        self._news = asyncio.Event()
+        self.url = ""
+        self.asked: list[ReceivedRequest] = []
+        """What was asked, probes and questions left out."""
+
+    async def __aenter__(self) -> Self:
+        self.url = await self._open.enter_async_context(run_server(self._serve))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._open.aclose()
+
+    async def until_asked(self) -> ReceivedRequest:
+        """The first request for text."""
+        async with asyncio.timeout(10):
+            while not self.asked:
+                self._news.clear()
+                await self._news.wait()
+        return self.asked[0]
+
+    async def until_left(self, asked: ReceivedRequest) -> float:
+        """When the other side left this one unfinished."""
+        async with asyncio.timeout(10):
+            while asked.left is None:
+                self._news.clear()
+                await self._news.wait()
+        return asked.left
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await self._exchange(reader, writer):
+            pass
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        asked = await _read_request(reader)
+        desk = self._desks[asked.worker]
+        answer = create_response(desk, asked)
+        if asked.play:
+            self.asked.append(asked)
+            self._news.set()
+        if answer.then == "hang" and answer.events is None:
+            return await self._hang(asked, reader)
+        data = _encode_response(answer)
+        if answer.splinters:
+            for start in range(0, len(data), SPLINTER):
+                writer.write(data[start : start + SPLINTER])
+                await asyncio.sleep(0)  # so that the other side reads it before the next
+        else:
+            writer.write(data)
+        await writer.drain()
+        if answer.then == "hang":
+            return await self._hang(asked, reader)
+        return answer.then == "end"
+
+    async def _hang(self, asked: ReceivedRequest, reader: asyncio.StreamReader) -> bool:
+        try:
+            while await reader.read(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        asked.left = asyncio.get_running_loop().time()
+        self._news.set()
+        return False
+
+
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip("\r\n").split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    worker, _, path = target.removeprefix("/").partition("/")
+    return ReceivedRequest(
+        worker=worker, method=method, path=f"/{path}", headers=headers, body=body
+    )
+
+
+def _encode_response(answer: ScriptedResponse) -> bytes:
+    status = f"{answer.status} {_PHRASES[answer.status]}"
+    if answer.events is None:
+        length = str(len(answer.body))
+        top = head(status, content_type=answer.kind, content_length=length, **answer.headers)
+        half = len(answer.body) // 2 if answer.then == "cut" else len(answer.body)
+        return top + answer.body[:half]
+    top = head(status, content_type=answer.kind, transfer_encoding="chunked", **answer.headers)
+    ended = END if answer.then == "end" else b""
+    return b"".join([top, *map(chunk, filter(None, answer.events)), ended])

@@ -1,0 +1,186 @@
+"""The workers, one row each: who they are, and what a client may expect of them.
+
+Adding a worker dialect costs one module and one row.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from tests.cross.worker_server import WorkerScript
+from tests.cross.workers.databricks import Databricks
+from tests.cross.workers.mindie import MindIE
+from tests.cross.workers.openai import OpenAI
+from tests.cross.workers.ovms import OVMS
+from tests.cross.workers.tgi import TGI
+from tests.cross.workers.triton import Triton
+
+Way = Literal["chat", "chat stream", "text", "text stream"]
+WAYS: Final[tuple[Way, ...]] = ("chat", "chat stream", "text", "text stream")
+STREAMS: Final = ("chat stream", "text stream")
+CHATS: Final = ("chat", "chat stream")
+TEXTS: Final = ("text", "text stream")
+Losses = frozenset[tuple[str, str]]
+"""Paths of the internal request, and what became of them."""
+NONE: Final[Losses] = frozenset()
+MADE: Final = "emulated"
+LOST: Final = "dropped"
+
+
+def map_ways(one: str, ways: tuple[str, ...] = WAYS, **others: str) -> dict[str, str]:
+    """The same for these ways; ``others`` name one way each, a blank in it as ``_``."""
+    return {**dict.fromkeys(ways, one), **{way.replace("_", " "): it for way, it in others.items()}}
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """One row. The mappings are by way; a way that is not among them is carried without loss."""
+
+    dialect: str
+    desk: WorkerScript
+    profile: str | None = None
+    apart: bool = False
+    """Its requests name no model: each play has a URL of its own."""
+    alike: str = ""
+    """The client whose calls are passed on as they are, and which hears this worker's own words."""
+    always: Mapping[str, str] = {}
+    """What is lost of each conversation, by path."""
+    stop: Mapping[str, str] = {}
+    keeps: tuple[str, ...] = ()
+    """The ways in which it can be told to leave a stop string in the text, or always does."""
+    n: Mapping[str, str] = {}
+    logprobs: Mapping[str, str] = {}
+    tools: str = ""
+    insists: bool = False
+    """It must be told how long an answer may be."""
+    ends: Mapping[str, str] = {}
+    """What its finish reasons come to, where that is not what they mean."""
+    silent: tuple[str, ...] = ()
+    """The ways in which it does not tell usage."""
+    endless: tuple[str, ...] = ()
+    """The ways in which a stream has no mark of its end."""
+
+    def loss(self, path: str, reason: str | None) -> Losses:
+        """What is lost of one field, if anything is."""
+        return frozenset({(path, reason)}) if reason else NONE
+
+    def usual(self, kind: str, *, limited: bool) -> Losses:
+        """What is lost of every question; ``limited``: the client said how long."""
+        found = set(self.always.items()) if kind == "chat" else set()
+        if self.insists and not limited:
+            found.add(("stopping.max_tokens", "defaulted"))
+        return frozenset(found)
+
+
+_UNTOLD: Final = {"eos": "unknown", "length": "unknown"}
+_RENDERED: Final = {"messages": "approximated"}
+_MINDIE: Final = Worker(
+    dialect="mindie",
+    desk=MindIE("2x"),
+    profile="2x",
+    keeps=CHATS,
+    stop=map_ways(MADE, TEXTS),
+    n=map_ways(MADE, TEXTS),
+    silent=TEXTS,
+)
+
+WORKERS: Final[Mapping[str, Worker]] = {
+    **{
+        name: Worker(dialect="openai", profile=name, desk=OpenAI(name), keeps=keeps)
+        for name, keeps in (("openai", ()), ("vllm", WAYS), ("sglang", WAYS), ("llamacpp", ()))
+    },
+    "triton-vllm": Worker(
+        dialect="triton",
+        profile="vllm",
+        desk=Triton("vllm"),
+        alike="triton",
+        keeps=WAYS,
+        always=_RENDERED,
+        n=map_ways(MADE, STREAMS),
+        tools=LOST,
+    ),
+    "triton-trtllm": Worker(
+        dialect="triton",
+        profile="trtllm",
+        desk=Triton("trtllm"),
+        always=_RENDERED,
+        insists=True,
+        stop=map_ways(MADE),
+        n=map_ways(MADE, STREAMS),
+        logprobs=map_ways("approximated"),
+        tools=LOST,
+        ends=_UNTOLD,
+        endless=STREAMS,
+    ),
+    "triton-llmapi": Worker(
+        dialect="triton",
+        profile="llmapi",
+        desk=Triton("llmapi"),
+        always=_RENDERED,
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
+        tools=LOST,
+        silent=WAYS,
+    ),
+    "triton-plain": Worker(
+        dialect="triton",
+        profile="plain",
+        desk=Triton("plain"),
+        always=_RENDERED,
+        stop=map_ways(MADE),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
+        tools=LOST,
+        ends=_UNTOLD,
+        silent=WAYS,
+        endless=STREAMS,
+    ),
+    "mindie-2x": _MINDIE,
+    "mindie-1x": Worker(
+        dialect="mindie",
+        profile="1x",
+        desk=MindIE("1x"),
+        keeps=CHATS,
+        stop=map_ways(MADE, TEXTS),
+        n=map_ways(MADE, TEXTS),
+        logprobs=map_ways(LOST, TEXTS),
+        silent=TEXTS,
+    ),
+    "mindie-rc1": Worker(
+        dialect="mindie",
+        profile="rc1",
+        desk=MindIE("rc1"),
+        stop=map_ways(MADE),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
+        tools=LOST,
+        silent=("chat stream", *TEXTS),
+    ),
+    "ovms-2026": Worker(
+        dialect="ovms",
+        profile="2026",
+        desk=OVMS("2026"),
+        keeps=WAYS,
+        stop=map_ways(MADE, STREAMS),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST, STREAMS),
+    ),
+    "ovms-2024": Worker(
+        dialect="ovms",
+        profile="2024",
+        desk=OVMS("2024"),
+        stop=map_ways(MADE),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
+        tools=LOST,
+        ends={"length": "eos"},
+        silent=WAYS,
+    ),
+    "databricks": Worker(
+        dialect="databricks",
+        desk=Databricks(),
+        n=map_ways(MADE, TEXTS),
+        logprobs=map_ways(LOST, TEXTS),
+    ),
+    "tgi": Worker(dialect="tgi", desk=TGI(), apart=True, stop=map_ways(MADE), n=map_ways(MADE)),
+}

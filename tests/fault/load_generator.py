@@ -1,0 +1,103 @@
+"""Clients that come at a fixed rate, whatever becomes of those before them; each keeps what it saw.
+
+async with Load(front.port) as load:
+    await load.run(rate=200, until=event)
+load.heard
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from tests.fault.history import ClientObservation, Seen
+from tests.fault.protocol_clients import CLIENTS, Client
+from tests.integration.test_end_to_end import JSON
+
+_WORD = re.compile(rb"t(\d+) ")
+PATIENCE = 60.0
+"""Seconds after which a request that nobody answers counts as cut."""
+
+
+class LoadGenerator:
+    """Sends requests in every dialect in turn, streamed and whole.
+
+    Of every ``leaves`` requests one leaves when it has heard something; 0: all stay.
+    """
+
+    def __init__(self, port: int, clients: Sequence[Client] = CLIENTS, *, leaves: int = 0) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+        self._clients = clients
+        self._leaves = leaves
+        self._number = 0
+        self.heard: list[ClientObservation] = []
+        self.rate = 0.0
+        """Requests a second that were really sent."""
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0)
+        limits = aiohttp.ClientTimeout(total=PATIENCE)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=limits)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def run(self, rate: float, until: asyncio.Event) -> None:
+        """Send ``rate`` requests a second until then, and wait for all of their answers."""
+        loop = asyncio.get_running_loop()
+        began, first = loop.time(), self._number
+        async with asyncio.TaskGroup() as tasks:
+            while not until.is_set():
+                due = began + (self._number - first) / rate
+                if (left := due - loop.time()) > 0:
+                    await asyncio.sleep(left)
+                tasks.create_task(self.one(self._number))
+                self._number += 1
+            self.rate = (self._number - first) / (loop.time() - began)
+
+    async def one(self, number: int) -> None:
+        """The request of this number."""
+        client = self._clients[number % len(self._clients)]
+        stream = number // len(self._clients) % 2 == 0
+        leaves = bool(self._leaves) and number % self._leaves == 1
+        path, body = client.way.call("m", stream=stream)
+        headers = JSON | {"x-request-id": f"q{number}"}
+        seen: Seen = "cut"
+        status, got = 0, b""
+        try:
+            async with self._session.post(self._url + path, data=body, headers=headers) as answer:
+                status = answer.status
+                async for data in answer.content.iter_any():
+                    got += data
+                    if leaves and _WORD.search(got):
+                        seen = "left"
+                        answer.close()
+                        break
+                else:
+                    seen = _classify_response(client, status, got, stream=stream)
+        except (aiohttp.ClientError, TimeoutError):
+            pass  # it stays cut
+        words = tuple(int(word) for word in _WORD.findall(got))
+        self.heard.append(
+            ClientObservation(f"q{number}", client.name, stream, seen, status, len(got), words)
+        )
+
+
+def _classify_response(client: Client, status: int, got: bytes, *, stream: bool) -> Seen:
+    """What an answer is whose body ended as HTTP has it."""
+    if status != 200:
+        return "error" if got else "cut"
+    if not stream:
+        return "complete"
+    if client.told in got:
+        return "told"
+    return "complete" if client.ends in got else "cut"

@@ -1,0 +1,65 @@
+"""Workers that serve in beats, so that load is counted and not timed.
+
+A worker has as many requests at a time as it is given, and answers all of them when it is told to.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from tests.fault.history import WorkerLogLine
+from tests.fault.protocol_clients import STREAM, WELL, WHOLE
+from tests.tcp_server import run_server
+
+
+class SteppedWorker:
+    """``inside`` are the requests that it has now; ``sizes`` those of all bodies, as they came.
+
+    ``lines`` is its log.
+    """
+
+    def __init__(self) -> None:
+        self.inside: list[asyncio.Future[None]] = []
+        self.sizes: list[int] = []
+        self.lines: list[WorkerLogLine] = []
+        self.most = 0
+        self.url = ""
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.url = await self._open.enter_async_context(run_server(self._serve))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.beat()
+        await self._open.aclose()
+
+    def beat(self) -> None:
+        """Answer all that it has."""
+        for one in self.inside:
+            one.set_result(None)
+        self.inside = []
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if head.startswith(b"get"):
+                writer.write(WELL)
+                continue
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            self.sizes.append(length)
+            id_ = head.partition(b"x-request-id:")[2].partition(b"\r\n")[0].strip().decode()
+            self.lines.append(WorkerLogLine(id_, "asked"))
+            mine = asyncio.get_running_loop().create_future()
+            self.inside.append(mine)
+            self.most = max(self.most, len(self.inside))
+            await mine
+            writer.write(STREAM if b'"stream":true' in body else WHOLE)
+            self.lines.append(WorkerLogLine(id_, "completed"))

@@ -1,0 +1,187 @@
+"""A dialect with a request that stops another: it is sent when an answer is given up."""
+
+import asyncio
+from contextlib import aclosing, suppress
+
+import msgspec
+import pytest
+
+from backends.http.client import AsyncioHttpClient
+from backends.http.interfaces import WorkerConfig
+from backends.interfaces import PreparedRequest, Timeouts
+from backends.pool.side_requests import CancelSender
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import UpstreamRequest
+from protocols.core.request import GenerationRequest, Request
+from tests.fakes import (
+    CHUNKED,
+    CLOSE,
+    HANG,
+    RESET,
+    Reply,
+    ScriptedWorker,
+    chunk,
+    chunked,
+    make_reply,
+)
+from tests.fault.line_protocol import (
+    STREAMED,
+    UNARY,
+    LineProtocol,
+    build_context,
+    collect_events,
+    encode_line,
+    join_text,
+    run_pool,
+)
+
+GOOD = [chunked(encode_line("Hello"), b"end\n")]
+OK: Reply = [make_reply(b"{}")]
+SAYS = CHUNKED + chunk(encode_line("Hello"))
+HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
+
+
+class CancellableProtocol(LineProtocol):
+    """Lines, whose requests carry their id, and which stops by it."""
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        return UpstreamRequest("/say", msgspec.json.encode({"id": request.client_id}))
+
+    def encode_cancel(self, request: Request) -> UpstreamRequest:
+        return UpstreamRequest("/stop", msgspec.json.encode({"id": request.client_id}))
+
+
+ASKED = GenerationRequest(
+    model="m", kind="completion", prompts=("hi",), stream=True, client_id="the client's own"
+)
+GIVEN_UP: list[tuple[str, Reply, GenerationRequest]] = [
+    ("before the head", [HANG], ASKED),
+    ("mid-stream", [SAYS, HANG], ASKED),
+    ("before a whole answer", [HANG], UNARY),
+]
+
+
+@pytest.mark.parametrize(
+    ("reply", "asked"), [one[1:] for one in GIVEN_UP], ids=[one[0] for one in GIVEN_UP]
+)
+async def test_client_disconnect_sends_a_cancel_request(
+    reply: Reply, asked: GenerationRequest
+) -> None:
+    async with (
+        ScriptedWorker(reply, OK) as worker,
+        run_pool(
+            WorkerConfig(worker.url, bearer="s3cret"), dialect=CancellableProtocol()
+        ) as backend,
+    ):
+        task = asyncio.get_running_loop().create_task(collect_events(backend, asked))
+        await worker.until_asked()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await worker.until_asked(2)
+
+    said, stop = worker.requests
+    assert (said.path, stop.path) == ("/say", "/stop")
+    assert stop.body == said.body
+    assert msgspec.json.decode(stop.body)["id"].startswith("req-1-")
+    assert stop.headers["authorization"] == "Bearer s3cret"
+    assert stop.connection != said.connection
+
+
+async def test_closing_the_stream_sends_a_cancel_request() -> None:
+    async with (
+        ScriptedWorker([SAYS, HANG], OK) as worker,
+        run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+    ):
+        async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
+            await anext(batches)
+        await worker.until_asked(2)
+
+    assert worker.requests[1].path == "/stop"
+
+
+async def test_each_attempt_has_its_own_request_id() -> None:
+    async with (
+        ScriptedWorker(GOOD) as worker,
+        run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+    ):
+        for _ in range(3):
+            await collect_events(backend)
+
+    assert len({request.body for request in worker.requests}) == 3
+
+
+async def test_timed_out_worker_gets_a_cancel_request_and_another_serves() -> None:
+    async with (
+        ScriptedWorker([HANG], OK) as slow,
+        ScriptedWorker(GOOD) as good,
+        run_pool(
+            slow.url, good.url, dialect=CancellableProtocol(), timeouts=HASTY, policy="round_robin"
+        ) as backend,
+    ):
+        assert join_text(await collect_events(backend)) == "Hello"
+        await slow.until_asked(2)
+
+    assert [request.path for request in slow.requests] == ["/say", "/stop"]
+
+
+OVER: list[tuple[str, Reply]] = [
+    ("told", GOOD[0:1]),
+    ("told, and a body that goes on", [SAYS + chunk(b"end\n"), HANG]),
+    ("refused", [make_reply(b"{}", "500 Oops")]),
+    ("cut", [SAYS, CLOSE]),
+    ("reset", [RESET]),
+]
+
+
+@pytest.mark.parametrize("reply", [one[1] for one in OVER], ids=[one[0] for one in OVER])
+async def test_finished_request_gets_no_cancel_request(reply: Reply) -> None:
+    limits = Timeouts(connect=1.0, first_token=1.0, idle=1.0, total=10.0)
+    async with ScriptedWorker(reply, OK) as worker:
+        async with run_pool(worker.url, dialect=CancellableProtocol(), timeouts=limits) as backend:
+            with suppress(GatewayError):
+                async with aclosing(
+                    backend.send(PreparedRequest(STREAMED), build_context())
+                ) as batches:
+                    async for _ in batches:
+                        pass
+
+        stops = [request for request in worker.requests if request.path == "/stop"]
+        assert len(stops) == (reply[-1:] == [HANG])
+
+
+async def test_protocol_without_cancel_only_closes_the_connection() -> None:
+    async with ScriptedWorker([SAYS, HANG], OK) as worker, run_pool(worker.url) as backend:
+        async with aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches:
+            await anext(batches)
+        await worker.until_left()
+        await asyncio.sleep(0.1)
+
+    assert worker.asked == 1
+
+
+async def test_pool_close_waits_for_pending_cancel_requests() -> None:
+    async with ScriptedWorker([SAYS, HANG], [0.2, *OK]) as worker:
+        async with (
+            run_pool(worker.url, dialect=CancellableProtocol()) as backend,
+            aclosing(backend.send(PreparedRequest(STREAMED), build_context())) as batches,
+        ):
+            await anext(batches)
+
+        assert worker.asked == 2
+        assert worker.active == 0
+
+
+async def test_concurrent_cancel_requests_are_bounded() -> None:
+    upstream = AsyncioHttpClient()
+    await upstream.start()
+    gate = asyncio.Event()
+    async with ScriptedWorker([gate, CLOSE]) as worker:
+        stopping = CancelSender(upstream)
+        for _ in range(300):
+            stopping.send(WorkerConfig(worker.url), UpstreamRequest("/stop", b""))
+        await worker.until_asked(256)
+        gate.set()
+        await stopping.aclose()
+    await upstream.aclose()
+
+    assert worker.asked == 256

@@ -1,0 +1,141 @@
+"""A client that leaves stops its worker at once: the connection is closed, and serves nobody."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.http.client import AsyncioHttpClient
+from backends.interfaces import PreparedRequest
+from backends.pool.pool import PoolBackend
+from protocols.core.errors import StreamBroken
+from protocols.core.request import GenerationRequest
+from tests.fakes import CHUNKED, HANG, Reply, ScriptedWorker, chunk, chunked, make_reply
+from tests.fault.line_protocol import (
+    STREAMED,
+    UNARY,
+    CollectEvents,
+    build_context,
+    collect_events,
+    encode_line,
+    every_way,
+    join_text,
+    run_pool,
+)
+
+if TYPE_CHECKING:
+    from protocols.core.events import Event
+
+GOOD = [chunked(encode_line("Hello"), b"end\n")]
+SAYS = chunk(encode_line("Hello"))
+WAITING: list[tuple[str, Reply, GenerationRequest]] = [
+    ("before the head", [HANG], STREAMED),
+    ("before the first event", [CHUNKED, HANG], STREAMED),
+    ("mid-stream", [CHUNKED + SAYS, HANG], STREAMED),
+    ("before a whole answer", [HANG], UNARY),
+    ("inside a whole answer", [make_reply(b"x" * 99)[:-50], HANG], UNARY),
+    ("inside an error", [make_reply(b"x" * 99, "500 Oops")[:-50], HANG], UNARY),
+]
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("reply", "request_"), [one[1:] for one in WAITING], ids=[one[0] for one in WAITING]
+)
+async def test_cancelled_request_closes_the_upstream_connection(
+    reply: Reply,
+    request_: GenerationRequest,
+    hear: CollectEvents,
+    record_property: Callable[[str, object], None],
+) -> None:
+    async with ScriptedWorker(reply, GOOD) as worker, run_pool(worker.url) as backend:
+        events: list[Event] = []
+        task = asyncio.get_running_loop().create_task(hear(backend, request_, events))
+        await worker.until_asked()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        took = await worker.until_left(within=2.0)
+        record_property("milliseconds until the worker saw it", round(took * 1000, 1))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert join_text(await collect_events(backend)) == "Hello"
+    assert [one.connection for one in worker.requests] == [0, 1]
+
+
+async def read_one_batch(backend: PoolBackend) -> None:
+    """Read one batch and close the generator, as a consumer that fails does."""
+    batches = backend.send(PreparedRequest(STREAMED), build_context())
+    _, events = await anext(batches)
+    assert join_text(events) == "Hello"
+    await batches.aclose()
+
+
+async def test_closed_generator_closes_the_upstream_connection() -> None:
+    async with (
+        ScriptedWorker([CHUNKED + SAYS, HANG], GOOD) as worker,
+        run_pool(worker.url) as backend,
+    ):
+        await read_one_batch(backend)
+        await worker.until_left(within=2.0)
+
+        assert join_text(await collect_events(backend)) == "Hello"
+    assert worker.connections == 2
+
+
+async def test_generator_that_never_ran_opens_no_connection() -> None:
+    async with ScriptedWorker(GOOD) as worker, run_pool(worker.url) as backend:
+        await backend.send(PreparedRequest(STREAMED), build_context()).aclose()
+
+    assert worker.connections == 0
+
+
+BIG = GenerationRequest(model="x" * (32 << 20), kind="completion", stream=True)
+"""More than the network holds, so that a worker that does not read holds up its sending."""
+
+
+async def wait_until_sockets_closed(upstream: AsyncioHttpClient) -> None:
+    """Waits until no connection of the client is open any more. Raises TimeoutError."""
+    for _ in range(200):
+        if not any(home.is_busy for home in upstream._host_pools.values()):
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("reply", [[], [make_reply(b"x" * 99)[:-50]]], ids=["no head", "a head"])
+async def test_cancel_during_an_upload_closes_the_upstream_connection(reply: Reply) -> None:
+    """Closing must not wait for the worker to read the rest."""
+    upstream, never = AsyncioHttpClient(), asyncio.Event()
+    async with (
+        ScriptedWorker([*reply, never], read_body=False) as worker,
+        run_pool(worker.url, upstream=upstream) as backend,
+    ):
+        task = asyncio.get_running_loop().create_task(collect_events(backend, BIG))
+        await worker.until_asked()
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await wait_until_sockets_closed(upstream)
+
+
+async def test_pool_close_does_not_wait_for_an_upload() -> None:
+    async with ScriptedWorker([asyncio.Event()], read_body=False) as worker:
+        async with asyncio.timeout(3.0), run_pool(worker.url) as backend:
+            task = asyncio.get_running_loop().create_task(collect_events(backend, BIG))
+            await worker.until_asked()
+            await asyncio.sleep(0.2)
+        with pytest.raises(StreamBroken):
+            await task
+
+
+async def test_pool_close_cancels_running_requests() -> None:
+    async with ScriptedWorker([CHUNKED + SAYS, HANG]) as worker:
+        async with run_pool(worker.url) as backend:
+            task = asyncio.get_running_loop().create_task(collect_events(backend))
+            await worker.until_asked()
+        await worker.until_left(within=2.0)
+        with pytest.raises(StreamBroken):
+            await task

@@ -1,0 +1,168 @@
+"""A worker is lost before its answer began (1, 2, 3): another answers, and no client notices."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import HANG
+from tests.fault.processes import WorkerProcess
+from tests.fault.protocol_clients import (
+    CLIENTS,
+    TIMEOUTS,
+    Client,
+    both,
+    build_good_reply,
+    create_raw_worker,
+    every_client,
+    get_worker_reports,
+    is_complete,
+    send_request,
+    serve_gateway,
+    wait_until,
+)
+from tests.fault.worker_process import format_word
+
+OFTEN = {"interval": "100ms", "timeout": "2s", "fall": 3}
+
+
+@pytest.fixture
+def refusing_url() -> Iterator[str]:
+    """An address where nobody listens, nor can while the test runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+async def send_requests(front: RunningGateway, times: int, at_once: int) -> list[httpx.Response]:
+    """So many requests, of every dialect in turn, streamed and not; so many at a time."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(number: int) -> httpx.Response:
+        async with places:
+            client = CLIENTS[number % len(CLIENTS)]
+            return await send_request(front, client, stream=number % 2 == 0)
+
+    return await asyncio.gather(*(one(number) for number in range(times)))
+
+
+def assert_all_complete(answers: list[httpx.Response], words: int) -> None:
+    assert Counter(answer.status_code for answer in answers) == {200: len(answers)}
+    for number, answer in enumerate(answers):
+        assert format_word(words - 1).encode() in answer.content
+        assert number % 2 or is_complete(answer, CLIENTS[number % len(CLIENTS)])
+
+
+async def test_fault_01_connection_refused_is_retried_without_client_errors(
+    serve: Serve, refusing_url: str
+) -> None:
+    async with WorkerProcess() as a, WorkerProcess() as b:
+        front = await serve_gateway(serve, refusing_url, a.url, b.url, health=OFTEN)
+        answers = await send_requests(front, 500, at_once=20)
+        await wait_until(
+            lambda: [one.state for one in get_worker_reports(front)] == ["out", "up", "up"]
+        )
+        dead = get_worker_reports(front)[0]
+
+    assert_all_complete(answers, words=5)
+    assert (dead.error, dead.in_flight) == ("connect", 0)
+    assert {record.outcome for record in front.records} == {"ok"}
+
+
+async def test_fault_01_health_check_ejects_a_refusing_worker_within_a_second(
+    serve: Serve, refusing_url: str
+) -> None:
+    """Its probes tell, the way they are configured here."""
+    async with create_raw_worker(build_good_reply(stream=False)) as well:
+        front = await serve_gateway(serve, refusing_url, well, health=OFTEN)
+        await wait_until(lambda: get_worker_reports(front)[0].state == "out", seconds=1.0)
+
+    assert get_worker_reports(front)[1].error == ""
+
+
+@every_client
+async def test_fault_02_first_token_timeout_is_retried_on_another_worker(
+    serve: Serve, client: Client
+) -> None:
+    limits = TIMEOUTS | {"first_token": "200ms"}
+    async with (
+        create_raw_worker([HANG]) as silent,
+        create_raw_worker(build_good_reply(stream=True)) as well,
+    ):
+        front = await serve_gateway(serve, silent, well, timeouts=limits)
+        answer = await send_request(front, client, stream=True)
+        await silent.until_left()
+
+        assert is_complete(answer, client)
+        assert b"Hello" in answer.content
+        assert (silent.asked, well.asked) == (1, 1)
+        assert [one.in_flight for one in get_worker_reports(front)] == [0, 0]
+        assert get_worker_reports(front)[0].error == "first_token"
+
+
+@both
+async def test_fault_02_timed_out_request_releases_its_concurrency_slot(
+    serve: Serve, *, stream: bool
+) -> None:
+    """It has one place; the request that hung in it does not keep the next ones out."""
+    limits = TIMEOUTS | {"first_token": "200ms", "total": "400ms"}
+    health = {"interval": "60s"}
+    async with create_raw_worker([HANG], build_good_reply(stream=stream)) as worker:
+        front = await serve_gateway(
+            serve, worker, timeouts=limits, health=health, max_concurrency=1
+        )
+        hung = await send_request(front, CLIENTS[0], stream=stream)
+        await worker.until_left()
+        answer = await send_request(front, CLIENTS[0], stream=stream)
+
+    assert hung.status_code == 504
+    assert answer.status_code == 200
+    assert b"Hello" in answer.content
+    assert [one.in_flight for one in get_worker_reports(front)] == [0]
+
+
+async def test_fault_02_worker_that_never_responds_is_ejected_by_the_circuit_breaker(
+    serve: Serve,
+) -> None:
+    limits = TIMEOUTS | {"first_token": "100ms"}
+    async with (
+        create_raw_worker([HANG]) as silent,
+        create_raw_worker(build_good_reply(stream=True)) as well,
+    ):
+        front = await serve_gateway(
+            serve, silent, well, timeouts=limits, breaker={"consecutive_failures": 3}
+        )
+        answers = [await send_request(front, CLIENTS[0], stream=True) for _ in range(10)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert silent.asked == 3
+    assert [one.state for one in get_worker_reports(front)] == ["out", "up"]
+
+
+async def test_fault_03_worker_killed_before_its_first_byte_causes_no_client_errors(
+    serve: Serve,
+) -> None:
+    """Under load, with what it was at work on: ten requests or more at that moment.
+
+    A fifth of the requests of late may be asked again, and so there were some before.
+    """
+    async with WorkerProcess(first=0.3) as bad, WorkerProcess(first=0.3) as well:
+        front = await serve_gateway(serve, bad.url, well.url, health=OFTEN)
+        begun = await send_requests(front, 100, at_once=50)
+        loaded = asyncio.get_running_loop().create_task(send_requests(front, 100, at_once=40))
+        await wait_until(lambda: get_worker_reports(front)[0].in_flight >= 10)
+        await asyncio.sleep(0.03)
+        killed_at_work_on = get_worker_reports(front)[0].in_flight
+        bad.kill()
+        answers = await loaded
+        await wait_until(lambda: [one.state for one in get_worker_reports(front)] == ["out", "up"])
+
+    assert killed_at_work_on > 0
+    assert_all_complete(begun, words=5)
+    assert_all_complete(answers, words=5)
+    assert [one.in_flight for one in get_worker_reports(front)] == [0, 0]
+    assert {record.outcome for record in front.records} == {"ok"}

@@ -1,0 +1,145 @@
+"""Workers that answer with errors: some of the time, for a while, or on purpose (18, 19, 20)."""
+
+import asyncio
+
+import pytest
+
+from tests.conftest import Serve
+from tests.fakes import Reply
+from tests.fault.protocol_clients import (
+    CHAT,
+    Client,
+    assert_error_response,
+    both,
+    build_error_reply,
+    build_good_reply,
+    create_raw_worker,
+    every_client,
+    get_worker_reports,
+    send_request,
+    serve_gateway,
+    wait_until,
+)
+
+FAILS = build_error_reply("500 Internal Server Error")
+
+
+async def test_fault_18_intermittently_failing_worker_is_ejected_by_failure_rate(
+    serve: Serve,
+) -> None:
+    """Three of ten requests fail, never five in a row: only the rate tells."""
+    well = build_good_reply(stream=False)
+    ill = [FAILS, well, well, FAILS, well, well, FAILS, well, well, well]
+    async with (
+        create_raw_worker(*ill * 100) as bad,
+        create_raw_worker(well) as a,
+        create_raw_worker(well) as b,
+    ):
+        front = await serve_gateway(serve, bad, a, b)
+        answers = [await send_request(front, CHAT, stream=False) for _ in range(1500)]
+        states = [one.state for one in get_worker_reports(front)]
+
+    worked = sum(answer.status_code == 200 for answer in answers)
+    assert worked >= 0.995 * len(answers)
+    assert states == ["out", "up", "up"]
+    assert bad.asked >= 20
+
+
+def build_busy_reply(seconds: int) -> Reply:
+    return build_error_reply("429 Too Many Requests", retry_after=str(seconds))
+
+
+@both
+async def test_fault_19_busy_worker_gets_a_lower_concurrency_limit_and_is_not_ejected(
+    serve: Serve, *, stream: bool
+) -> None:
+    """Six requests at a time; one worker refuses each for which it has no place."""
+    gate = asyncio.Event()
+    waits: Reply = [gate, *build_good_reply(stream=stream)]
+    async with (
+        create_raw_worker(waits, waits, build_busy_reply(1)) as a,
+        create_raw_worker(waits) as b,
+    ):
+        front = await serve_gateway(serve, a, b)
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(send_request(front, CHAT, stream=stream)) for _ in range(6)]
+            await wait_until(lambda: a.asked == 3)
+            await wait_until(lambda: b.asked == 4)
+            limited = get_worker_reports(front)
+            gate.set()
+
+    assert [task.result().status_code for task in asked] == [200] * 6
+    assert [one.state for one in limited] == ["up", "up"]
+    assert [one.error for one in limited] == ["429", ""]
+    assert limited[0].limit == 2, "it is given no more than it took"
+    assert limited[1].limit is None
+
+
+@both
+@every_client
+async def test_fault_19_all_workers_busy_returns_429_with_the_shortest_retry_after(
+    serve: Serve, client: Client, *, stream: bool
+) -> None:
+    async with (
+        create_raw_worker(build_busy_reply(9)) as a,
+        create_raw_worker(build_busy_reply(4)) as b,
+        create_raw_worker(build_busy_reply(7)) as c,
+    ):
+        front = await serve_gateway(serve, a, b, c)
+        answer = await send_request(front, client, stream=stream)
+        states = [one.state for one in get_worker_reports(front)]
+
+    assert_error_response(answer, 429)
+    assert answer.headers["retry-after"] == "4"
+    assert [one.asked for one in (a, b, c)] == [1, 1, 1]
+    assert states == ["up", "up", "up"]
+
+
+async def test_fault_19_free_worker_serves_requests_while_another_is_busy(serve: Serve) -> None:
+    """One worker of two says so: the other makes up for it."""
+    async with (
+        create_raw_worker(build_busy_reply(9)) as a,
+        create_raw_worker(build_good_reply(stream=False)) as b,
+    ):
+        front = await serve_gateway(serve, a, b)
+        answers = [await send_request(front, CHAT, stream=False) for _ in range(20)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert b.asked == 20
+
+
+PUSHBACK = [
+    pytest.param(
+        build_error_reply("503 Busy", b'{"error":{"message":"The server is overloaded"}}'),
+        id="says so",
+    ),
+    pytest.param(build_error_reply("503 Busy", retry_after="3"), id="names a time"),
+]
+
+
+@every_client
+@pytest.mark.parametrize("reply", PUSHBACK)
+async def test_fault_20_overloaded_worker_is_not_retried(
+    serve: Serve, client: Client, reply: Reply
+) -> None:
+    async with create_raw_worker(reply) as worker:
+        front = await serve_gateway(serve, worker, retries={"max": 5})
+        answer = await send_request(front, client, stream=True)
+        [report] = get_worker_reports(front)
+
+    assert_error_response(answer, 503)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert worker.asked == 1
+    assert (report.state, report.limit) == ("up", 1), "it is given less, and is not ill"
+
+
+@pytest.mark.parametrize("reply", PUSHBACK)
+async def test_fault_20_overloaded_worker_is_replaced_by_another_worker(
+    serve: Serve, reply: Reply
+) -> None:
+    async with create_raw_worker(reply) as a, create_raw_worker(build_good_reply(stream=True)) as b:
+        front = await serve_gateway(serve, a, b)
+        answer = await send_request(front, CHAT, stream=True)
+
+    assert answer.status_code == 200
+    assert (a.asked, b.asked) == (1, 1)

@@ -1,0 +1,85 @@
+"""An answer stops before its end: the client is told, and never given an end (21, 22)."""
+
+import pytest
+
+from tests.conftest import Serve
+from tests.fakes import CHUNKED, CLOSE, END, RESET, Reply, chunk, head
+from tests.fault.protocol_clients import (
+    CHAT,
+    HELLO,
+    SAYS,
+    WHOLE,
+    Client,
+    assert_error_in_stream,
+    assert_error_response,
+    build_response_body,
+    create_raw_worker,
+    get_single_record,
+    get_worker_reports,
+    parametrize_cases,
+    send_request,
+    serve_gateway,
+)
+
+BODY = build_response_body("Hello")
+PLAIN = head(content_type="text/event-stream")
+"""Of an answer that ends with its connection."""
+CUT: dict[str, Reply] = {
+    "21 before the last chunk": [SAYS, CLOSE],
+    "21 in a pause": [SAYS, 0.05, CLOSE],
+    "21 by a reset": [SAYS, 0.05, RESET],
+    "21 inside a chunk": [SAYS, b"ff\r\ndata: {", CLOSE],
+    "21 inside a chunk's size": [SAYS, b"f", CLOSE],
+    "21 inside an event": [SAYS, chunk(b"data: {"), END],
+    "21 after its last chunk": [SAYS, END],
+    "22 after an event": [PLAIN + HELLO, CLOSE],
+    "22 in a pause": [PLAIN + HELLO, 0.05, CLOSE],
+    "22 inside an event": [PLAIN + HELLO + b"data: {", CLOSE],
+}
+
+
+@parametrize_cases(CUT, "21 in a pause", "22 after an event")
+async def test_fault_21_22_truncated_stream_ends_with_an_error(
+    serve: Serve, client: Client, case: Reply
+) -> None:
+    async with create_raw_worker(case) as worker, create_raw_worker(case) as other:
+        front = await serve_gateway(serve, worker, other)
+        got = await send_request(front, client, stream=True)
+        record = await get_single_record(front)
+
+    assert_error_in_stream(got, client)
+    assert (record.outcome, record.error, record.tokens) == ("truncated", "StreamBroken", 2)
+    assert (worker.asked, other.asked) == (1, 0), "what was said is final"
+    assert get_worker_reports(front)[0].error == "disconnect"
+
+
+WHOLES: dict[str, Reply] = {
+    "21": [CHUNKED + chunk(BODY[:-9]), CLOSE],
+    "21 but for the last chunk": [CHUNKED + chunk(BODY), CLOSE],
+    "22": [head(content_type="application/json") + BODY[:-9], CLOSE],
+}
+
+
+@parametrize_cases(WHOLES, "21")
+async def test_fault_21_22_truncated_unary_response_is_an_error(
+    serve: Serve, client: Client, case: Reply
+) -> None:
+    async with create_raw_worker(case) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=False)
+        record = await get_single_record(front)
+
+    assert_error_response(got, *client.bad)
+    assert (record.outcome, record.usage) == ("worker_error", None)
+
+
+@pytest.mark.parametrize("reply", WHOLES.values(), ids=WHOLES)
+async def test_fault_21_22_truncated_unary_response_is_retried_on_another_worker(
+    serve: Serve, reply: Reply
+) -> None:
+    async with create_raw_worker(reply) as worker, create_raw_worker([WHOLE]) as other:
+        front = await serve_gateway(serve, worker, other)
+        got = await send_request(front, CHAT, stream=False)
+
+    assert got.status_code == 200
+    assert (worker.asked, other.asked) == (1, 1)

@@ -1,0 +1,232 @@
+"""Workers whose answers are not HTTP, or not what HTTP is for (faults 23, 24 and 28)."""
+
+import asyncio
+
+import pytest
+
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, chunk, head
+from tests.fault.protocol_clients import (
+    CHAT,
+    DONE,
+    HELLO,
+    STOP,
+    STREAM,
+    WHOLE,
+    Client,
+    RawClient,
+    assert_error_in_stream,
+    assert_error_response,
+    both,
+    build_response_body,
+    create_raw_worker,
+    every_client,
+    get_single_record,
+    get_worker_reports,
+    parametrize_cases,
+    send_request,
+    serve_gateway,
+    wait_until,
+)
+
+BODY = build_response_body("Hello")
+LENGTH = len(BODY)
+
+
+def build_sized_reply(*lengths: int, more: bytes = b"", body: bytes = BODY) -> bytes:
+    """An answer with these Content-Length headers."""
+    lines = b"".join(b"Content-Length: %d\r\n" % length for length in lengths)
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%b%b\r\n%b" % (lines, more, body)
+
+
+TE = b"Transfer-Encoding: chunked\r\n"
+LENGTHS: dict[str, Reply] = {
+    "short": [build_sized_reply(LENGTH - 10)],
+    "long, then closed": [build_sized_reply(LENGTH + 10), CLOSE],
+    "long, then silent": [build_sized_reply(LENGTH + 10), HANG],
+    "doubled": [build_sized_reply(LENGTH, LENGTH + 1), HANG],
+    "doubled and equal": [build_sized_reply(LENGTH, LENGTH), HANG],
+    "beside chunks": [build_sized_reply(LENGTH, more=TE, body=chunk(BODY) + END), HANG],
+    "after chunks": [
+        build_sized_reply(body=b"", more=TE + b"Content-Length: 9\r\n") + chunk(BODY) + END
+    ],
+}
+
+
+@parametrize_cases(LENGTHS, "doubled")
+async def test_fault_23_wrong_content_length_is_an_error_and_closes_the_connection(
+    serve: Serve, client: Client, case: Reply
+) -> None:
+    """What is left of it never becomes part of the next answer."""
+    async with create_raw_worker(case, [WHOLE]) as worker:
+        front = await serve_gateway(serve, worker, timeouts={"idle": "500ms"})
+        got = await send_request(front, client, stream=False)
+        record = await get_single_record(front)
+        after = await send_request(front, client, stream=False)
+
+    assert_error_response(got, *client.bad)
+    assert record.outcome in ("worker_error", "gateway_error")
+    assert after.status_code == 200
+    assert b"Hello" in after.content
+    first, second = worker.requests
+    assert first.connection != second.connection
+
+
+@every_client
+async def test_fault_23_stream_shorter_than_content_length_ends_with_an_error(
+    serve: Serve, client: Client
+) -> None:
+    async with create_raw_worker([build_sized_reply(9999, body=HELLO), CLOSE], [STREAM]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
+        record = await get_single_record(front)
+
+    assert_error_in_stream(got, client)
+    assert record.outcome == "truncated"
+
+
+@every_client
+async def test_fault_23_stream_longer_than_content_length_ends_with_an_error(
+    serve: Serve, client: Client
+) -> None:
+    """The end that lies past the length is none."""
+    begun = build_sized_reply(len(HELLO), body=HELLO)
+    async with create_raw_worker([begun, 0.05, STOP + DONE, CLOSE], [STREAM]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
+        await get_single_record(front)
+        after = await send_request(front, client, stream=True)
+
+    assert_error_in_stream(got, client)
+    assert after.status_code == 200
+    assert worker.requests[0].connection != worker.requests[1].connection
+
+
+GARBAGE: dict[str, Reply] = {
+    "garbage": [b"\x00\xff hello\r\n\r\n", HANG],
+    "another protocol": [b"220 mail ready\r\n", HANG],
+    "an unknown version": [b"HTTP/9.x 200 OK\r\n\r\n", HANG],
+    "no status": [b"HTTP/1.1 OK\r\n\r\n", HANG],
+    "a status of two digits": [b"HTTP/1.1 20 OK\r\n\r\n", HANG],
+    "a TLS alert": [b"\x15\x03\x01\x00\x02\x02\x46", CLOSE],
+    "101": [head("101 Switching Protocols", upgrade="x", connection="upgrade"), HANG],
+    "204": [head("204 No Content")],
+    "a flood of 1xx": [head("103 Early Hints", link="<x>") * 20_000, CLOSE],
+}
+
+
+@both
+@pytest.mark.parametrize("reply", GARBAGE.values(), ids=GARBAGE)
+async def test_fault_24_invalid_http_response_returns_502(
+    serve: Serve, reply: Reply, *, stream: bool
+) -> None:
+    async with create_raw_worker(reply) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, CHAT, stream=stream)
+        record = await get_single_record(front)
+        await wait_until(lambda: not worker.active)
+
+    assert_error_response(got, 502)
+    assert record.outcome == "worker_error"
+    assert get_worker_reports(front)[0].error != ""
+
+
+@every_client
+async def test_fault_24_invalid_http_response_is_an_error_in_every_protocol(
+    serve: Serve, client: Client
+) -> None:
+    async with create_raw_worker(GARBAGE["garbage"]) as worker:
+        front = await serve_gateway(serve, worker)
+        got = await send_request(front, client, stream=True)
+
+    assert_error_response(got, *client.bad)
+
+
+async def test_fault_24_endless_1xx_responses_time_out(serve: Serve) -> None:
+    """And meanwhile others are served."""
+    hints: Reply = [head("103 Early Hints") * 100, 0.001]
+    flood = [*hints] * 100_000
+    async with create_raw_worker(flood) as worker, create_raw_worker([STREAM]) as other:
+        front = await serve_gateway(
+            serve, worker, other, retries={"max": 0}, timeouts={"first_token": "1s"}
+        )
+        async with asyncio.TaskGroup() as tasks:
+            flooded = tasks.create_task(send_request(front, CHAT, stream=True))
+            await worker.until_asked()
+            beside = await send_request(front, CHAT, stream=True)
+            assert not flooded.done()
+        await wait_until(lambda: not worker.active)
+
+    assert beside.status_code == 200
+    assert_error_response(flooded.result(), 502, 504)
+
+
+# ── what a worker says beside its answer ────────────────────────────────────────────────────────
+
+ALLOWED = {
+    "openai-processing-ms",
+    "openai-version",
+    "x-served-model",
+    "cache-control",
+    "connection",
+    "content-length",
+    "content-type",
+    "date",
+    "server",
+    "transfer-encoding",
+    "x-accel-buffering",
+    "x-interlingua-loss",
+    "x-request-id",
+}
+ODD: dict[str, bytes] = {
+    "a cookie": b"HTTP/1.1 200 OK\r\nSet-Cookie: evil=1\r\n",
+    "a reason": b"HTTP/1.1 200 Evil Set-Cookie: evil=1\r\n",
+    "a reason with a tab": b"HTTP/1.1 200 evil\tevil\r\n",
+    "a reason of other bytes": b"HTTP/1.1 200 \xe9vil\xff\r\n",
+    "no reason": b"HTTP/1.1 200\r\n",
+    "a folded header": b"HTTP/1.1 200 OK\r\nX-Evil: a\r\n evil: b\r\n",
+    "a NUL": b"HTTP/1.1 200 OK\r\nX-Evil: a\x00b\r\n",
+    "a bare CR": b"HTTP/1.1 200 OK\r\nX-Evil: a\rSet-Cookie: evil=1\r\n",
+    "a bare LF": b"HTTP/1.1 200 OK\r\nX-Evil: a\nSet-Cookie: evil=1\r\n",
+    "a name with a space": b"HTTP/1.1 200 OK\r\nX Evil: a\r\n",
+    "no name": b"HTTP/1.1 200 OK\r\n: evil\r\n",
+    "an escaped line": b"HTTP/1.1 200 OK\r\nX-Evil: a%0d%0aSet-Cookie: evil=1\r\n",
+    "hop by hop": b"HTTP/1.1 200 OK\r\nConnection: x-evil\r\nX-Evil: 1\r\nKeep-Alive: evil\r\n",
+    "a content type of two lines": b"HTTP/1.1 200 OK\r\nContent-Type: a\\r\\nevil: 1\r\n",
+}
+
+
+async def read_response_head(front: RunningGateway, *, stream: bool) -> tuple[bytes, list[bytes]]:
+    """The status line and the headers that a client gets, as they are on the wire."""
+    path, body = CHAT.way.call("m", stream=stream)
+    caller = await RawClient.ask(front, path, body)
+    heard = await caller.hear(b"\r\n\r\n")
+    caller.leave()
+    status, *lines = heard.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    return status, lines
+
+
+@both
+@pytest.mark.parametrize("start", ODD.values(), ids=ODD)
+async def test_fault_28_unknown_worker_response_headers_are_not_forwarded(
+    serve: Serve, start: bytes, *, stream: bool
+) -> None:
+    body = STREAM[len(CHUNKED) :] if stream else chunk(BODY) + END
+    async with create_raw_worker([start + b"Transfer-Encoding: chunked\r\n\r\n" + body]) as worker:
+        front = await serve_gateway(serve, worker)
+        status, headers = await read_response_head(front, stream=stream)
+
+    assert status in (b"HTTP/1.1 200 OK", b"HTTP/1.1 502 Bad Gateway")
+    assert {line.partition(b":")[0].decode().lower() for line in headers} <= ALLOWED
+    assert b"vil" not in b"\r\n".join(headers)
+
+
+async def test_fault_28_worker_reason_phrase_is_not_forwarded(serve: Serve) -> None:
+    async with create_raw_worker(
+        [b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 0\r\n\r\n"]
+    ) as worker:
+        front = await serve_gateway(serve, worker)
+        status, headers = await read_response_head(front, stream=False)
+
+    assert status == b"HTTP/1.1 502 Bad Gateway"
+    assert {line.partition(b":")[0].decode().lower() for line in headers} <= ALLOWED

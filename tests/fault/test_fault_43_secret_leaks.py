@@ -1,0 +1,127 @@
+"""43: what clients, workers and the configuration say in confidence is told nobody else.
+
+Every text that a client or a worker sends has the same word in it, and so have keys. It is never in
+the log, though that tells all it can, nor on the admin's pages, nor in the rows of usage.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cross.clients import CLIENTS
+from tests.cross.conftest import PROTOCOLS
+from tests.cross.script import RequestOptions
+from tests.fakes import ScriptedWorker
+from tests.fault.gateway_process import GatewayProcess, build_config
+
+CANARY = "kanari7f3a"
+KEY = f"{CANARY}-key"
+WISHES = (
+    RequestOptions(),
+    RequestOptions(stream=True),
+    RequestOptions(stops=(f"{CANARY}-stop",), tool=True),
+    RequestOptions(stream=True, stops=(f"{CANARY}-stop",), n=2),
+)
+REFUSED = f'{{"error": {{"message": "{CANARY}", "param": "{CANARY}", "code": "{CANARY}"}}}}'
+KEPT = frozenset({"role", "type", "model", "tool_choice"})
+"""Fields whose texts are words of their dialects."""
+
+
+def insert_canary(value: Any, name: str = "") -> Any:
+    """The same with the word in every text, and a number where none is wanted, too."""
+    match value:
+        case str() if name not in KEPT:
+            return f"{CANARY} {value}"
+        case dict():
+            return {key: insert_canary(one, key) for key, one in value.items()}
+        case list():
+            return [insert_canary(one, name) for one in value]
+        case _:
+            return value
+
+
+def list_request_bodies(model: str) -> Iterator[tuple[str, Any]]:
+    """Paths, and what is sent there: good requests of every dialect, and what spoils them."""
+    for client in CLIENTS:
+        for wish in WISHES:
+            path = (wish.stream and client.stream_path) or client.path
+            fields = dict(insert_canary(client.fields(model, wish)))
+            path = path.replace("MODEL", model)
+            yield path, fields
+            yield path, fields | {"user": CANARY, "unknown": CANARY, "metadata": {"a": CANARY}}
+            for name in fields.keys() - {"model"}:
+                yield path, fields | {name: {"a": CANARY}}
+            yield path, f'{{"model": "{model}", "{CANARY}'
+    embedding = {"model": model, "input": [CANARY]}
+    yield "/v1/embeddings", embedding
+    yield "/v1/embeddings", embedding | {"dimensions": CANARY}
+
+
+def build_canary_config(worker: str, usage: Path) -> str:
+    return build_config(
+        listeners=[{"address": "127.0.0.1:0", "protocols": PROTOCOLS}],
+        backends={
+            "says": {"kind": "echo"},
+            "fails": {"kind": "echo", "fail": {"mode": "error"}},
+            "cut": {"kind": "echo", "fail": {"mode": "disconnect", "after_chunks": 1}},
+            "worker": {
+                "protocol": "openai",
+                "workers": [{"url": worker, "auth": {"bearer": f"{CANARY}-token"}}],
+                "retries": {"max": 1},
+            },
+        },
+        models={name: {"backend": name} for name in ("says", "fails", "cut", "worker")},
+        keys=[{"name": "web", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+        observe={"usage": str(usage)},
+    )
+
+
+@pytest.mark.slow
+async def test_fault_43_confidential_text_is_not_in_logs_usage_or_admin_pages(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "usage.sqlite"
+    reply = (
+        f"HTTP/1.1 500 {CANARY}\r\nContent-Type: application/json\r\nX-A: {CANARY}\r\n"
+        f"Content-Length: {len(REFUSED)}\r\n\r\n{REFUSED}"
+    ).encode()
+    healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    heard, sent = [], 0
+    async with ScriptedWorker([reply], probed=healthy) as worker:
+        text = build_canary_config(worker.url, file)
+        async with GatewayProcess(tmp_path, text, "--log-level", "debug") as gateway:
+            for model in ("says", "fails", "cut", "worker"):
+                for path, body in list_request_bodies(model):
+                    heard.append(await _send_request(gateway, path, body, KEY))
+            heard.append(
+                await _send_request(gateway, "/v1/chat/completions", "{}", f"{CANARY}-wrong")
+            )
+            sent = len(heard)
+            pages = [
+                (await gateway.http.get(f"{gateway.urls[-1]}{path}")).text
+                for path in ("/metrics", "/-/workers", "/-/ready")
+            ]
+            assert await gateway.stop() == 0
+        assert any(CANARY in request.body.decode() for request in worker.requests)
+    assert sum(CANARY in one.text for one in heard) > 50
+    assert {200, 400, 401, 500} <= {one.status_code for one in heard}
+    assert len([one for one in gateway.records() if one.protocol]) == sent
+    with closing(sqlite3.connect(file)) as rows:
+        usage = "\n".join(rows.iterdump())
+    assert usage.count("INSERT") > sent / 2
+    for told in (gateway.said(), usage, *pages):
+        assert CANARY not in told
+
+
+async def _send_request(gateway: GatewayProcess, path: str, body: Any, key: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}", "user-agent": CANARY, "x-canary": CANARY}
+    url = f"{gateway.urls[0]}{path}?secret={CANARY}"
+    if isinstance(body, str):
+        return await gateway.http.post(url, content=body, headers=headers)
+    return await gateway.http.post(url, json=body, headers=headers)

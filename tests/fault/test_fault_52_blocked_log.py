@@ -1,0 +1,124 @@
+"""52: whoever reads the log stops reading. The gateway goes on, and ends when it is told to."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fault.gateway_process import build_config
+from tests.fault.protocol_clients import wait_until
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+BUFFER = 10
+EXCHANGES = 500
+"""Their lines are far more than a pipe and the buffer hold."""
+
+
+class PipedGateway:
+    """A gateway whose log goes into a pipe, which is read only when a test does it."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "gateway.yaml"
+        file.write_text(build_config(observe={"access_log": {"buffer": BUFFER}}))
+        self.reads, self.writes = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", str(file)],
+            stdout=subprocess.DEVNULL,
+            stderr=self.writes,
+        )
+        self.url, self.admin = re.findall(r"http://\S+", os.read(self.reads, 1 << 16).decode())
+
+    def let_go(self) -> None:
+        """Only the gateway has the pipe's other end from now on."""
+        os.close(self.writes)
+        self.writes = -1
+
+    def fill(self) -> None:
+        """Leave no room in the pipe."""
+        os.set_blocking(self.writes, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(self.writes, b"." * 4096)
+        os.set_blocking(self.writes, True)
+
+    async def stop(self) -> int:
+        """Ask it to stop; gives its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        await wait_until(lambda: self.process.poll() is not None, 20)
+        return self.process.returncode
+
+
+@pytest.fixture
+def piped_gateway(tmp_path: Path) -> Iterator[PipedGateway]:
+    made = PipedGateway(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.wait()
+    for one in (made.reads, made.writes):
+        if one >= 0:
+            os.close(one)
+
+
+async def test_fault_52_full_log_pipe_drops_lines_and_no_responses(
+    piped_gateway: PipedGateway,
+) -> None:
+    piped_gateway.let_go()
+    async with httpx.AsyncClient(timeout=30) as http:
+        for _ in range(EXCHANGES):
+            answer = await http.post(f"{piped_gateway.url}/v1/chat/completions", json=ASKED)
+            assert answer.status_code == 200
+        page = await http.get(f"{piped_gateway.admin}/metrics")
+        [told] = re.findall(r"^interlingua_log_lines_dropped_total (\S+)$", page.text, re.MULTILINE)
+        lost = int(float(told))
+        assert 0 < lost < EXCHANGES
+        reading = LogReader(piped_gateway.reads)
+        await wait_until(lambda: reading.told() == lost, 20)
+        await wait_until(lambda: reading.read.count(b'"id"') + lost >= EXCHANGES, 20)
+        assert reading.read.count(b'"id"') + lost == EXCHANGES
+        await http.post(f"{piped_gateway.url}/v1/chat/completions", json=ASKED)
+    assert await piped_gateway.stop() == 0
+    await asyncio.to_thread(reading.thread.join, 20)
+    assert reading.read.count(b'"id"') + lost == EXCHANGES + 1
+
+
+async def test_fault_52_gateway_stops_although_its_log_pipe_is_full(
+    piped_gateway: PipedGateway,
+) -> None:
+    piped_gateway.fill()
+    async with httpx.AsyncClient(timeout=30) as http:
+        assert (await http.get(f"{piped_gateway.url}/v1/models")).status_code == 200
+    assert await piped_gateway.stop() == 0
+
+
+class LogReader:
+    """Reads all that comes, from now on."""
+
+    def __init__(self, reads: int) -> None:
+        self.read = b""
+        self._reads = reads
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def told(self) -> int:
+        """How many lines the log says that it lost."""
+        return sum(
+            map(
+                int,
+                re.findall(
+                    rb"^WARNING interlingua: (\d+) log lines were dropped", self.read, re.MULTILINE
+                ),
+            )
+        )
+
+    def _run(self) -> None:
+        while more := os.read(self._reads, 1 << 16):
+            self.read += more

@@ -1,0 +1,121 @@
+"""53: who is to take traces and figures hangs, or is not there. No answer is the worse for it."""
+
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+BUFFER = 10
+EXCHANGES = 100
+SCRAPERS = 10
+
+
+@contextmanager
+def run_silent_listener() -> Iterator[tuple[str, list[socket.socket]]]:
+    """A listener that takes connections, and never reads or says anything."""
+    taken: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                taken.append(listener.accept()[0])
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", taken
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for one in taken:
+                one.close()
+
+
+@asynccontextmanager
+async def run_gateway(folder: Path, url: str) -> AsyncIterator[GatewayProcess]:
+    text = build_config(
+        observe={
+            "access_log": {"format": "off"},
+            "traces": {"otlp": url, "sample": 1, "buffer": BUFFER},
+            "metrics": {"push": {"otlp": url, "interval": "10ms"}},
+        }
+    )
+    async with GatewayProcess(folder, text) as gateway:
+        yield gateway
+
+
+async def send_chats(gateway: GatewayProcess, times: int) -> None:
+    """Each within less time than the gateway would wait for a collector."""
+    async with httpx.AsyncClient(timeout=4) as http:
+        for _ in range(times):
+            answer = await http.post(f"{gateway.urls[0]}/v1/chat/completions", json=ASKED)
+            assert answer.status_code == 200
+            assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def get_dropped_traces(gateway: GatewayProcess) -> float:
+    page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
+    [told] = re.findall(r"^interlingua_traces_dropped_total (\S+)$", page.text, re.MULTILINE)
+    return float(told)
+
+
+async def test_fault_53_hanging_collector_drops_traces_and_no_responses(tmp_path: Path) -> None:
+    with run_silent_listener() as (url, taken):
+        async with run_gateway(tmp_path, url) as gateway:
+            await send_chats(gateway, 1)
+            await wait_until(lambda: len(taken) >= 2, 20)  # a trace, and figures
+            await send_chats(gateway, EXCHANGES)
+            assert EXCHANGES - BUFFER <= await get_dropped_traces(gateway) <= EXCHANGES + 1
+            assert await gateway.stop() == 0
+
+
+async def test_fault_53_unreachable_collector_does_not_affect_responses(tmp_path: Path) -> None:
+    with run_silent_listener() as (url, _):
+        pass
+    async with run_gateway(tmp_path, url) as gateway:
+        await send_chats(gateway, EXCHANGES)
+        await wait_until(lambda: "accepts nothing" in gateway.said(), 20)
+        await send_chats(gateway, 1)
+        assert await gateway.stop() == 0
+    assert gateway.said().count("accepts nothing") <= 2
+
+
+async def test_fault_53_metrics_scraper_that_never_reads_does_not_affect_responses(
+    tmp_path: Path,
+) -> None:
+    """Several of them, each asking for more pages than sockets hold."""
+    async with GatewayProcess(tmp_path, build_config()) as gateway:
+        before = gateway.memory()
+        host = httpx.URL(gateway.urls[-1])
+        asked = f"GET /metrics HTTP/1.1\r\nHost: {host.host}:{host.port}\r\n\r\n".encode()
+        scrapers = [
+            _connect_with_small_buffer(str(host.host), host.port or 0) for _ in range(SCRAPERS)
+        ]
+        for one in scrapers:
+            one.sendall(asked * 100)
+        await send_chats(gateway, EXCHANGES)
+        page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
+        assert f'outcome="ok",protocol="openai",split="",version="1"}} {EXCHANGES}.0' in page.text
+        assert gateway.memory() - before < 64 << 20
+        assert await gateway.stop() == 0
+        for one in scrapers:
+            one.close()
+
+
+def _connect_with_small_buffer(host: str, port: int) -> socket.socket:
+    """A connection that takes little."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((host, port))
+    return made

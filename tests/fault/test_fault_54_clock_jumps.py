@@ -1,0 +1,134 @@
+"""The wall clock jumps (54): no time is up early or late, and limits stay what they are.
+
+Whatever is waited for goes by a clock that only grows. What is told to people goes by the wall.
+"""
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gateway.config.loader import load_text
+from gateway.ratelimit.limiter import CounterRegistry
+from gateway.runtime.gateway import Gateway, build_services
+from tests.conftest import RunningGateway
+from tests.fakes import END, HANG, chunk
+from tests.fault.gateway_process import build_config
+from tests.fault.protocol_clients import (
+    CHAT,
+    DONE,
+    SAYS,
+    STOP,
+    assert_error_in_stream,
+    build_event,
+    build_pool_config,
+    create_raw_worker,
+    send_request,
+)
+
+HOUR = 3600.0
+JUMPS = [-HOUR, HOUR]
+SHORT = {"idle": "1s", "first_token": "1s"}
+
+
+class JumpingClock:
+    """A wall clock that jumps."""
+
+    def __init__(self) -> None:
+        self.off = 0.0
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time() + self.off
+
+
+@asynccontextmanager
+async def run_gateway(text: str, wall: JumpingClock) -> AsyncIterator[RunningGateway]:
+    """A gateway that has no other."""
+    records: list[Any] = []
+    accounts = CounterRegistry(time.monotonic, wall.now)
+    outside = replace(
+        build_services(),
+        observe_request=records.append,
+        wall_clock=wall.now,
+        counter_registry=accounts,
+    )
+    app = Gateway(load_text(text, "clock.yaml", env=os.environ), outside)
+    [url, *_] = await app.start()
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            yield RunningGateway(url, app, records, http, url)
+    finally:
+        await app.stop()
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_fault_54_clock_jump_does_not_end_a_paused_stream(jump: float) -> None:
+    """Its pause is shorter than allowed, by a clock that only grows."""
+    wall, go = JumpingClock(), asyncio.Event()
+    rest = chunk(build_event("more") + STOP) + chunk(DONE) + END
+    async with (
+        create_raw_worker([SAYS, go, rest]) as worker,
+        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
+    ):
+        asking = asyncio.create_task(send_request(front, CHAT, stream=True))
+        await worker.until_asked()
+        wall.off = jump
+        await asyncio.sleep(0.3)
+        go.set()
+        answer = await asking
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert 0.2 < front.records[0].duration < HOUR / 2
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_fault_54_clock_jump_does_not_prevent_the_idle_timeout(jump: float) -> None:
+    wall = JumpingClock()
+    async with (
+        create_raw_worker([SAYS, HANG]) as worker,
+        run_gateway(build_pool_config([worker.url], timeouts=SHORT), wall) as front,
+    ):
+        asking = asyncio.create_task(send_request(front, CHAT, stream=True))
+        await worker.until_asked()
+        wall.off = jump
+        assert_error_in_stream(await asking, CHAT)
+    assert 0.2 < front.records[0].duration < HOUR / 2
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_fault_54_clock_jump_does_not_change_rate_limits(jump: float) -> None:
+    key = "secret"
+    keys = [
+        {
+            "name": "k",
+            "sha256": hashlib.sha256(key.encode()).hexdigest(),
+            "limits": {"requests": "3/min"},
+        }
+    ]
+    wall = JumpingClock()
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+
+    async with run_gateway(build_config(admin=None, keys=keys), wall) as front:
+
+        async def once() -> httpx.Response:
+            path = "/v1/chat/completions"
+            return await front.http.post(path, content=body, headers=headers)
+
+        taken = [(await once()).status_code for _ in range(3)]
+        refused = await once()
+        wall.off = jump
+        still = await once()
+
+    assert taken == [200, 200, 200]
+    for answer in (refused, still):
+        assert answer.status_code == httpx.codes.TOO_MANY_REQUESTS
+        assert 0 < int(answer.headers["retry-after"]) <= 60

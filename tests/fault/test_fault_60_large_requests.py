@@ -1,0 +1,106 @@
+"""A request that takes long to read or to write holds up nobody else (60).
+
+Tokens are counted where the model is, in another process; what is left here is to read a request
+and to write it anew, which takes seconds where it has hundreds of thousands of messages.
+"""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from backends.chat_template import ChatTemplate
+from gateway.pipeline.strategies import ResponseStrategy
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import make_reply
+from tests.fault.gateway_process import build_config
+from tests.fault.protocol_clients import create_raw_worker
+
+SAID = make_reply(b'{"text_output": "Hello", "model_name": "m", "model_version": "1"}')
+MANY = [{"role": "user", "content": "hi"}] * 20_000
+HINDRANCES = {"read": (ResponseStrategy, "__init__"), "written": (ChatTemplate, "render_prompt")}
+
+
+class BlockedCall:
+    """Holds up whoever calls ``where`` for a large request until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: tuple[type[Any], str]) -> None:
+        self.begun, self._go = threading.Event(), threading.Event()
+        owner, name = where
+        real = getattr(owner, name)
+
+        def held(*given: Any) -> Any:
+            self.begun.set()
+            if not self._go.wait(10):
+                raise RuntimeError("nobody else could be served meanwhile")
+            return real(*given)
+
+        monkeypatch.setattr(owner, name, held)
+
+    def let_go(self) -> None:
+        """Go on, and hold up nobody any more."""
+        self._go.set()
+
+
+async def send_chat(front: RunningGateway, messages: list[dict[str, str]]) -> httpx.Response:
+    body = msgspec.json.encode({"model": "m", "messages": messages})
+    headers = {"content-type": "application/json"}
+    return await front.http.post("/v1/chat/completions", content=body, headers=headers)
+
+
+@pytest.mark.parametrize("case", HINDRANCES)
+async def test_fault_60_large_request_processing_does_not_block_the_event_loop(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    async with create_raw_worker([SAID]) as worker:
+        pool = {"protocol": "triton", "workers": [worker.url], "chat_template": str(template)}
+        text = build_config(admin=None, backends={"p": pool}, models={"m": {"backend": "p"}})
+        front = await serve(text)
+        held = BlockedCall(monkeypatch, HINDRANCES[case])
+        asking = asyncio.create_task(send_chat(front, MANY))
+        assert await asyncio.to_thread(held.begun.wait, 10)
+        others = [await front.http.get("/health") for _ in range(5)]
+        held.let_go()
+        answer = await asking
+
+    assert {one.status_code for one in others} == {httpx.codes.OK}
+    assert answer.status_code == httpx.codes.OK, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+    assert worker.requests[-1].body.count(b"hi") == len(MANY)
+
+
+async def test_fault_60_fallback_of_a_large_request_does_not_block_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, real = list[bool](), ResponseStrategy.__init__
+
+    def made(*given: Any) -> None:
+        where.append(threading.current_thread() is threading.main_thread())
+        real(*given)
+
+    monkeypatch.setattr(ResponseStrategy, "__init__", made)
+    down = {"kind": "echo", "fail": {"mode": "unavailable"}}
+    text = build_config(
+        admin=None,
+        backends={"down": down, "up": {"kind": "echo", "script": ["Hello"]}},
+        models={"m": {"backend": "down", "fallback": ["n"]}, "n": {"backend": "up"}},
+    )
+    front = await serve(text)
+    for messages in (MANY, MANY[:1]):
+        answer = await send_chat(front, messages)
+        assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+    assert where == [False, False, True, True]
+
+
+async def test_fault_60_invalid_large_request_returns_400(serve: Serve) -> None:
+    """It was found in another thread."""
+    front = await serve(build_config(admin=None))
+    answer = await send_chat(front, [*MANY, {"role": "nobody", "content": "hi"}])
+    assert answer.status_code == httpx.codes.BAD_REQUEST
+    assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,137 @@
+"""Schemathesis over a running gateway: what it sent, what came back, and what was wrong with it.
+
+It runs in a process of its own: what it draws depends on the modules that are loaded, and would
+otherwise differ with the tests that ran before.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import schemathesis
+from msgspec import Struct, field
+from schemathesis.engine import events, from_schema
+from schemathesis.engine.recorder import ScenarioRecorder
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+)
+SEED = 20260101
+ROOT = Path(__file__).parents[2]
+
+
+class Finding(Struct, frozen=True):
+    """A check that failed. ``why`` is its message, ``sent`` the command that repeats it."""
+
+    operation: str
+    check: str
+    why: str
+    sent: str
+
+
+class SchemathesisReport(Struct):
+    """One run. ``statuses`` counts, by operation, what was sent at random and fits the schema."""
+
+    statuses: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    findings: list[Finding] = field(default_factory=list[Finding])
+    sent: int = 0
+
+    def accepted(self, operation: str) -> float:
+        """The share of the requests of an operation that were answered with 200."""
+        found = self.statuses[operation]
+        return found.get(200, 0) / sum(found.values())
+
+
+class SchemathesisJob(Struct):
+    """What to survey."""
+
+    document: dict[str, Any]
+    url: str
+    examples: int
+
+
+async def run_schemathesis(
+    document: dict[str, Any], url: str, *, examples: int
+) -> SchemathesisReport:
+    """Ask the gateway at ``url`` what the document allows, and what it does not.
+
+    For each operation: what lies on and beyond each limit of its schema, one at a time, and
+    ``examples`` requests at random that fit the schema. The same requests each time.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.schema.schemathesis_run"),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        order = msgspec.json.encode(SchemathesisJob(document, url, examples))
+        told, complaint = await process.communicate(order)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, complaint.decode()[-4000:]
+    return msgspec.json.decode(told, type=SchemathesisReport)
+
+
+def run_job(order: SchemathesisJob) -> SchemathesisReport:
+    off = {"enabled": False}
+    config = schemathesis.Config.from_dict(
+        {
+            "seed": SEED,
+            "base-url": order.url,
+            "continue-on-failure": True,
+            "warnings": False,
+            "generation": {"max-examples": order.examples, "database": "none", "no-shrink": True},
+            "phases": {
+                "examples": off,
+                "stateful": off,
+                "fuzzing": {"generation": {"mode": "positive"}},
+            },
+            "checks": {"enabled": False, **{name: {"enabled": True} for name in CHECKS}},
+        }
+    )
+    schema = schemathesis.openapi.from_dict(order.document, config=config)
+    found = SchemathesisReport()
+    for event in from_schema(schema).execute():
+        match event:
+            case events.ScenarioFinished(phase=phase, recorder=recorder):
+                record_scenario(found, recorder, random=phase.value == "fuzzing")
+            case events.NonFatalError(value=error) | events.FatalError(exception=error):
+                raise error
+            case _:
+                pass
+    return found
+
+
+def record_scenario(found: SchemathesisReport, recorder: ScenarioRecorder, *, random: bool) -> None:
+    answered = [one for one in recorder.interactions.values() if one.response is not None]
+    found.sent += len(answered)
+    if random and answered:
+        counts = found.statuses.setdefault(recorder.label, {})
+        for status in (one.response.status_code for one in answered if one.response):
+            counts[status] = counts.get(status, 0) + 1
+    found.findings += list_findings(recorder)
+
+
+def list_findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
+    for checks in recorder.checks.values():
+        for check in checks:
+            if (info := check.failure_info) is not None:
+                why = f"{info.failure.title}: {info.failure.message}"
+                yield Finding(recorder.label, check.name, why, info.code_sample)
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=SchemathesisJob)
+    sys.stdout.buffer.write(msgspec.json.encode(run_job(asked)))

@@ -1,0 +1,130 @@
+"""``/openapi.json``: it is an OpenAPI document, and the gateway does as it says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import CONFORMANCE, RunningGateway, Serve
+from tests.schema.schemathesis_run import run_schemathesis
+
+EXAMPLES = 100
+ANSWERED = 0.5
+"""The least share of answers to the requests drawn: a survey of refusals shows nothing."""
+
+LATE = "DeadlineExceeded"
+"""What comes of a request that asks for an answer within a microsecond."""
+
+ROOTS = [
+    "/v1/",
+    "/reject/v1/completions",
+    "/serving-endpoints/",
+    "/api/2.0/",
+    "/.well-known/",
+    "/v2/health/",
+    "/v2/models/{model}/generate",
+    "/v2/models/{model}/infer",
+    "/v2/models/{model}/config",
+    "/v2/models/{model}/ready",
+    "/v2/models/{model}/versions/{version}/config",
+    "/v3/",
+    "/kserve/v2",
+    "/mindie/v1/",
+    "/mindie/v2",
+    "/mindie/info",
+    "/rc1/",
+]
+
+_JSON_LAYER = "what its JSON layer refuses is the original's own 500; `status: sane` makes it 400"
+ACCEPTED = {
+    ("/v2/models/{model}/generate", "not_a_server_error"): _JSON_LAYER,
+    ("/v2/models/{model}/infer", "not_a_server_error"): _JSON_LAYER,
+    ("/v3/", "not_a_server_error"): "a model asked about that is not there is the original's 500",
+}
+"""Findings that are none, by root and check."""
+
+NEVER = "/stopInfer"
+"""The end of what can't be answered here: no request runs that it could stop."""
+
+NAMES = {"owner": "org", "version": "1", "served": "1"}
+"""What a path may hold beside a model's name, which is ``m1`` behind an owner's."""
+
+
+async def fetch_openapi_document(gateway: RunningGateway) -> dict[str, Any]:
+    response = await gateway.http.get("/openapi.json")
+    assert response.status_code == 200
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def select_paths(document: dict[str, Any], root: str) -> dict[str, Any]:
+    """The part of the document below a root, its models named and its answers closed.
+
+    The document names no model, and lets an answer grow; here an unknown key in one is a fault.
+    Every other request is to be streamed, where it may be.
+    """
+    paths = {path: item for path, item in document["paths"].items() if path.startswith(root)}
+    for item in paths.values():
+        owned = any(one["name"] == "owner" for one in item.get("parameters", []))
+        for parameter in item.get("parameters", []):
+            name = NAMES.get(parameter["name"], "m1" if owned else "mock")
+            parameter["schema"] = {"enum": [name]}
+        for operation in (one for name, one in item.items() if name != "parameters"):
+            if body := operation.get("requestBody"):
+                media = body["content"]["application/json"]
+                media["schema"] = {"anyOf": [*list_body_schemas(media["schema"])]}
+            forbid_unknown_keys(operation["responses"])
+    forbid_unknown_keys(document["components"])
+    return {**document, "paths": paths}
+
+
+def list_body_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for body in schema.get("anyOf", [schema]):
+        properties = body["properties"]
+        if "model" in properties:
+            properties["model"] = {"const": "mock"}
+        yield body
+        if "stream" in properties:
+            asked = {**properties, "stream": {"const": True}}
+            yield {**body, "properties": asked, "required": [*body["required"], "stream"]}
+
+
+def forbid_unknown_keys(node: Any) -> None:
+    """An event, which is nothing but ``data`` in the document, has other lines that are no keys."""
+    match node:
+        case {"type": "object", "properties": dict(properties)}:
+            node["additionalProperties"] = "data" in properties and len(properties) == 1
+            forbid_unknown_keys(list(properties.values()))
+        case dict():
+            forbid_unknown_keys(list(node.values()))
+        case list():
+            for inner in node:
+                forbid_unknown_keys(inner)
+        case _:
+            pass
+
+
+async def test_openapi_document_needs_no_api_key(serve: Serve) -> None:
+    gateway = await serve(CONFORMANCE)
+
+    document = await fetch_openapi_document(gateway)
+
+    assert document["openapi"] == "3.1.0"
+    assert document["paths"]["/v1/chat/completions"]["post"]["security"] == [{"key": []}]
+    assert (await gateway.http.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("root", ROOTS)
+async def test_gateway_conforms_to_its_openapi_document(mock: RunningGateway, root: str) -> None:
+    document = select_paths(await fetch_openapi_document(mock), root)
+
+    found = await run_schemathesis(document, mock.url, examples=EXAMPLES)
+
+    faults = [one for one in found.findings if (root, one.check) not in ACCEPTED]
+    assert faults == []
+    for operation in found.statuses:
+        answered = operation.endswith(NEVER) or found.accepted(operation) > ANSWERED
+        assert answered, (operation, found.statuses)
+    failed = [record for record in mock.records if record.outcome == "gateway_error"]
+    assert {record.error for record in failed} <= {LATE}
