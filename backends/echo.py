@@ -170,7 +170,8 @@ class EchoBackend(Backend):
         self, request: GenerationRequest, index: int, *, cut: bool
     ) -> Iterator[Sequence[Event]]:
         if tool := _choose_tool(request):
-            yield [ToolCallStart(index, 0, f"call_{next(self._call_numbers):024x}", tool.name)]
+            call_id = f"call_{next(self._call_numbers):024x}"
+            yield [ToolCallStart(index, 0, call_id, tool.name, tool.kind)]
             for piece in _TOOL_ARGUMENTS:
                 yield [ToolCallDelta(index, 0, piece)]
             yield [ChoiceEnd("tool_calls", index)]

@@ -188,7 +188,10 @@ class RequestContext(Struct):
 
 
 class PassthroughSource(Struct, frozen=True):
-    """What a backend needs to pass a request through: see ``SupportsPassthrough``."""
+    """What a backend needs to pass a request through.
+
+    See ``protocols.core.interfaces.SupportsPassthrough``.
+    """
 
     adapter: ClientAdapter
     client_request: ClientRequest

@@ -23,6 +23,7 @@ from backends.interfaces import (
     Timeouts,
 )
 from backends.pool.metrics import PoolMetrics
+from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
 from backends.pool.side_requests import add_bearer
 from backends.pool.workers import WorkerSlot, WorkerState, get_error_kind
 from protocols.core.errors import (
@@ -225,8 +226,8 @@ ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 """How much of an error body is read."""
-_MAX_UNARY_BYTES: Final = 256 << 20
-"""The largest unary response. Streams have no such limit: they are not buffered."""
+_LARGE_BODY: Final = 256 << 10
+"""The size from which a unary response is decoded in a thread."""
 _MAX_BYTES_WITHOUT_CONTENT: Final = 16 << 20
 """How much of a stream may arrive before its first content; it is buffered until then."""
 _BODY_END_SECONDS: Final = 1.0
@@ -260,6 +261,8 @@ class AttemptServices(Struct, frozen=True):
     clock: Clock
     deadline_timer: DeadlineTimer
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
+    max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
+    """The largest unary response. Streams have no such limit: they are not buffered."""
 
 
 class Attempt(AttemptTimeouts):
@@ -360,7 +363,7 @@ class Attempt(AttemptTimeouts):
 
     def _read_unary(self, chunks: Sequence[bytes]) -> list[StreamItem]:
         """Decode a unary response whose body is complete."""
-        if sum(map(len, chunks)) > _MAX_UNARY_BYTES:
+        if sum(map(len, chunks)) > self._services.max_response_size:
             raise self._make_too_large_error()
         reader = self._response_reader
         items: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
@@ -377,7 +380,8 @@ class Attempt(AttemptTimeouts):
         """Decode a stream up to its first content, or all of a unary response."""
         is_stream = self._is_stream
         items: list[StreamItem] = []
-        size, limit = 0, _MAX_BYTES_WITHOUT_CONTENT if is_stream else _MAX_UNARY_BYTES
+        limit = _MAX_BYTES_WITHOUT_CONTENT if is_stream else self._services.max_response_size
+        size = 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
             if chunks:
@@ -391,7 +395,11 @@ class Attempt(AttemptTimeouts):
                     if is_stream and _has_content(item):
                         break
             if (not chunks or response.complete) and not self.finished:
-                items.append(self._decode_end())
+                if is_stream or size < _LARGE_BODY:
+                    items.append(self._decode_end())
+                else:  # it would block the event loop
+                    items.append(await asyncio.to_thread(_decode_end, self._response_reader))
+                    self._record_success()
         self.stop_wait()
         self.has_started = True
         return items
@@ -503,7 +511,8 @@ class Attempt(AttemptTimeouts):
             return WorkerFailed(
                 f"the worker sent {_MAX_BYTES_WITHOUT_CONTENT} bytes without content"
             )
-        return WorkerFailed(f"the worker's response is larger than {_MAX_UNARY_BYTES} bytes")
+        limit = self._services.max_response_size
+        return WorkerFailed(f"the worker's response is larger than {limit} bytes")
 
     def _record_first_token(self) -> None:
         """Record the time to the first token, or the timeout of it.

@@ -200,8 +200,9 @@ class PoolBackend:
         )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
+        max_size = settings.max_response_size
         self._services = AttemptServices(
-            self._http_client, timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client, timeouts, clock, self._deadline_timer, self._metrics, max_size
         )
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker

@@ -15,7 +15,7 @@ from msgspec import Struct
 from protocols.core.errors import Forbidden, Unauthorized
 
 
-class Principal(Struct, frozen=True):
+class Principal(Struct, frozen=True, gc=False):
     """The authenticated caller. ``models`` are those it may use; None is all."""
 
     name: str

@@ -276,7 +276,7 @@ class AdminConfig(ConfigSection, frozen=True):
     sha256: Sha256Digest | None = None
 
 
-class ApiKeyConfig(ConfigSection, frozen=True):
+class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     """An API key, stored as its SHA-256. ``models`` are those that it may use; None means all."""
 
     name: Name
@@ -511,7 +511,11 @@ class ObservabilityConfig(ConfigSection, frozen=True):
 
 
 class Config(ConfigSection, frozen=True, kw_only=True):
-    """The whole file."""
+    """The whole file.
+
+    ``keys_file`` names a file of further keys, for many of them: one JSON object a line, with the
+    fields of ``keys``. It is reloaded when it changes.
+    """
 
     version: Literal[1] = 1
     listeners: Annotated[tuple[ListenerConfig, ...], Meta(min_length=1)] = ()
@@ -522,6 +526,7 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     models: Annotated[Mapping[ModelName, ModelConfig], Meta(min_length=1)]
     routes: tuple[RouteConfig, ...] = ()
     keys: tuple[ApiKeyConfig, ...] = ()
+    keys_file: FilePath | None = None
     identity: JwtConfig | None = None
     state: SharedStateConfig | None = None
     observe: ObservabilityConfig = ObservabilityConfig()

@@ -7,7 +7,7 @@ from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, cast
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from msgspec import Struct
 
@@ -63,7 +63,7 @@ class FinishedRequest(Protocol):
         """The request's outcome."""
 
 
-class ModelCounters(Struct, frozen=True, eq=False):
+class ModelCounters(Struct, frozen=True, eq=False, gc=False):
     """The counters of a key's requests for one model."""
 
     all: Sequence[LimitCounter]
@@ -165,7 +165,7 @@ def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float
 # The usage of all limits, which outlives a configuration.
 
 
-class KeyCounters(Struct, frozen=True):
+class KeyCounters(Struct, frozen=True, gc=False):
     """The counters of one key."""
 
     by_model: Mapping[str, ModelCounters]
@@ -213,6 +213,8 @@ class CounterRegistry:
         self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
         self.rejections = Tally[LimitScope]()
         """The number of rejected requests, by the scope of the limit."""
+        self.limiters = WeakSet["RateLimiter"]()
+        """The limiters that are in use."""
         self.recent_principals = OrderedDict[str, tuple[object, KeyCounters]]()
         """The limiter and the counters of each JWT principal, by name; the latest comes last."""
 
@@ -327,7 +329,10 @@ MAX_JWT_PRINCIPALS: Final = 10_000
 
 
 class RateLimiter:
-    """The limits of one configuration, by the keys' names. Their usage outlives it."""
+    """The limits of one configuration, by the keys' names. Their usage outlives it.
+
+    A key gets its counters at its first request, since there may be many keys.
+    """
 
     def __init__(
         self,
@@ -342,8 +347,13 @@ class RateLimiter:
         self.registry = registry
         self._clock = registry.clock
         self._token_limits = token_limits
-        self._keys = {key: registry.build_key_counters(key, limits) for key, limits in keys.items()}
-        self._counters_by_key = {key: counters.by_model for key, counters in self._keys.items()}
+        self._limits = keys
+        self._keys: dict[str, KeyCounters] = {}
+        """The counters of the keys that have been used."""
+        self._counters_by_key: dict[str, Mapping[str, ModelCounters]] = {}
+        for key in {key for limiter in registry.limiters for key in limiter._keys} & keys.keys():  # noqa: SLF001 - of the same class
+            self._add_key(key, keys[key])
+        registry.limiters.add(self)
 
     def reserve(
         self, key: str, model: str, target: ModelInfo, body: bytes | None, adapter: ClientAdapter
@@ -353,7 +363,7 @@ class RateLimiter:
         ``model`` is the public model whose limits apply, ``target`` the model that answers.
         ``body`` is None where the request asks for no tokens.
         """
-        models = self._counters_by_key.get(key) or self._get_jwt_counters(key)
+        models = self._counters_by_key.get(key) or self._get_new_counters(key)
         if models is None:
             return None
         counters = models.get(model) or models[""]
@@ -392,6 +402,16 @@ class RateLimiter:
             for key, key_counters in self._keys.items()
             for model, budget in key_counters.daily_budgets.items()
         }
+
+    def _add_key(self, key: str, limits: KeyRateLimitConfig) -> Mapping[str, ModelCounters]:
+        self._keys[key] = counters = self.registry.build_key_counters(key, limits)
+        self._counters_by_key[key] = counters.by_model
+        return counters.by_model
+
+    def _get_new_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
+        """The counters of a key at its first request, or of a principal with a JWT."""
+        limits = self._limits.get(key)
+        return self._get_jwt_counters(key) if limits is None else self._add_key(key, limits)
 
     def _get_jwt_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
         """The counters of a principal with a JWT."""

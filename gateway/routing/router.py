@@ -17,6 +17,7 @@ from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound, VersionNotFound
+from protocols.core.units import has_dot_segment
 
 AttributesLoader = Callable[[], RequestAttributes]
 """Returns a request's attributes. It is not called where the model's name is enough."""
@@ -272,7 +273,7 @@ class Router:
 
     def _resolve_catch_all(self, name: str) -> Model:
         model = self._by_name.get(CATCH_ALL_MODEL)
-        if model is None or not name:
+        if model is None or not name or has_dot_segment(name):  # workers get it in paths
             raise ModelNotFound(f"the model {quote_name(name)} does not exist", model=name)
         targets = {
             key: replace(target, backend_model=name) for key, target in model.targets.items()

@@ -105,19 +105,15 @@ def parse_worker_list(content: bytes) -> Sequence[WorkerSourceSettings]:
     return loader.load_worker_list(content, "workers", env={})
 
 
-def list_backend_models(backend: str, config: schema.Config) -> list[str]:
-    """The models that are routed to a backend, by the backend's names."""
-    targets = [
-        (target.backend, target.model or name)
-        for name, model in config.models.items()
-        for target in model.resolve_targets().values()
-    ]
-    named = (
-        model
-        for backend_name, model in targets
-        if backend_name == backend and model != CATCH_ALL_MODEL
-    )
-    return list(dict.fromkeys(named))
+def list_backend_models(config: schema.Config) -> Mapping[str, Sequence[str]]:
+    """The models that are routed to each backend, by the backend's names."""
+    models: dict[str, dict[str, None]] = {name: {} for name in config.backends}
+    for name, model in config.models.items():
+        for target in model.resolve_targets().values():
+            model_name = target.model or name
+            if model_name != CATCH_ALL_MODEL:
+                models[target.backend][model_name] = None
+    return {backend: list(names) for backend, names in models.items()}
 
 
 def needs_model_discovery(pool: PoolSettings) -> bool:
@@ -178,11 +174,25 @@ def build_model(
     )
 
 
-def build_principal(key: schema.ApiKeyConfig, model_names: Mapping[str, str]) -> Principal:
-    """Build the principal of an API key. ``model_names`` is the model of each name."""
-    models = frozenset(model_names.get(name, name) for name in key.models) if key.models else None
-    tags = frozenset(key.tags)
-    return Principal(key.name, key.sha256, models, key.protocol, tags, key.explain)
+def build_principals(config: schema.Config) -> Sequence[Principal]:
+    """Build the principals of the API keys. Keys with the same models share one set."""
+    names = schema.map_model_names(config.models)
+
+    @functools.cache
+    def resolve_models(models: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(names.get(name, name) for name in models)
+
+    return [
+        Principal(
+            key.name,
+            key.sha256,
+            resolve_models(key.models) if key.models else None,
+            key.protocol,
+            frozenset(key.tags),
+            key.explain,
+        )
+        for key in config.keys
+    ]
 
 
 def build_rate_limiter(config: schema.Config, registry: CounterRegistry) -> RateLimiter | None:

@@ -139,7 +139,7 @@ class ResponseAccumulator:
             case RefusalDelta(text):
                 choice.refusal += text
             case ToolCallStart():
-                choice.tool_calls.append(ToolCall(event.id, event.name, ""))
+                choice.tool_calls.append(ToolCall(event.id, event.name, "", event.kind))
             case _:  # CallArguments
                 self._add_arguments(choice, event.call_index, event.text)
 
