@@ -242,8 +242,16 @@ EventSink = Callable[[bytes | None, Sequence[Event]], bool]
 """Accepts a batch at once. Returns whether it accepts another one directly."""
 
 
+async def collect_items(items: StreamItems) -> Sequence[StreamItem]:
+    """All items of a response."""
+    return [item async for item in items]
+
+
 class Backend(Protocol):
-    """Answers requests: a worker pool, a local model, or a script."""
+    """Answers requests: a worker pool, a local model, or a script.
+
+    A subclass inherits ``send_unary``.
+    """
 
     @property
     def ready(self) -> bool:
@@ -260,6 +268,12 @@ class Backend(Protocol):
         Batches may go to ``sink`` instead of being yielded, until it is full; an empty one is
         yielded then. Closing the generator, or cancelling its task, cancels the work at once.
         """
+
+    async def send_unary(
+        self, prepared: PreparedRequest, context: RequestContext
+    ) -> Sequence[StreamItem]:
+        """All items of ``send``, for a unary response; a pool needs no generator for them."""
+        return await collect_items(self.send(prepared, context))
 
     async def start(self) -> None:
         """Start; called once. Does not wait for workers that are down."""

@@ -277,7 +277,6 @@ class Attempt(AttemptTimeouts):
         "_is_stream",
         "_last_item",
         "_rate_limited",
-        "_request",
         "_response",
         "_response_reader",
         "_services",
@@ -286,6 +285,7 @@ class Attempt(AttemptTimeouts):
         "complete",
         "failure",
         "finished",
+        "request",
         "slot",
         "worker",
     )
@@ -295,7 +295,7 @@ class Attempt(AttemptTimeouts):
     ) -> None:
         self.slot = slot
         self.worker = slot.worker
-        self._request = request
+        self.request = request
         self._services = services
         self._response_reader = request.make_response_reader()
         timeouts = services.timeouts
@@ -321,7 +321,7 @@ class Attempt(AttemptTimeouts):
         Until then the request can be retried on another worker. Raises DeadlineExceeded,
         WorkerError, and the errors that the protocol's adapter reads from the worker.
         """
-        worker, request = self.worker, self._request
+        worker, request = self.worker, self.request
         config = worker.config
         headers = (
             request.request_headers
@@ -434,9 +434,10 @@ class Attempt(AttemptTimeouts):
         self.set_drain_deadline(_BODY_END_SECONDS)
         if self._is_stream and self.longest_gap:
             self._services.metrics.stream_gaps.add(self.longest_gap)
-        with suppress(GatewayError):
-            while not response.complete:
-                await self._read_body(response)
+        if not response.complete:
+            with suppress(GatewayError):
+                while not response.complete:
+                    await self._read_body(response)
 
     def close(self) -> None:
         """Stop the timeouts and release the connection."""
@@ -448,7 +449,7 @@ class Attempt(AttemptTimeouts):
         """Send the request over a new connection and wait for the response headers."""
         services, url = self._services, self.worker.config.url
         pending_response = services.http_client.send_on_new_connection(
-            url, self._request.upstream_request, services.timeouts.connect, headers
+            url, self.request.upstream_request, services.timeouts.connect, headers
         )
         response = self._response = await self.wait_response(pending_response)
         return response
@@ -465,7 +466,7 @@ class Attempt(AttemptTimeouts):
                 body += b"".join(chunks)
         payload = bytes(body[:_MAX_ERROR_BYTES])
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
-        return self._request.read_error(status, headers, payload)
+        return self.request.read_error(status, headers, payload)
 
     async def _read_body(self, response: UpstreamResponse) -> list[bytes]:
         """The next chunks of the body, [] at its end. Raises DeadlineExceeded or StreamBroken."""
@@ -518,7 +519,7 @@ class Attempt(AttemptTimeouts):
 
         Not for unary text, whose time depends on the length of the text.
         """
-        if not self._request.background:
+        if not self.request.background:
             now = self._services.clock()
             self.worker.latency_average.add(now, now - self.slot.acquired_at)
 
@@ -535,14 +536,14 @@ class Attempt(AttemptTimeouts):
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, DeadlineExceeded):
-            has_first_token = self._is_stream or self._request.request.kind == "embedding"
+            has_first_token = self._is_stream or self.request.request.kind == "embedding"
             if error.phase == "first_token" and has_first_token:
                 self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):
             self.finished = True
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
             self._services.metrics.failures[get_error_kind(error)] += 1
-        if not self._request.background:
+        if not self.request.background:
             self.worker.record_failure(error, overloaded=self._rate_limited)
 
 

@@ -351,13 +351,7 @@ class PoolBackend:
         be retried on another worker. Raises Overloaded, DeadlineExceeded, WorkerError, and the
         errors that the protocol's adapter reads from the worker.
         """
-        passthrough = prepared.passthrough
-        request = (
-            await self._encode_request(prepared.request, context)
-            if passthrough is None
-            else self._build_passthrough_request(passthrough, context)
-        )
-        attempt, items = await self._begin_response(request, context)
+        attempt, items = await self._begin_response(prepared, context)
         try:
             for item in items:
                 yield item
@@ -366,12 +360,30 @@ class PoolBackend:
             if not attempt.complete:
                 await attempt.drain()
         except GatewayError:
-            history = context.attempt_history
-            history.tried_urls |= {attempt.worker.config.url}
-            history.pool_urls |= frozenset(self._list_urls())
+            self._record_failure(attempt, context.attempt_history)
             raise
         finally:
-            self._abandon_attempt(attempt, request, context)
+            self._abandon_attempt(attempt, context)
+
+    async def send_unary(
+        self, prepared: PreparedRequest, context: RequestContext
+    ) -> Sequence[StreamItem]:
+        """See ``backends.interfaces.Backend``: the response begins when all of it is there."""
+        attempt, items = await self._begin_response(prepared, context)
+        try:
+            if not attempt.complete:
+                await attempt.drain()
+        except GatewayError:
+            self._record_failure(attempt, context.attempt_history)
+            raise
+        finally:
+            self._abandon_attempt(attempt, context)
+        return items
+
+    def _record_failure(self, attempt: Attempt, history: AttemptHistory) -> None:
+        """Note for fallbacks that a response that had begun failed at this worker."""
+        history.tried_urls |= {attempt.worker.config.url}
+        history.pool_urls |= frozenset(self._list_urls())
 
     async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
@@ -422,12 +434,18 @@ class PoolBackend:
         return Deadline(context.clock, most, now)
 
     async def _begin_response(
-        self, request: AttemptRequest, context: RequestContext
+        self, prepared: PreparedRequest, context: RequestContext
     ) -> tuple[Attempt, list[StreamItem]]:
         """The first attempt whose response begins, and its first items (see ``Attempt.begin``).
 
         Raises RetriesExhausted if the request failed in other pools and may not be sent again.
         """
+        passthrough = prepared.passthrough
+        request = (
+            await self._encode_request(prepared.request, context)
+            if passthrough is None
+            else self._build_passthrough_request(passthrough, context)
+        )
         criteria = self._build_criteria(request.request, context)
         observer = context.observer
         reporter = (
@@ -469,7 +487,7 @@ class PoolBackend:
                 return attempt, items
             finally:
                 if items is None:
-                    self._abandon_attempt(attempt, request, context)
+                    self._abandon_attempt(attempt, context)
 
     def _create_retry_budget(self) -> RetryBudget:
         """The retry budget of the current workers."""
@@ -533,9 +551,7 @@ class PoolBackend:
             raise error
         raise final_error from error
 
-    def _abandon_attempt(
-        self, attempt: Attempt, request: AttemptRequest, context: RequestContext
-    ) -> None:
+    def _abandon_attempt(self, attempt: Attempt, context: RequestContext) -> None:
         """End the attempt: free its slot, and cancel the work at the worker if it is unfinished."""
         attempt.close()
         self._workers.release(attempt.slot)
@@ -543,7 +559,7 @@ class PoolBackend:
             context.attempt_trace.end_attempt(attempt.failure)
         if not attempt.finished:  # the worker may still be generating
             self._metrics.abandoned += 1
-            self._send_cancel(attempt.worker, request.request)
+            self._send_cancel(attempt.worker, attempt.request.request)
 
     def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""

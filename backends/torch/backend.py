@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from backends.interfaces import (
+    Backend,
     BackendRequest,
     EventSink,
     PreparedRequest,
@@ -223,7 +224,7 @@ _LOWEST_PRIORITY = 255
 """The priority of shadow traffic."""
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """One local model; takes the fields of ``EngineSettings``."""
 
     computes_choices = True

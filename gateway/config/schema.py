@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, UnsetType
 
+from backends.echo import ScriptedFailure
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.settings import (
     ClientTlsSettings,
@@ -307,21 +308,13 @@ class DefaultsConfig(ConfigSection, frozen=True):
     limits: KeyRateLimitConfig | None = None
 
 
-class EchoFailureConfig(ConfigSection, frozen=True):
-    """A simulated failure, after ``after_chunks`` chunks of the response."""
-
-    mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
-    after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    retry_after: Duration = 2.0
-
-
 class EchoConfig(BackendSettings, frozen=True, tag="echo"):
     """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
 
     script: tuple[str, ...] = ()
     delay: Duration = 0.0
     context: TokenCount | None = None
-    fail: EchoFailureConfig | None = None
+    fail: ScriptedFailure | None = None
 
 
 BackendConfig = EchoConfig | TorchSettings | PoolSettings

@@ -15,7 +15,6 @@ from gateway.auth.api_keys import Principal
 from gateway.config import loader, schema
 from gateway.config.registry import load_symbol
 from gateway.http_server import openapi
-from gateway.http_server.overload import ConnectionLimits
 from gateway.pipeline.handler import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
@@ -254,16 +253,6 @@ def compute_body_budget(limits: schema.ServerLimitsConfig) -> int:
     return max(limits.buffered_bodies, limits.body)
 
 
-def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:
-    """Build the connection limits of a listener."""
-    return ConnectionLimits(
-        max_header_size=limits.header,
-        max_connections=min(limits.connections, compute_max_clients()),
-        max_per_address=limits.connections_per_address,
-        tls_handshake_timeout=limits.tls_handshake_timeout,
-        header_timeout=limits.header_timeout,
-        body_timeout=limits.body_timeout,
-        body_total_timeout=limits.body_total_timeout,
-        min_body_rate=limits.min_body_rate,
-        idle_timeout=limits.idle_timeout,
-    )
+def cap_connections(limits: schema.ServerLimitsConfig) -> schema.ServerLimitsConfig:
+    """The limits with no more connections than the process has open files for."""
+    return replace(limits, connections=min(limits.connections, compute_max_clients()))

@@ -224,7 +224,7 @@ decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 def read_text(value: Any) -> str | None:
     """The value, if it is a string."""
-    return value if isinstance(value, str) else None
+    return value if type(value) is str else None
 
 
 def read_metadata(wire: WireResponse) -> ResponseMetadata:
@@ -233,7 +233,7 @@ def read_metadata(wire: WireResponse) -> ResponseMetadata:
         read_text(wire.model),
         read_text(wire.system_fingerprint),
         read_text(wire.id),
-        wire.created if isinstance(wire.created, int) else None,
+        wire.created if type(wire.created) is int else None,
     )
 
 

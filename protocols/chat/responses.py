@@ -705,7 +705,8 @@ class ChatEncoder:
         delta = (
             self._response_style.first_tool_call_delta if call else self._response_style.first_delta
         )
-        return self._chunk_writer.write_chunk(index, delta)
+        head, tail = self._chunk_writer.build_template(index)
+        return head + delta + tail
 
     def _encode_tool_call(self, event: ToolCallStart | ToolCallDelta) -> bytes:
         index = event.index
