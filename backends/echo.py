@@ -8,12 +8,13 @@ tools, logprobs) and ignores those that only choose tokens.
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta
 
 from backends.interfaces import (
+    Backend,
     BackendRequest,
     EventSink,
     PreparedRequest,
@@ -56,16 +57,17 @@ from protocols.core.request import (
     VideoPart,
 )
 from protocols.core.stop_strings import StopStringFilter
+from protocols.core.units import ConfigSection, Duration
 
 _TOOL_ARGUMENTS = ('{"x"', ":1}")
 
 
-class ScriptedFailure(Struct, frozen=True):
-    """A failure after so many pieces: an error, a cut response, a rate limit, or no worker."""
+class ScriptedFailure(ConfigSection, frozen=True):
+    """A simulated failure, after ``after_chunks`` chunks of the response."""
 
     mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
-    after_chunks: int = 0
-    retry_after: float = 2.0
+    after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    retry_after: Duration = 2.0
 
     def make_error(self) -> GatewayError:
         """The error that is raised."""
@@ -80,7 +82,7 @@ class ScriptedFailure(Struct, frozen=True):
                 return Overloaded("no worker is available", retry_after=self.retry_after)
 
 
-class EchoBackend:
+class EchoBackend(Backend):
     """Returns ``script``, or the prompt. ``delay`` seconds pass before each piece."""
 
     ready = True
@@ -168,7 +170,8 @@ class EchoBackend:
         self, request: GenerationRequest, index: int, *, cut: bool
     ) -> Iterator[Sequence[Event]]:
         if tool := _choose_tool(request):
-            yield [ToolCallStart(index, 0, f"call_{next(self._call_numbers):024x}", tool.name)]
+            call_id = f"call_{next(self._call_numbers):024x}"
+            yield [ToolCallStart(index, 0, call_id, tool.name, tool.kind)]
             for piece in _TOOL_ARGUMENTS:
                 yield [ToolCallDelta(index, 0, piece)]
             yield [ChoiceEnd("tool_calls", index)]

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from protocols.core.errors import DeadlineExceeded, GatewayError
 from protocols.core.events import Event
@@ -158,6 +158,17 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
         return str(self.__struct_config__.tag)
 
 
+class AttemptHistory(Struct):
+    """The workers at which one request failed, over all its targets: pools may share workers."""
+
+    tried_urls: frozenset[str] = frozenset()
+    """The workers that failed."""
+    pool_urls: frozenset[str] = frozenset()
+    """All workers of the pools in which the request failed."""
+    workers_killed: int = 0
+    """See ``backends.pool.retry.RetryState``; for the last of these pools."""
+
+
 class RequestContext(Struct):
     """The context of one request: id, deadline, timeouts, principal and observers."""
 
@@ -185,10 +196,14 @@ class RequestContext(Struct):
     traffic have it: they queue last, make one attempt and do not affect the worker's health."""
     first_attempt_at: float | None = None
     """When the first attempt was queued or sent, by ``clock``."""
+    attempt_history: AttemptHistory = field(default_factory=AttemptHistory)
 
 
 class PassthroughSource(Struct, frozen=True):
-    """What a backend needs to pass a request through: see ``SupportsPassthrough``."""
+    """What a backend needs to pass a request through.
+
+    See ``protocols.core.interfaces.SupportsPassthrough``.
+    """
 
     adapter: ClientAdapter
     client_request: ClientRequest
@@ -227,8 +242,16 @@ EventSink = Callable[[bytes | None, Sequence[Event]], bool]
 """Accepts a batch at once. Returns whether it accepts another one directly."""
 
 
+async def collect_items(items: StreamItems) -> Sequence[StreamItem]:
+    """All items of a response."""
+    return [item async for item in items]
+
+
 class Backend(Protocol):
-    """Answers requests: a worker pool, a local model, or a script."""
+    """Answers requests: a worker pool, a local model, or a script.
+
+    A subclass inherits ``send_unary``.
+    """
 
     @property
     def ready(self) -> bool:
@@ -245,6 +268,12 @@ class Backend(Protocol):
         Batches may go to ``sink`` instead of being yielded, until it is full; an empty one is
         yielded then. Closing the generator, or cancelling its task, cancels the work at once.
         """
+
+    async def send_unary(
+        self, prepared: PreparedRequest, context: RequestContext
+    ) -> Sequence[StreamItem]:
+        """All items of ``send``, for a unary response; a pool needs no generator for them."""
+        return await collect_items(self.send(prepared, context))
 
     async def start(self) -> None:
         """Start; called once. Does not wait for workers that are down."""
@@ -266,6 +295,14 @@ class ExplainsSelection(Protocol):
     """A backend that calls ``RequestContext.observer`` before it selects a worker."""
 
     explains_selection: bool
+    """Always true."""
+
+
+@runtime_checkable
+class ComputesChoices(Protocol):
+    """A backend that computes the choices of a request itself: a local model."""
+
+    computes_choices: bool
     """Always true."""
 
 

@@ -18,7 +18,7 @@ from protocols.core.request import SECTIONS
 from protocols.json_body import decode_value
 
 ParamType = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
-"""``int`` accepts 5.0, too; ``strings`` is one string or a list of strings."""
+"""``int`` and ``ints`` accept 5.0, too; ``strings`` is one string or a list of strings."""
 
 _UNSET: Any = msgspec.UNSET
 _CACHE_SIZE: Final = 128
@@ -305,8 +305,9 @@ def _convert(param: Param, value: Any) -> Any:
             return (value,)
         case (("strings" | "string list"), list()) if all(isinstance(x, str) for x in value):
             return tuple(value)
-        case ("ints", list()) if all(type(x) is int for x in value):
-            return tuple(value)
+        case ("ints", list()):
+            numbers = [int(x) if type(x) is float and x.is_integer() else x for x in value]
+            return tuple(numbers) if all(type(x) is int for x in numbers) else _UNSET
         case _:
             return _UNSET
 

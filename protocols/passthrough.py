@@ -11,7 +11,6 @@ nothing but a piece of text; any other event is decoded and written by the clien
 import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import quote
@@ -49,7 +48,7 @@ from protocols.core.request import (
     Request,
     ResponseOptions,
 )
-from protocols.core.sse import normalize_newlines
+from protocols.core.sse import DONE_EVENT, normalize_newlines
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param
 
@@ -194,7 +193,7 @@ class _CompiledRule(Struct, frozen=True):
                 context_length=context_length,
             )
         usage: Literal["none", "final"] = self.rule.default_usage if stream else "final"
-        if options := getattr(body, "stream_options", None):
+        if stream and (options := getattr(body, "stream_options", None)):
             usage = "final" if options.include_usage else "none"
         return GenerationRequest(
             model=model,
@@ -318,7 +317,7 @@ class PassthroughRules:
     ) -> PassthroughReader:
         decoder = self._create_decoder(request)
         if not request.stream:
-            reasons = None if isinstance(request, EmbeddingRequest) else self._finish_reasons
+            reasons = None if type(request) is EmbeddingRequest else self._finish_reasons
             return UnaryPassthroughReader(decoder, NameReplacer(response.names), reasons)
         return StreamPassthroughReader(
             decoder, partial(response.create_encoder, request), forwards=forwards
@@ -346,6 +345,7 @@ def create_passthrough_decoder(
 _EVENTS_PER_CHECK: Final = 32
 """How many events are checked together."""
 _MAX_EVENT_BYTES: Final = 1 << 20
+_DONE_BLOCK: Final = DONE_EVENT[:-2]
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
 _FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*+:\s*+(?:"([^"]*+)")?')
@@ -353,9 +353,10 @@ _TOOL_CALLS: Final = re.compile(rb'"tool_calls"\s*+:\s*+\[\s*+[^\]\s]')
 _FUNCTION_CALL: Final = re.compile(rb'"function_call"\s*+:\s*+\{')
 
 
+_QUOTED_KEYS: Final = {key: b'"%b"' % key.encode() for key in ("id", "model", "model_name")}
 _PATTERNS: Final = {
-    key: re.compile(rb'"%b"\s*+:\s*+("(?:[^"\\]|\\.)*+")' % key.encode())
-    for key in ("id", "model", "model_name")
+    key: re.compile(rb'%b\s*+:\s*+("(?:[^"\\]|\\.)*+")' % quoted_key)
+    for key, quoted_key in _QUOTED_KEYS.items()
 }
 """Finds the values of the keys that are replaced."""
 
@@ -373,12 +374,13 @@ class NameReplacer:
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
         for key, name in self._names.items():
-            quoted_key, pattern, value = b'"%b"' % key.encode(), _PATTERNS[key], _encode(name)
-            end = len(data)
+            quoted_key, pattern, value = _QUOTED_KEYS[key], _PATTERNS[key], _encode(name)
+            end: int | None = None
             while (start := data.rfind(quoted_key, 0, end)) >= 0:
                 found = pattern.match(data, start)
                 if found is not None and (self._only is None or self._is_only(found[1])):
-                    data = data[: found.start(1)] + value + data[found.end(1) :]
+                    value_start, value_end = found.span(1)
+                    data = data[:value_start] + value + data[value_end:]
                 end = start
         return data
 
@@ -420,14 +422,14 @@ class UnaryPassthroughReader:
         return self._names.replace(body) if is_plain else None, events
 
     def _is_plain(self, body: bytes, end: Sequence[Event]) -> bool:
-        if not body.startswith(b"{"):
+        if body[:1] != b"{":
             return False
         reasons = self._finish_reasons
         return reasons is None or (
             StreamEnd(has_ignored_usage=True) not in end
             and reasons.issuperset(_FINISH_REASON.findall(body))
-            and not _TOOL_CALLS.search(body)
-            and not _FUNCTION_CALL.search(body)
+            and not (b'"tool_calls"' in body and _TOOL_CALLS.search(body))
+            and not (b'"function_call"' in body and _FUNCTION_CALL.search(body))
             and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
         )
 
@@ -438,25 +440,38 @@ _chunk_decoder: Final = msgspec.json.Decoder(TextChunk)
 class _TextEvents:
     """Forwards the events of a stream that hold only a piece of text.
 
-    ``block`` is the first of them, and ``written`` what the encoder wrote for it: all have the same
-    names. Raises msgspec.DecodeError and ValueError if such events must not be forwarded.
+    All of them have the id and the model of ``sample``.
     """
 
-    def __init__(self, block: bytes, written: bytes) -> None:
-        sample = _chunk_decoder.decode(block.removeprefix(b"data: "))
-        shown = _chunk_decoder.decode(written.rpartition(b"data: ")[2])
+    def __init__(self, sample: TextChunk, replacements: Sequence[tuple[bytes, bytes]]) -> None:
         self._id, self._model = sample.id, sample.model
-        self._replacements: list[tuple[bytes, bytes]] = []
-        names = [("model", sample.model, shown.model)]
-        if shown.id:
-            names.append(("id", sample.id, shown.id))
-        for key, old, new in names:
-            spelling = _PATTERNS[key].search(block)
-            if spelling is None or msgspec.json.decode(spelling[1]) != old:
-                raise ValueError("a name is missing")
-            if old != new:
-                prefix = spelling[0][: spelling.start(1) - spelling.start()]
-                self._replacements.append((spelling[0], prefix + _encode(new)))
+        self._replacements = replacements
+
+    @classmethod
+    def create(cls, block: bytes, written: bytes) -> "_TextEvents | None":
+        """For the events that follow ``block``, for which the encoder wrote ``written``.
+
+        None if they must not be forwarded.
+        """
+        replacements = []
+        try:
+            sample = _chunk_decoder.decode(block[6:])
+            shown = _chunk_decoder.decode(written.rpartition(b"data: ")[2])
+            for key, old, new in (
+                ("model", sample.model, shown.model),
+                ("id", sample.id, shown.id),
+            ):
+                if key == "id" and not new:
+                    continue
+                spelling = _PATTERNS[key].search(block)
+                if spelling is None or msgspec.json.decode(spelling[1]) != old:
+                    return None
+                if old != new:
+                    prefix = spelling[0][: spelling.start(1) - spelling.start()]
+                    replacements.append((spelling[0], prefix + _encode(new)))
+        except JSON_ERRORS:
+            return None
+        return cls(sample, replacements)
 
     def forward(self, block: bytes, count: int) -> tuple[bytes, Sequence[Event]] | None:
         """The events as the client may have them, and their text.
@@ -594,7 +609,7 @@ class StreamPassthroughReader:
 
     def _read_blocks(self, blocks: list[bytes], out: list[bytes], events: list[Event]) -> None:
         """Forward these events together, or halve them until those to decode are found."""
-        if self._text_events is not None:
+        if self._text_events is not None and blocks[-1] != _DONE_BLOCK:
             forwarded = self._text_events.forward(b"\n\n".join(blocks), len(blocks))
             if forwarded is not None:
                 out.append(forwarded[0])
@@ -616,12 +631,11 @@ class StreamPassthroughReader:
         if not decoded:
             return
         events += decoded
-        if any(type(event) is ChoiceEnd for event in decoded):
+        if ChoiceEnd in map(type, decoded):
             self._may_forward, self._text_events = False, None
         elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
             self._may_forward = False
-            with suppress(ValueError, *JSON_ERRORS):
-                self._text_events = _TextEvents(block, written)
+            self._text_events = _TextEvents.create(block, written)
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
         """The bytes for the client of an event that was decoded."""
@@ -630,8 +644,9 @@ class StreamPassthroughReader:
             return b""
         if self._encoder is None:
             assert self._create_encoder is not None  # noqa: S101 - the subclass writes without it
-            known = (event for event in events if type(event) is ResponseMetadata)
-            self._encoder = self._create_encoder(next(known, ResponseMetadata()))
+            first = events[0]
+            metadata = first if type(first) is ResponseMetadata else ResponseMetadata()
+            self._encoder = self._create_encoder(metadata)
         return self._encoder.encode_events(events)
 
 

@@ -23,6 +23,7 @@ from backends.interfaces import (
     Timeouts,
 )
 from backends.pool.metrics import PoolMetrics
+from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
 from backends.pool.side_requests import add_bearer
 from backends.pool.workers import WorkerSlot, WorkerState, get_error_kind
 from protocols.core.errors import (
@@ -236,8 +237,8 @@ ErrorReader = Callable[[int, Mapping[str, str], bytes], GatewayError]
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 """How much of an error body is read."""
-_MAX_UNARY_BYTES: Final = 256 << 20
-"""The largest unary response. Streams have no such limit: they are not buffered."""
+_LARGE_BODY: Final = 256 << 10
+"""The size from which a unary response is decoded in a thread."""
 _MAX_BYTES_WITHOUT_CONTENT: Final = 16 << 20
 """How much of a stream may arrive before its first content; it is buffered until then."""
 _BODY_END_SECONDS: Final = 1.0
@@ -271,6 +272,8 @@ class AttemptServices(Struct, frozen=True):
     clock: Clock
     deadline_timer: DeadlineTimer
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
+    max_response_size: int = DEFAULT_MAX_RESPONSE_SIZE
+    """The largest unary response. Streams have no such limit: they are not buffered."""
 
 
 class Attempt(AttemptTimeouts):
@@ -285,7 +288,6 @@ class Attempt(AttemptTimeouts):
         "_is_stream",
         "_last_item",
         "_rate_limited",
-        "_request",
         "_response",
         "_response_reader",
         "_services",
@@ -294,6 +296,7 @@ class Attempt(AttemptTimeouts):
         "complete",
         "failure",
         "finished",
+        "request",
         "slot",
         "worker",
     )
@@ -303,7 +306,7 @@ class Attempt(AttemptTimeouts):
     ) -> None:
         self.slot = slot
         self.worker = slot.worker
-        self._request = request
+        self.request = request
         self._services = services
         self._response_reader = request.make_response_reader()
         timeouts = services.timeouts
@@ -329,7 +332,7 @@ class Attempt(AttemptTimeouts):
         Until then the request can be retried on another worker. Raises DeadlineExceeded,
         WorkerError, and the errors that the protocol's adapter reads from the worker.
         """
-        worker, request = self.worker, self._request
+        worker, request = self.worker, self.request
         config = worker.config
         headers = (
             request.request_headers
@@ -371,7 +374,7 @@ class Attempt(AttemptTimeouts):
 
     def _read_unary(self, chunks: Sequence[bytes]) -> list[StreamItem]:
         """Decode a unary response whose body is complete."""
-        if sum(map(len, chunks)) > _MAX_UNARY_BYTES:
+        if sum(map(len, chunks)) > self._services.max_response_size:
             raise self._make_too_large_error()
         reader = self._response_reader
         items: list[StreamItem] = []  # not list[StreamItem](), which costs a hundred times as much
@@ -387,7 +390,8 @@ class Attempt(AttemptTimeouts):
         """Decode a stream up to its first content, or all of a unary response."""
         is_stream = self._is_stream
         items: list[StreamItem] = []
-        size, limit = 0, _MAX_BYTES_WITHOUT_CONTENT if is_stream else _MAX_UNARY_BYTES
+        limit = _MAX_BYTES_WITHOUT_CONTENT if is_stream else self._services.max_response_size
+        size = 0
         while not self.finished:
             chunks = response.read_available() or await self._read_body(response)
             if chunks:
@@ -401,7 +405,11 @@ class Attempt(AttemptTimeouts):
                     if is_stream and _has_content(item):
                         break
             if (not chunks or response.complete) and not self.finished:
-                items.append(self._decode_end())
+                if is_stream or size < _LARGE_BODY:
+                    items.append(self._decode_end())
+                else:  # it would block the event loop
+                    items.append(await asyncio.to_thread(_decode_end, self._response_reader))
+                    self._record_success(items[-1][1])
         self.stop_wait()
         self.has_started = True
         return items
@@ -438,9 +446,10 @@ class Attempt(AttemptTimeouts):
         self.set_drain_deadline(_BODY_END_SECONDS)
         if self._is_stream and self.longest_gap:
             self._services.metrics.stream_gaps.add(self.longest_gap)
-        with suppress(GatewayError):
-            while not response.complete:
-                await self._read_body(response)
+        if not response.complete:
+            with suppress(GatewayError):
+                while not response.complete:
+                    await self._read_body(response)
 
     def close(self) -> None:
         """Stop the timeouts and release the connection."""
@@ -452,7 +461,7 @@ class Attempt(AttemptTimeouts):
         """Send the request over a new connection and wait for the response headers."""
         services, url = self._services, self.worker.config.url
         pending_response = services.http_client.send_on_new_connection(
-            url, self._request.upstream_request, services.timeouts.connect, headers
+            url, self.request.upstream_request, services.timeouts.connect, headers
         )
         response = self._response = await self.wait_response(pending_response)
         return response
@@ -469,7 +478,7 @@ class Attempt(AttemptTimeouts):
                 body += b"".join(chunks)
         payload = bytes(body[:_MAX_ERROR_BYTES])
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
-        return self._request.read_error(status, headers, payload)
+        return self.request.read_error(status, headers, payload)
 
     async def _read_body(
         self, response: UpstreamResponse, *, had_content: bool = True
@@ -515,7 +524,7 @@ class Attempt(AttemptTimeouts):
         self.worker.record_success()
         end = events[-1]
         if type(end) is StreamEnd and end.has_ignored_usage:
-            self.worker.log_ignored_usage(self._request.request.model)
+            self.worker.log_ignored_usage(self.request.request.model)
 
     def _make_too_large_error(self) -> WorkerFailed:
         """The error for a response that exceeds the buffer."""
@@ -523,14 +532,15 @@ class Attempt(AttemptTimeouts):
             return WorkerFailed(
                 f"the worker sent {_MAX_BYTES_WITHOUT_CONTENT} bytes without content"
             )
-        return WorkerFailed(f"the worker's response is larger than {_MAX_UNARY_BYTES} bytes")
+        limit = self._services.max_response_size
+        return WorkerFailed(f"the worker's response is larger than {limit} bytes")
 
     def _record_first_token(self) -> None:
         """Record the time to the first token, or the timeout of it.
 
         Not for unary text, whose time depends on the length of the text.
         """
-        if not self._request.background:
+        if not self.request.background:
             now = self._services.clock()
             self.worker.latency_average.add(now, now - self.slot.acquired_at)
 
@@ -547,14 +557,14 @@ class Attempt(AttemptTimeouts):
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, DeadlineExceeded):
-            has_first_token = self._is_stream or self._request.request.kind == "embedding"
+            has_first_token = self._is_stream or self.request.request.kind == "embedding"
             if error.phase == "first_token" and has_first_token:
                 self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):
             self.finished = True
         if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
             self._services.metrics.failures[get_error_kind(error)] += 1
-        if not self._request.background:
+        if not self.request.background:
             self.worker.record_failure(error, overloaded=self._rate_limited)
 
 

@@ -52,7 +52,7 @@ class PoolMetrics(Struct, eq=False):
     """The metrics of one pool since its creation."""
 
     retries: Counter[str] = field(default_factory=Counter[str])
-    """Retries by reason: see ``retry.RetryReason``."""
+    """Retries by reason: see ``settings.RetryReason``; or ``fallback``: to the same workers."""
     exhausted: int = 0
     """Retries that the budget prevented."""
     failures: Counter[str] = field(default_factory=Counter[str])

@@ -16,6 +16,7 @@ from backends.http.interfaces import (
     WorkerConfig,
 )
 from backends.interfaces import (
+    AttemptHistory,
     BackendRequest,
     Deadline,
     EventSink,
@@ -46,7 +47,7 @@ from backends.pool.load_balancing import (
     make_policy,
 )
 from backends.pool.metrics import PoolMetrics
-from backends.pool.retry import RetryBudget, RetryState
+from backends.pool.retry import RetryBudget, RetryCounters, RetryState
 from backends.pool.settings import (
     DnsSettings,
     PoolContext,
@@ -67,7 +68,12 @@ from backends.pool.workers import (
     WorkerReport,
     WorkerState,
 )
-from protocols.core.errors import GatewayError
+from protocols.core.errors import (
+    ClientError,
+    GatewayError,
+    RateLimitExceeded,
+    RetriesExhausted,
+)
 from protocols.core.interfaces import (
     Clock,
     ModelMetadataReader,
@@ -200,8 +206,9 @@ class PoolBackend:
         )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
+        max_size = settings.max_response_size
         self._services = AttemptServices(
-            self._http_client, timeouts, clock, self._deadline_timer, self._metrics
+            self._http_client, timeouts, clock, self._deadline_timer, self._metrics, max_size
         )
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker
@@ -211,7 +218,8 @@ class PoolBackend:
         self._workers = WorkerPool(
             workers, make_policy(settings.policy, draw), limits, clock, self._metrics
         )
-        self._retry_budget = RetryBudget(self._retry_settings.budget)
+        self._retry_counters = {} if context.retry_counters is None else context.retry_counters
+        self._retry_budget = self._create_retry_budget()
         self._metadata_cache: ModelMetadataCache | None = None
         if isinstance(adapter, ModelMetadataReader):
             self._metadata_cache = ModelMetadataCache(
@@ -256,6 +264,7 @@ class PoolBackend:
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""
         self._workers.replace_workers(workers)
+        self._retry_budget = self._create_retry_budget()
         if self._health_checker is not None and self._started:
             self._health_checker.set_workers(self._workers.workers)
 
@@ -342,13 +351,7 @@ class PoolBackend:
         be retried on another worker. Raises Overloaded, DeadlineExceeded, WorkerError, and the
         errors that the protocol's adapter reads from the worker.
         """
-        passthrough = prepared.passthrough
-        request = (
-            await self._encode_request(prepared.request, context)
-            if passthrough is None
-            else self._build_passthrough_request(passthrough, context)
-        )
-        attempt, items = await self._begin_response(request, context)
+        attempt, items = await self._begin_response(prepared, context)
         try:
             for item in items:
                 yield item
@@ -356,8 +359,31 @@ class PoolBackend:
                 yield await attempt.read_next(sink)
             if not attempt.complete:
                 await attempt.drain()
+        except GatewayError:
+            self._record_failure(attempt, context.attempt_history)
+            raise
         finally:
-            self._abandon_attempt(attempt, request, context)
+            self._abandon_attempt(attempt, context)
+
+    async def send_unary(
+        self, prepared: PreparedRequest, context: RequestContext
+    ) -> Sequence[StreamItem]:
+        """See ``backends.interfaces.Backend``: the response begins when all of it is there."""
+        attempt, items = await self._begin_response(prepared, context)
+        try:
+            if not attempt.complete:
+                await attempt.drain()
+        except GatewayError:
+            self._record_failure(attempt, context.attempt_history)
+            raise
+        finally:
+            self._abandon_attempt(attempt, context)
+        return items
+
+    def _record_failure(self, attempt: Attempt, history: AttemptHistory) -> None:
+        """Note for fallbacks that a response that had begun failed at this worker."""
+        history.tried_urls |= {attempt.worker.config.url}
+        history.pool_urls |= frozenset(self._list_urls())
 
     async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
@@ -408,9 +434,18 @@ class PoolBackend:
         return Deadline(context.clock, most, now)
 
     async def _begin_response(
-        self, request: AttemptRequest, context: RequestContext
+        self, prepared: PreparedRequest, context: RequestContext
     ) -> tuple[Attempt, list[StreamItem]]:
-        """The first attempt whose response begins, and its first items (see ``Attempt.begin``)."""
+        """The first attempt whose response begins, and its first items (see ``Attempt.begin``).
+
+        Raises RetriesExhausted if the request failed in other pools and may not be sent again.
+        """
+        passthrough = prepared.passthrough
+        request = (
+            await self._encode_request(prepared.request, context)
+            if passthrough is None
+            else self._build_passthrough_request(passthrough, context)
+        )
         criteria = self._build_criteria(request.request, context)
         observer = context.observer
         reporter = (
@@ -418,9 +453,10 @@ class PoolBackend:
             if observer is None
             else SelectionReporter(observer, self._settings, self._workers, request)
         )
-        retry: RetryState | None = None
         now = self._clock()
-        self._retry_budget.record_request(now)
+        retry = self._start_request(context.attempt_history, now)
+        if retry is not None:
+            criteria = replace(criteria, tried_keys=retry.tried)
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
@@ -443,9 +479,7 @@ class PoolBackend:
                 if reporter is not None:
                     reporter.observe_failure(slot.worker, error)
                 if retry is None:
-                    retry = RetryState(
-                        self._retry_settings, self._retry_budget, metrics=self._metrics
-                    )
+                    retry = self._create_retry_state(context.attempt_history)
                     criteria = replace(criteria, tried_keys=retry.tried)
                 now = self._clock()
                 self._check_retry(error, attempt, retry, criteria, now)
@@ -453,7 +487,44 @@ class PoolBackend:
                 return attempt, items
             finally:
                 if items is None:
-                    self._abandon_attempt(attempt, request, context)
+                    self._abandon_attempt(attempt, context)
+
+    def _create_retry_budget(self) -> RetryBudget:
+        """The retry budget of the current workers."""
+        counters = self._retry_counters.setdefault(frozenset(self._list_urls()), RetryCounters())
+        return RetryBudget(self._retry_settings.budget, counters=counters)
+
+    def _list_urls(self) -> Iterator[str]:
+        return (worker.config.url for worker in self._workers.workers)
+
+    def _create_retry_state(self, history: AttemptHistory) -> RetryState:
+        return RetryState(
+            self._retry_settings, self._retry_budget, metrics=self._metrics, history=history
+        )
+
+    def _start_request(self, history: AttemptHistory, now: float) -> RetryState | None:
+        """The state of a request that failed in other pools, else None. Raises RetriesExhausted.
+
+        It is sent to a worker that those pools do not have. If there is none, that is a retry, at a
+        worker that was not tried.
+        """
+        if not history.pool_urls:
+            self._retry_budget.record_request(now)
+            return None
+        workers = self._workers.workers
+        has_new_workers = not history.pool_urls.issuperset(self._list_urls())
+        excluded_urls = history.pool_urls if has_new_workers else history.tried_urls
+        retry = self._create_retry_state(history)
+        retry.tried.update(worker.key for worker in workers if worker.config.url in excluded_urls)
+        if has_new_workers or not workers:
+            self._retry_budget.record_request(now)
+            return retry
+        retry.workers_killed = history.workers_killed
+        if not self._workers.select_available(SelectionCriteria(retry.tried)):
+            raise RetriesExhausted("all workers tried")
+        if not retry.allows_fallback(now):
+            raise RetriesExhausted("no retry left")
+        return retry
 
     def _check_retry(
         self,
@@ -463,20 +534,24 @@ class PoolBackend:
         criteria: SelectionCriteria,
         now: float,
     ) -> None:
-        """Raise the error for the client, unless the request may be retried."""
+        """Raise the error for the client, or for the next fallback, unless a retry is allowed."""
+        history = retry.history
         retry.record_failure(attempt.worker.key, error)
+        if not isinstance(error, ClientError) or isinstance(error, RateLimitExceeded):
+            history.tried_urls |= {attempt.worker.config.url}
         has_candidates = bool(self._workers.select_available(criteria))
         may_retry = has_candidates and criteria.preempt is None
         if may_retry and retry.allows_retry(error, now, accepted=attempt.accepted):
             return
+        if history.tried_urls:
+            history.pool_urls |= frozenset(self._list_urls())
+            history.workers_killed = retry.workers_killed
         final_error = retry.get_final_error(error, has_untried=has_candidates)
         if final_error is error:
             raise error
         raise final_error from error
 
-    def _abandon_attempt(
-        self, attempt: Attempt, request: AttemptRequest, context: RequestContext
-    ) -> None:
+    def _abandon_attempt(self, attempt: Attempt, context: RequestContext) -> None:
         """End the attempt: free its slot, and cancel the work at the worker if it is unfinished."""
         attempt.close()
         self._workers.release(attempt.slot)
@@ -484,7 +559,7 @@ class PoolBackend:
             context.attempt_trace.end_attempt(attempt.failure)
         if not attempt.finished:  # the worker may still be generating
             self._metrics.abandoned += 1
-            self._send_cancel(attempt.worker, request.request)
+            self._send_cancel(attempt.worker, attempt.request.request)
 
     def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""

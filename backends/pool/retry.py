@@ -9,12 +9,17 @@ something. Each worker gets at most one attempt. The cost of a failure limits th
 - Any other failure allows ``max`` retries, within the budget, so that retries do not add load when
   all workers fail.
 - A request that killed two workers is not sent to a third.
+
+A fallback to another pool is no retry if that pool has other workers: it is sent to one of those.
+If it has the same workers, the fallback is a retry within the same budget, at a worker that was
+not tried.
 """
 
 from typing import Final
 
 from msgspec import Struct, field
 
+from backends.interfaces import AttemptHistory
 from backends.pool.circuit_breaker import SlidingWindowCounter
 from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import RetryReason, RetrySettings
@@ -29,22 +34,39 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 
-# The retry budget of a pool. Time is a parameter, in seconds.
+# The retry budget of a set of workers. Time is a parameter, in seconds.
 #
 # If every worker fails, retries would double the load and keep the workers down. The budget keeps
 # retries a small part of all requests.
 
 
+class RetryCounters:
+    """The recent requests and retries of one set of workers."""
+
+    def __init__(self, window: float = 10.0) -> None:
+        """Recent is the last ``window`` seconds."""
+        self.requests = SlidingWindowCounter(window)
+        self.retries = SlidingWindowCounter(window)
+
+
 class RetryBudget:
     """Allows ``min_retries`` retries in ``window`` seconds, plus ``share`` of the requests."""
 
-    def __init__(self, share: float = 0.2, min_retries: int = 3, window: float = 10.0) -> None:
+    def __init__(
+        self,
+        share: float = 0.2,
+        min_retries: int = 3,
+        window: float = 10.0,
+        *,
+        counters: RetryCounters | None = None,
+    ) -> None:
+        """``window`` is that of ``counters``, if they are given."""
         self._share = share
         self._min_retries = min_retries
-        self._requests = SlidingWindowCounter(window)
+        self._counters = counters or RetryCounters(window)
+        self._requests, self._retries = self._counters.requests, self._counters.retries
         self.record_request = self._requests.add
         """Record the first attempt of a request, at a time."""
-        self._retries = SlidingWindowCounter(window)
 
     def allows_retry(self, now: float) -> bool:
         """Whether one more retry is allowed; call ``record_retry`` when it is sent."""
@@ -95,6 +117,8 @@ class RetryState(Struct):
     min_retry_after: float | None = None
     """The shortest Retry-After of the workers, in seconds."""
     metrics: PoolMetrics = field(default_factory=PoolMetrics)
+    history: AttemptHistory = field(default_factory=AttemptHistory)
+    """The failures of the request in all pools."""
 
     def allows_retry(self, error: GatewayError, now: float, *, accepted: bool) -> bool:
         """Whether to retry after ``error``. Nothing was sent to the client yet."""
@@ -114,11 +138,23 @@ class RetryState(Struct):
             counts and self.retries >= self.settings.max
         ):
             return False
+        if not self._take_from_budget(now):
+            return False
+        self.retries += counts
+        return True
+
+    def allows_fallback(self, now: float) -> bool:
+        """Whether a request that failed in another pool may be sent to the same workers here."""
+        if self.workers_killed >= _MAX_WORKERS_KILLED or not self._take_from_budget(now):
+            return False
+        self.metrics.retries["fallback"] += 1
+        return True
+
+    def _take_from_budget(self, now: float) -> bool:
         if not self.budget.allows_retry(now):
             self.metrics.exhausted += 1
             return False
         self.budget.record_retry(now)
-        self.retries += counts
         return True
 
     def record_failure(self, key: int, error: GatewayError) -> None:

@@ -1,7 +1,7 @@
 """The settings of a pool: its section of the configuration, and what discovery makes of it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -20,12 +20,14 @@ from protocols.core.units import (
     PositiveInt,
     Secret,
     Share,
+    Size,
     SrvName,
     TemplatePath,
     Timeout,
     WorkerUrl,
 )
 
+DEFAULT_MAX_RESPONSE_SIZE: Final = 32 << 20
 RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
 """``before_first_token``: the worker accepted the request, then the connection broke, the first
 token timed out, or the response began with an error."""
@@ -166,7 +168,8 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     ``max_concurrency`` is the limit of each worker that has none of its own, ``total_concurrency``
     that of the whole pool. ``options`` are the protocol's own settings. ``chat_template`` turns a
     conversation into a prompt, for workers that accept only text: a tokenizer's folder, or a Jinja
-    template.
+    template. ``max_response_size`` is the largest response of a worker that is not a stream; a
+    larger one is a worker error.
     """
 
     implied_by: ClassVar[str | None] = "workers"
@@ -192,6 +195,7 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
     health: HealthCheckSettings = HealthCheckSettings()
     breaker: CircuitBreakerSettings = CircuitBreakerSettings()
     tls: ClientTlsSettings | None = None
+    max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
 
     def make_workers(self, sources: Iterable[WorkerSourceSettings]) -> list[WorkerConfig]:
         """The workers that are given by their URL."""
@@ -238,3 +242,5 @@ class PoolContext(Struct, frozen=True):
     has metadata requests."""
     parse_workers: WorkerListParser | None = None
     """Parses the files that list workers."""
+    retry_counters: MutableMapping[frozenset[str], Any] | None = None
+    """The ``retry.RetryCounters`` of each set of workers. All pools share them."""

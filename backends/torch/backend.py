@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from backends.interfaces import (
+    Backend,
     BackendRequest,
     EventSink,
     PreparedRequest,
@@ -223,8 +224,11 @@ _LOWEST_PRIORITY = 255
 """The priority of shadow traffic."""
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """One local model; takes the fields of ``EngineSettings``."""
+
+    computes_choices = True
+    """See ``backends.interfaces.ComputesChoices``."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = msgspec.convert(settings, EngineSettings)

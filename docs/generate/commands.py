@@ -11,8 +11,8 @@ from gateway.observability.metrics.definition import MergeMode, MetricDefinition
 
 _COMMANDS_INTRO: Final = """# Commands
 
-Where a command may write JSON, that is for programs: its names stay. What goes wrong is said on
-standard error, and shows in the exit code.
+Errors are printed to standard error and reflected in the exit code. The JSON output of a command
+is for programs: its field names are stable.
 """
 
 
@@ -43,26 +43,28 @@ def _command_sections(command: click.Command, context: click.Context) -> Iterato
 
 _METRICS_INTRO: Final = """# Metrics
 
-What the admin listener tells under `/metrics`, in Prometheus's text format. Times are in seconds,
-sizes in bytes. Labels hold configured names only, never a key itself, a client or a text; a model
-`*` takes any name, and past a bound these are all `_other`.
+The metrics that the admin listener serves under `/metrics`, in Prometheus's text format. Times
+are in seconds, sizes in bytes. Label values are configured names, never API keys, client
+addresses or texts of requests. A model `*` accepts any name; beyond 500 combinations of model,
+version and split, these labels are `_other`.
 
-A histogram has `_bucket`, `_sum` and `_count`. What has nothing to tell yet is not there, but for
-its name.
+A histogram has the series `_bucket`, `_sum` and `_count`. A metric without a value yet has no
+samples.
 
-With several processes their pages are added up to one; a gauge says below where it is not.
+With several processes, the samples of all of them are summed. The last column names the
+exceptions.
 """
 _MERGED: Final[Mapping[MergeMode, str]] = {
     "sum": "",
     "largest": "the largest",
     "smallest": "the smallest",
-    "supervisor": "told by the supervisor",
+    "supervisor": "from the supervisor",
 }
 
 
 def metrics_page(parts: Mapping[str, Sequence[MetricDefinition]]) -> str:
-    """The page. ``parts`` are the metrics, by what they are about."""
-    head = ("name", "type", "labels", "meaning", "of several processes")
+    """The page. ``parts`` are the metrics of each section."""
+    head = ("name", "type", "labels", "meaning", "several processes")
     lines = [HEADER, "", _METRICS_INTRO]
     for name, metrics in parts.items():
         lines += [f"## {name}", "", table(head, map(_metric_row, metrics))]

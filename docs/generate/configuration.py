@@ -1,4 +1,4 @@
-"""Every field that the configuration may hold, from its Structs."""
+"""The reference page of the configuration, generated from its Structs."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,12 @@ from docs.generate.markdown import HEADER, code, number, prose, table
 from gateway.config.schema import Config
 from protocols.core.units import SCALAR_TYPES
 
-_INTRO = """# The configuration
+_INTRO = """# Configuration
 
-One YAML file. What is no field here is refused, with its line and column; so is everything else
-that `interlingua check` complains of. `${NAME}` and `${NAME:-default}` in a scalar are replaced
-from the environment. Keys that begin with `x-` are the writer's own.
+The configuration is one YAML file. Unknown fields and invalid values are rejected with their line
+and column, as by `interlingua check`. `${NAME}` and `${NAME:-default}` in a scalar are replaced
+by environment variables. Top-level keys that begin with `x-` are ignored: use them for YAML
+anchors and notes.
 """
 
 
@@ -61,7 +62,7 @@ def _struct(kind: types.StructType) -> str:
     cls: Any = kind.cls
     lines = [f"## {cls.__name__}", "", prose(cls), ""]
     if short := getattr(cls, "shorthand_field", None):
-        lines += [f"A lone value is its `{short}`.", ""]
+        lines += [f"A single value in place of the mapping sets `{short}`.", ""]
     rows = list(_rows(kind))
     return "\n".join([*lines, table(("field", "type", "default"), rows)])
 

@@ -41,13 +41,14 @@ from protocols.core.request import (
 from protocols.params import Param, ParamTableProvider
 
 _COLUMNS = ("parameter", "internal field", "type", "takes", "default", "null", "note")
-_PARAMETERS_INTRO = """# The dialects
+_PARAMETERS_INTRO = """# Protocols
 
-What each dialect reads from its clients: scalar parameters only; messages, prompts, tools and
-output formats are read by code and stand in the last table. A parameter without an internal field
-is read together with others, or handed on as it is. *default* is what the dialect promises to a
-client that says nothing. *null* tells whether `null` is taken as if the parameter were absent, or
-refused.
+The parameters that each protocol accepts from clients. The tables list scalar parameters;
+messages, prompts, tools and output formats are in the [last
+section](#parameters-supported-by-workers). A parameter without an internal field is read together
+with others, or forwarded unchanged. *default* is the value that the protocol promises to clients
+that do not send the parameter. *null* says whether `null` counts as absent or is rejected
+(*refused*).
 """
 
 
@@ -167,14 +168,19 @@ def _value(value: object) -> str:
 
 
 _FAR: Final = 10**9
-_WORKERS_INTRO = """## What is carried to workers
+_WORKERS_INTRO = """## Parameters supported by workers
 
-Left: how clients say a field, in any of a dialect's endpoints and profiles; nothing where they
-can't (the parts of `messages` are not told apart there). Right: what becomes of it on its way to
-each kind of worker, in conversations (chat) and with prompts, told apart where they differ.
-*clamped*: carried within these limits. What is clamped, approximated or dropped is told in
-`x-interlingua-loss`, or refused, as `on_loss` says. *by the gateway*: it does what the worker does
-not. *refused*: there is no way to ask this of such a worker.
+The left columns show the name of each field in the client protocols, over all endpoints and
+profiles; an empty cell means that clients can't send it (the parts of `messages` have no names of
+their own). The columns with an arrow show what each kind of worker gets; chat requests and
+prompts are shown separately if they differ.
+
+- *carried*: sent to the worker.
+- *clamped*: sent within these limits.
+- *clamped*, *approximated* and *dropped* parameters are listed in `x-interlingua-loss`, or the
+  request is rejected, depending on `on_loss`.
+- *by the gateway*: the gateway emulates it.
+- *refused*: the request is rejected, because such a worker can't serve it.
 """
 _SECTIONS: Final[Mapping[str, type[Struct]]] = {
     "sampling": SamplingParams,
@@ -430,9 +436,9 @@ def _find_loss(request: Request, path: Path, reporter: LossReporter) -> Unsuppor
 
 _ERRORS_INTRO = """# Errors
 
-Whatever goes wrong is one of these, in the gateway's own words. *retryable*: the same request may
-be sent again. Each dialect tells it in its own way: with a status and a body before the first byte
-of an answer, as shown here, and as the last thing in a stream that has begun.
+The error classes of the gateway, and how each protocol reports them. *retryable*: the client may
+send the same request again. The tables show the status and body before a response has started; in
+a stream that has started, the error is the last event.
 """
 _MESSAGE: Final = "MESSAGE"
 _ARGUMENTS: Final[Mapping[str, Any]] = {
@@ -456,7 +462,7 @@ def errors_page(protocols: Sequence[ProtocolProfiles]) -> str:
     kinds = list(_error_classes(GatewayError))
     drawing = (errors.__doc__ or "").split("\n\n")[1]
     lines = [HEADER, "", _ERRORS_INTRO, "```text", drawing, "```", ""]
-    lines += [table(("error", "to blame", "retryable", "meaning"), map(_error_meaning, kinds))]
+    lines += [table(("error", "caused by", "retryable", "meaning"), map(_error_meaning, kinds))]
     for one in protocols:
         lines += [
             f"## {one.name}",
@@ -483,7 +489,7 @@ def _error_meaning(kind: type[GatewayError]) -> tuple[str, ...]:
 
 def _error_heading(adapter: ClientAdapter) -> str:
     call = _sample_call(adapter)
-    return f"As an answer to {code(f'{call.endpoint.method} {call.endpoint.path}')}:\n"
+    return f"Responses to {code(f'{call.endpoint.method} {call.endpoint.path}')}:\n"
 
 
 def _error_table(adapter: ClientAdapter, kinds: Sequence[type[GatewayError]]) -> str:

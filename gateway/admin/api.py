@@ -17,10 +17,11 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
+from gateway.config.schema import ServerLimitsConfig
 from gateway.explain.report import ExplainRequest
 from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
-from gateway.http_server.overload import BodyBudget, ConnectionLimits
-from gateway.pipeline.http import HttpRequest, ResponseWriter
+from gateway.http_server.connection import HandleRequest
+from gateway.http_server.overload import BodyBudget
 from protocols.core.catalog import Catalog
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import Headers
@@ -40,10 +41,10 @@ MAX_BODY_SIZE: Final = 64 << 10
 """Maximum bytes of a body."""
 _BODY_TIMEOUT: Final = 10.0
 """Seconds to receive a body."""
-CONNECTION_LIMITS: Final = ConnectionLimits(
-    max_header_size=8 << 10,
-    max_connections=64,
-    max_per_address=1 << 16,  # none: operators may share an address, and they have the key
+CONNECTION_LIMITS: Final = ServerLimitsConfig(
+    header=8 << 10,
+    connections=64,
+    connections_per_address=1 << 16,  # none: operators may share an address, and they have the key
     header_timeout=5.0,
     body_timeout=_BODY_TIMEOUT,
 )
@@ -134,9 +135,6 @@ def _error_response(
 
 
 # The services behind the admin listener.
-
-HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
-"""Handles the requests of a listener."""
 
 
 @runtime_checkable
@@ -254,11 +252,11 @@ class WorkerApi:
     def __init__(self, worker_sets: Mapping[str, WorkerSet]) -> None:
         self._worker_sets = worker_sets
 
-    def add_routes(self, paths: web.UrlDispatcher) -> None:
+    def add_routes(self, router: web.UrlDispatcher) -> None:
         """Add the paths."""
-        paths.add_get("/-/workers", self._list_workers)
-        paths.add_post("/-/workers", self._add_worker)
-        paths.add_delete("/-/workers", self._remove_worker)
+        router.add_get("/-/workers", self._list_workers)
+        router.add_post("/-/workers", self._add_worker)
+        router.add_delete("/-/workers", self._remove_worker)
 
     async def _list_workers(self, request: web.Request) -> web.Response:
         del request
@@ -336,12 +334,12 @@ async def redirect_to_ui(request: web.Request) -> web.Response:
 async def serve_ui_file(request: web.Request) -> web.Response:
     """Serve a file of the web UI."""
     name = request.match_info["file"] or "index.html"
-    file = {one.name: one for one in _UI_FILES.iterdir()}.get(name)
-    kind = _CONTENT_TYPES.get(name.rpartition(".")[2])
-    if file is None or kind is None:
+    file = {entry.name: entry for entry in _UI_FILES.iterdir()}.get(name)
+    content_type = _CONTENT_TYPES.get(name.rpartition(".")[2])
+    if file is None or content_type is None:
         raise AdminError(HTTPStatus.NOT_FOUND, "there is no such path")
     headers = {
-        hdrs.CONTENT_TYPE: kind,
+        hdrs.CONTENT_TYPE: content_type,
         hdrs.CONTENT_SECURITY_POLICY: _CONTENT_SECURITY_POLICY,
         "Referrer-Policy": "no-referrer",
     }
@@ -368,8 +366,8 @@ class _PlaygroundRequest:
         self.path = "/" + path.split("/", 4)[4]
         self.query = query
         self.headers = {
-            name.lower(): text
-            for name, text in raw.headers.items()
+            name.lower(): value
+            for name, value in raw.headers.items()
             if name.lower() not in _ADMIN_HEADERS
         }
         self.peer = raw.remote or ""
@@ -403,9 +401,9 @@ class _PlaygroundResponseWriter:
     def start(self, status: int, headers: Headers) -> None:
         self.started = True
         self._response.set_status(status)
-        for name, text in headers:
+        for name, value in headers:
             if name.lower() not in _HOP_BY_HOP_HEADERS:
-                self._response.headers[name] = text
+                self._response.headers[name] = value
         self._response.headers.update(RESPONSE_HEADERS)
         self._response.headers[hdrs.CONTENT_SECURITY_POLICY] = "default-src 'none'; sandbox"
 
@@ -457,13 +455,13 @@ class AdminServer:
     loopback, the Host header must be loopback too: this prevents DNS rebinding.
     """
 
-    def __init__(self, address: str, behind: AdminServices, *, sha256: str | None = None) -> None:
+    def __init__(self, address: str, services: AdminServices, *, sha256: str | None = None) -> None:
         self._host, self._port = split_address(address)
         self._is_local = _is_local_host(self._host)
         if sha256 is None and not self._is_local:
             raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
         self._key_sha256 = sha256.lower() if sha256 is not None else None
-        self._services = behind
+        self._services = services
         self._public_handlers: frozenset[AiohttpHandler] = frozenset(
             {self._get_live, self._get_ready, redirect_to_ui, serve_ui_file}
         )
@@ -471,37 +469,40 @@ class AdminServer:
 
     def build_application(self) -> web.Application:
         """Build the paths and middlewares."""
-        made = web.Application(
+        application = web.Application(
             middlewares=[error_middleware, self._authorize], client_max_size=MAX_BODY_SIZE
         )
-        paths, behind = made.router, self._services
-        paths.add_get("/-/live", self._get_live)
-        paths.add_get("/-/ready", self._get_ready)
-        paths.add_get("/metrics", self._get_metrics)
-        WorkerApi(behind.worker_sets).add_routes(paths)
-        if behind.reload_config is not None:
-            paths.add_post("/-/reload", partial(_reload_config, behind.reload_config))
-        if behind.explain_service is not None:
-            paths.add_post("/-/explain", partial(_explain_request, behind.explain_service))
-            paths.add_get("/-/explain/{id:.+}", partial(_get_explanation, behind.explain_service))
-        if behind.status_service is not None:
-            _add_status_routes(paths, behind.status_service)
-        return made
+        router, services = application.router, self._services
+        router.add_get("/-/live", self._get_live)
+        router.add_get("/-/ready", self._get_ready)
+        router.add_get("/metrics", self._get_metrics)
+        WorkerApi(services.worker_sets).add_routes(router)
+        if services.reload_config is not None:
+            router.add_post("/-/reload", partial(_reload_config, services.reload_config))
+        if services.explain_service is not None:
+            router.add_post("/-/explain", partial(_explain_request, services.explain_service))
+            router.add_get(
+                "/-/explain/{id:.+}", partial(_get_explanation, services.explain_service)
+            )
+        if services.status_service is not None:
+            _add_status_routes(router, services.status_service)
+        return application
 
     def set_key(self, sha256: str | None) -> None:
         """Replace the key."""
         self._key_sha256 = sha256.lower() if sha256 is not None else None
 
-    async def listen(self, path: str = "", given: Sequence[socket.socket] = ()) -> str:
+    async def listen(self, path: str = "", sockets: Sequence[socket.socket] = ()) -> str:
         """Bind; returns the URL, with the port that the system chooses for 0.
 
-        With a ``path``, bind a Unix socket and return "". If sockets are ``given``, they are used
-        and nothing is bound.
+        With a ``path``, bind a Unix socket and return "". With ``sockets``, nothing is bound: these
+        are used.
         """
+        await self.listener.set_up()
         if path:
             await self.listener.listen_unix(path)
             return ""
-        bound = await self.listener.listen(self._host, self._port, given)
+        bound = await self.listener.listen(self._host, self._port, sockets=sockets)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{bound}"
 
@@ -563,18 +564,18 @@ class AdminServer:
         )
 
 
-def _add_status_routes(paths: web.UrlDispatcher, status_service: StatusService) -> None:
+def _add_status_routes(router: web.UrlDispatcher, status_service: StatusService) -> None:
     """Add the paths of the status service and the web UI."""
-    paths.add_get("/", redirect_to_ui)
-    paths.add_get("/-/ui", redirect_to_ui)
-    paths.add_get("/-/ui/{file:.*}", serve_ui_file)
-    paths.add_get("/-/config", partial(_get_config, status_service))
-    paths.add_get("/-/status", partial(_get_status, status_service))
-    paths.add_get("/-/requests", partial(_get_requests, status_service))
-    paths.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, status_service))
-    paths.add_post("/-/drain", partial(_set_draining, status_service, on=True))
-    paths.add_delete("/-/drain", partial(_set_draining, status_service, on=False))
-    paths.add_route(
+    router.add_get("/", redirect_to_ui)
+    router.add_get("/-/ui", redirect_to_ui)
+    router.add_get("/-/ui/{file:.*}", serve_ui_file)
+    router.add_get("/-/config", partial(_get_config, status_service))
+    router.add_get("/-/status", partial(_get_status, status_service))
+    router.add_get("/-/requests", partial(_get_requests, status_service))
+    router.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, status_service))
+    router.add_post("/-/drain", partial(_set_draining, status_service, on=True))
+    router.add_delete("/-/drain", partial(_set_draining, status_service, on=False))
+    router.add_route(
         "*",
         r"/-/playground/{listener:\d{1,4}}/{path:.*}",
         partial(serve_playground, status_service),

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from backends.histogram import Histogram, bucket_quantile
 from backends.interfaces import Backend
 from gateway import __version__
-from gateway.admin.api import HandleRequest, WorkerSet
+from gateway.admin.api import WorkerSet
 from gateway.config import listeners as config_listeners
 from gateway.config import loader, schema
 from gateway.config.file_watch import read_file_state
+from gateway.http_server.connection import HandleRequest
 from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.responder import Responder
@@ -435,7 +436,7 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
                 version.name,
                 targets[version.name].backend,
                 version.backend_model,
-                version.share,
+                version.share or 0,
                 version.ready,
             )
             for version in info.versions

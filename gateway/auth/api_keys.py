@@ -12,10 +12,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from protocols.core.errors import Forbidden, Unauthorized
+from protocols.core.errors import Unauthorized
 
 
-class Principal(Struct, frozen=True):
+class Principal(Struct, frozen=True, gc=False):
     """The authenticated caller. ``models`` are those it may use; None is all."""
 
     name: str
@@ -27,6 +27,10 @@ class Principal(Struct, frozen=True):
     """Tags for route conditions."""
     explain: bool = False
     """Whether the caller may ask for explanations."""
+
+    def may_use(self, model: str) -> bool:
+        """Whether the caller may use the model of this name (not an alias)."""
+        return self.models is None or model in self.models
 
 
 class KeysPending(Exception):
@@ -58,15 +62,8 @@ class Authenticator:
         self._by_digest = {(digest := p.sha256.lower()): (digest, p) for p in principals}
         """Each principal with its digest, for a comparison in constant time."""
         self._token_verifier = tokens
-        self._allows_anonymous = not principals and tokens is None
-
-    def find_known_principal(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal of a request, if its key or token is valid."""
-        key = None if self._allows_anonymous else extract_credential(headers)
-        try:
-            return None if key is None else self._find_principal(key)
-        except (Unauthorized, KeysPending):
-            return None
+        self.allows_anonymous = not principals and tokens is None
+        """Whether requests need no key."""
 
     async def wait_keys(self) -> None:
         """Wait after ``authenticate`` raised KeysPending."""
@@ -78,7 +75,7 @@ class Authenticator:
 
         After KeysPending, await ``wait_keys`` and call it again.
         """
-        if self._allows_anonymous:
+        if self.allows_anonymous:
             return None
         key = extract_credential(headers)
         if key is None:
@@ -111,20 +108,17 @@ class _ImpersonatingAuthenticator(Authenticator):
         super().__init__([principal])
         self._principal = principal
 
-    def find_known_principal(self, headers: Mapping[str, str]) -> Principal | None:
-        del headers
-        return self._principal
-
     def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         del headers
         return self._principal
 
 
-def authorize_model(principal: Principal | None, model: str) -> None:
-    """Raises Forbidden unless the principal may use this model."""
-    if principal is None or principal.models is None or model in principal.models:
-        return
-    raise Forbidden(f"this key may not use the model {model!r}")
+def may_explain(principal: Principal | None, *, open_to_all: bool) -> bool:
+    """Whether the caller may see targets and traffic splits.
+
+    ``open_to_all``: callers without a key may, too.
+    """
+    return open_to_all if principal is None else principal.explain
 
 
 def extract_credential(headers: Mapping[str, str]) -> str | None:

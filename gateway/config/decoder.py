@@ -307,7 +307,7 @@ def _convert_literal(scalar: YamlScalar, values: tuple[Any, ...]) -> Any:
 StructTypes = Sequence[types.StructType]
 
 
-class SourceLocation(Struct, frozen=True):
+class SourceLocation(Struct, frozen=True, gc=False):
     """The positions of a value and its key; ``raw_text`` is the text of a scalar as written."""
 
     value_position: SourcePosition

@@ -86,7 +86,8 @@ def diff_configs(old: Config, new: Config) -> ConfigDiff:
 
 def _changed_sections(old: Config, new: Config) -> Iterator[str]:
     yield from (name for name in _SECTIONS if getattr(old, name) != getattr(new, name))
-    before, after = [rule.name for rule in old.routes], [rule.name for rule in new.routes]
+    before = dict.fromkeys(rule.name for rule in old.routes)
+    after = dict.fromkeys(rule.name for rule in new.routes)
     common = [name for name in after if name in before]
     if [name for name in before if name in after] != common:
         yield "routes (order)"

@@ -3,8 +3,9 @@
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 ConfigPath = tuple[str | int, ...]
 """The path from the document's root to a value: keys, and indexes of lists."""
@@ -12,9 +13,14 @@ ConfigPath = tuple[str | int, ...]
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _URL_USERINFO = re.compile(r"//[^/@]*@")
 _MAX_QUOTED_LENGTH = 60
+_MAX_COMPARED_NAMES = 500
+"""How many names are compared with an unknown one, which takes time for each."""
+_MAX_LISTED_NAMES = 100
+MAX_ISSUES = 1_000
+"""How many issues of a configuration are reported."""
 
 
-class SourcePosition(Struct, frozen=True, order=True):
+class SourcePosition(Struct, frozen=True, order=True, gc=False):
     """A position in the text; both numbers start at 1."""
 
     line: int
@@ -24,13 +30,17 @@ class SourcePosition(Struct, frozen=True, order=True):
 DOCUMENT_START = SourcePosition(1, 1)
 
 
-class ConfigIssue(Struct, frozen=True, order=True):
-    """One issue. ``path`` is as in ``backends.gpu.workers[1].url``, "" the root."""
+class ConfigIssue(Struct, frozen=True):
+    """One issue. ``path`` is as in ``backends.gpu.workers[1].url``, "" the root.
+
+    ``file`` is set for an issue of a file that the configuration names.
+    """
 
     line: int
     column: int
     message: str
     path: str = ""
+    file: str | UnsetType = UNSET
 
 
 class ConfigError(Exception):
@@ -43,14 +53,16 @@ class ConfigError(Exception):
         self, filename: str, issues: Iterable[ConfigIssue], files: Iterable[str] = ()
     ) -> None:
         self.filename = filename
-        self.issues = sorted(set(issues))
+        self.issues = sorted(
+            set(issues), key=lambda one: (one.file or "", one.line, one.column, one.message)
+        )
         self.files = frozenset(files)
         super().__init__("\n".join(map(self.format_issue, self.issues)))
 
     def format_issue(self, issue: ConfigIssue) -> str:
         """``file:line:column: message (at path)``."""
         at = f" (at {issue.path})" if issue.path else ""
-        location = f"{self.filename}:{issue.line}:{issue.column}"
+        location = f"{issue.file or self.filename}:{issue.line}:{issue.column}"
         return f"{location}: {issue.message}{at}"
 
 
@@ -61,9 +73,17 @@ class IssueCollector:
         self.filename = filename
         self.issues: list[ConfigIssue] = []
 
-    def add(self, position: SourcePosition, message: str, path: ConfigPath = ()) -> None:
-        """Add an issue."""
-        self.issues.append(ConfigIssue(position.line, position.column, message, format_path(path)))
+    def add(
+        self,
+        position: SourcePosition,
+        message: str,
+        path: ConfigPath = (),
+        file: str | UnsetType = UNSET,
+    ) -> None:
+        """Add an issue, of ``file`` if it is set."""
+        self.issues.append(
+            ConfigIssue(position.line, position.column, message, format_path(path), file)
+        )
 
     def build_error(self, position: SourcePosition, message: str) -> ConfigError:
         """The error with all issues and this one, after which nothing can be read."""
@@ -92,7 +112,8 @@ def quote(text: str) -> str:
 
 def join_names(names: Iterable[str]) -> str:
     """Names, separated by commas."""
-    return ", ".join(names)
+    listed = list(islice(names, _MAX_LISTED_NAMES + 1))
+    return ", ".join(listed if len(listed) <= _MAX_LISTED_NAMES else [*listed[:-1], "…"])
 
 
 def find_closest_name(name: str, names: Sequence[str]) -> str | None:
@@ -104,7 +125,7 @@ def find_closest_name(name: str, names: Sequence[str]) -> str | None:
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
     """A suggestion for an unknown name."""
-    known_names = [str(one) for one in names]
+    known_names = [str(one) for one in islice(names, _MAX_COMPARED_NAMES)]
     if match := find_closest_name(name, known_names):
         return f"did you mean {quote(match)}?"
     return f"known: {join_names(known_names)}" if known_names else "there is none to choose"

@@ -23,6 +23,7 @@ from gateway.config.errors import (
     IssueCollector,
     format_path,
 )
+from gateway.config.key_file import KeyFile, read_key_file
 from gateway.config.registry import ProtocolRegistry
 from gateway.config.schema import (
     BackendConfig,
@@ -31,7 +32,7 @@ from gateway.config.schema import (
     ListenerProtocolConfig,
 )
 from gateway.config.validation_context import ValidationContext, is_set
-from gateway.config.yaml_reader import compose_yaml, decode_utf8
+from gateway.config.yaml_reader import MAX_FILE_SIZE, compose_yaml, decode_utf8
 from protocols import PROTOCOLS
 from protocols.core.units import RateValue, Secret, format_rate
 
@@ -150,15 +151,33 @@ def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -
     files = frozenset(file for path, file in reader.files.items() if not _is_worker_list(path))
     protocols = ProtocolRegistry(PROTOCOLS)
     if is_set(config):
-        validate.validate_config(
-            config,
-            ValidationContext(collector, reader.locations, protocols, reader.files),
-            insecure=insecure,
-        )
+        key_file = _read_key_file(config, reader, collector, env)
+        if key_file is not None:
+            collector.issues += key_file.issues
+            config = replace(config, keys=(*config.keys, *key_file.keys))
+        context = ValidationContext(collector, reader.locations, protocols, reader.files, key_file)
+        validate.validate_config(config, context, insecure=insecure)
     if collector.issues:
         raise ConfigError(filename, collector.issues, files)
     config = apply_defaults(config, reader.locations, protocols)
     return LoadedConfig(config, filename, "", files, reader.locations)
+
+
+def _read_key_file(
+    config: Config, reader: ConfigDecoder, collector: IssueCollector, env: Mapping[str, str]
+) -> KeyFile | None:
+    """The file of keys; None if there is none, or if it or ``keys`` can't be read."""
+    if not is_set(config.keys_file) or config.keys_file is None or not is_set(config.keys):
+        return None
+    try:
+        return read_key_file(config.keys_file, env, len(config.keys))
+    except OSError as error:
+        position = reader.locations["keys_file",].value_position
+        message = f"the file can't be read: {error.strerror}"
+        collector.add(position, message, ("keys_file",))
+    except ConfigError as error:
+        collector.issues += (replace(one, file=error.filename) for one in error.issues)
+    return None
 
 
 def load_config(path: str, *, env: Mapping[str, str], insecure: bool = False) -> Config:
@@ -247,7 +266,8 @@ def make_file_fetcher(path: str, *, insecure: bool) -> ConfigFetcher:
 def fetch_file(path: str, *, insecure: bool = False) -> ConfigText:
     """Read a configuration file. Raises ConfigError if it can't be read."""
     try:
-        return ConfigText(Path(path).read_bytes(), path, insecure=insecure)
+        with Path(path).open("rb") as file:
+            return ConfigText(file.read(MAX_FILE_SIZE + 1), path, insecure=insecure)
     except OSError as error:
         message = f"the file can't be read: {error.strerror}"
         raise IssueCollector(path).build_error(DOCUMENT_START, message) from None

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, UnsetType
 
+from backends.echo import ScriptedFailure
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.settings import (
     ClientTlsSettings,
@@ -55,7 +56,7 @@ class RateLimitConfig(ConfigSection, frozen=True):
     """Rate limits; a limit that is left out does not apply.
 
     ``tokens`` and ``budget`` count prompt and completion tokens; ``budget`` is per day, from
-    00:00 UTC. ``concurrent`` is the number of requests at a time.
+    00:00 UTC. ``concurrent`` is the number of requests at a time; at a local model, of choices.
     """
 
     requests: Rate | None = None
@@ -275,7 +276,7 @@ class AdminConfig(ConfigSection, frozen=True):
     sha256: Sha256Digest | None = None
 
 
-class ApiKeyConfig(ConfigSection, frozen=True):
+class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     """An API key, stored as its SHA-256. ``models`` are those that it may use; None means all."""
 
     name: Name
@@ -307,21 +308,13 @@ class DefaultsConfig(ConfigSection, frozen=True):
     limits: KeyRateLimitConfig | None = None
 
 
-class EchoFailureConfig(ConfigSection, frozen=True):
-    """A simulated failure, after ``after_chunks`` chunks of the response."""
-
-    mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
-    after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    retry_after: Duration = 2.0
-
-
 class EchoConfig(BackendSettings, frozen=True, tag="echo"):
     """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
 
     script: tuple[str, ...] = ()
     delay: Duration = 0.0
     context: TokenCount | None = None
-    fail: EchoFailureConfig | None = None
+    fail: ScriptedFailure | None = None
 
 
 BackendConfig = EchoConfig | TorchSettings | PoolSettings
@@ -405,6 +398,8 @@ class ModelConfig(ConfigSection, frozen=True):
     fallback: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
     """Fallbacks if the target fails: versions of this model or other models, in this order. A
     request that pins a version has no fallback."""
+    fallback_requires_access: bool = False
+    """Whether to skip fallback models that the request's API key or token may not use."""
     shadow: ShadowConfig | None = None
     options: Mapping[str, Mapping[str, OptionValue]] = {}
 
@@ -518,7 +513,11 @@ class ObservabilityConfig(ConfigSection, frozen=True):
 
 
 class Config(ConfigSection, frozen=True, kw_only=True):
-    """The whole file."""
+    """The whole file.
+
+    ``keys_file`` names a file of further keys, for many of them: one JSON object a line, with the
+    fields of ``keys``. It is reloaded when it changes.
+    """
 
     version: Literal[1] = 1
     listeners: Annotated[tuple[ListenerConfig, ...], Meta(min_length=1)] = ()
@@ -529,6 +528,7 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     models: Annotated[Mapping[ModelName, ModelConfig], Meta(min_length=1)]
     routes: tuple[RouteConfig, ...] = ()
     keys: tuple[ApiKeyConfig, ...] = ()
+    keys_file: FilePath | None = None
     identity: JwtConfig | None = None
     state: SharedStateConfig | None = None
     observe: ObservabilityConfig = ObservabilityConfig()

@@ -1,6 +1,8 @@
 """Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
@@ -19,7 +21,7 @@ from gateway.config.schema import (
     map_model_names,
 )
 from gateway.config.validation_context import ValidationContext, is_set
-from protocols.core.units import parse_ip, split_address
+from protocols.core.units import has_dot_segment, parse_ip, split_address
 
 # Listeners.
 
@@ -56,7 +58,7 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
 
 def _has_no_auth(config: Config) -> bool:
     """Whether neither API keys nor tokens are configured."""
-    return config.keys == () and config.identity is None
+    return config.keys == () and config.keys_file is None and config.identity is None
 
 
 def _check_listen_address(
@@ -88,8 +90,17 @@ def check_fallbacks(
     models: Mapping[str, ModelConfig], names: Mapping[str, str], context: ValidationContext
 ) -> None:
     """Report fallbacks that do not exist, have another task or form a cycle."""
+    followers = {name: list(_list_fallback_models(models[name], names)) for name in models}
+    has_cycle = _has_cycle(followers)
     for name, model in models.items():
-        if not is_set(model) or not is_set(model.fallback) or not model.fallback:
+        if not is_set(model) or not is_set(model.fallback):
+            continue
+        if not model.fallback:
+            if is_set(model.fallback_requires_access) and model.fallback_requires_access:
+                context.add_issue(
+                    ("models", name, "fallback_requires_access"),
+                    "this model has no fallback; add `fallback`, or remove this line",
+                )
             continue
         versions = list_versions(model)
         for n, fallback in enumerate(model.fallback):
@@ -103,7 +114,7 @@ def check_fallbacks(
                     f"{text} is neither a version of this model nor another model; "
                     f"{suggest_name(fallback, [*versions, *names])}",
                 )
-            elif cycle := _find_cycle(names[fallback], name, models, names):
+            elif has_cycle and (cycle := _find_cycle(names[fallback], name, followers)):
                 chain = " to ".join([name, *cycle])
                 context.add_issue(path, f"the fallbacks form a cycle: {chain}; remove one of them")
             else:
@@ -130,22 +141,36 @@ def _has_targets(model: ModelConfig) -> bool:
     )
 
 
-def _find_cycle(
-    start: str, goal: str, models: Mapping[str, ModelConfig], names: Mapping[str, str]
-) -> list[str] | None:
+def _list_fallback_models(model: ModelConfig, names: Mapping[str, str]) -> Iterator[str]:
+    """The other models that are fallbacks of a model."""
+    if not is_set(model) or not is_set(model.fallback):
+        return
+    versions = list_versions(model)
+    for name in model.fallback or ():
+        if is_set(name) and name in names and name not in versions:
+            yield names[name]
+
+
+def _has_cycle(followers: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the fallbacks form any cycle, in linear time."""
+    try:
+        TopologicalSorter(followers).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _find_cycle(start: str, goal: str, followers: Mapping[str, Sequence[str]]) -> list[str] | None:
     """The chain of fallbacks from ``start`` to ``goal``; None if there is none."""
     chains, visited = [[start]], {start}
     while chains:
         chain = chains.pop()
         if chain[-1] == goal:
             return chain
-        model = models[chain[-1]]
-        fallback = model.fallback if is_set(model) else None
-        for name in fallback if is_set(fallback) and fallback else ():
-            owner = names.get(name) if is_set(name) and name not in list_versions(model) else None
-            if owner is not None and owner not in visited:
-                visited.add(owner)
-                chains.append([*chain, owner])
+        for name in followers[chain[-1]]:
+            if name not in visited:
+                visited.add(name)
+                chains.append([*chain, name])
     return None
 
 
@@ -164,7 +189,7 @@ def check_rate_limits(
     if is_set(config.defaults):
         _check_model_limits(config.defaults.limits, ("defaults", "limits"), owners, context)
     for n, key in enumerate(config.keys if is_set(config.keys) else ()):
-        if not is_set(key):
+        if not is_set(key) or key.limits is None or context.is_full:
             continue
         path = ("keys", n, "limits")
         limited_names = _check_model_limits(key.limits, path, owners, context)
@@ -235,6 +260,7 @@ class _RouteValidator:
         self._models = _get_models(config)
         self._owners = None if self._models is None else map_model_names(self._models)
         self._keys = _get_keys(config)
+        self._keys_by_tag = _group_keys_by_tag(self._keys)
         self._listener_protocols = _list_listener_protocols(config)
 
     def check_target(self, rule: RouteConfig, path: ConfigPath) -> None:
@@ -259,9 +285,7 @@ class _RouteValidator:
         results = [
             self._check_name(when.model, self._owners, "there is no model", (*path, "model")),
             self._check_name(when.key, self._keys, "there is no key", (*path, "key")),
-            self._check_name(
-                when.tag, _collect_tags(self._keys), "no key has the tag", (*path, "tag")
-            ),
+            self._check_name(when.tag, self._keys_by_tag, "no key has the tag", (*path, "tag")),
             self._check_protocol(when.protocol, (*path, "protocol")),
             self._check_headers(when.header, (*path, "header")),
             is_set(when.body) and all(map(is_set, when.body.values())),
@@ -394,13 +418,11 @@ class _RouteValidator:
             and all(_is_equal_scalar(narrow.body.get(name), one) for name, one in wide.body.items())
         )
 
-    def _find_matching_keys(self, when: RouteMatchConfig) -> set[str]:
+    def _find_matching_keys(self, when: RouteMatchConfig) -> AbstractSet[str]:
         """The keys whose requests the conditions can match."""
-        return {
-            name
-            for name, key in (self._keys or {}).items()
-            if when.key in (None, name) and (when.tag is None or when.tag in key.tags)
-        }
+        keys = self._keys or {}
+        names = keys.keys() if when.key is None else keys.keys() & {when.key}
+        return names if when.tag is None else names & (self._keys_by_tag or {}).get(when.tag, set())
 
 
 def _get_models(config: Config) -> Mapping[str, ModelConfig] | None:
@@ -424,10 +446,17 @@ def _get_keys(config: Config) -> Mapping[str, ApiKeyConfig] | None:
     return {key.name: key for key in keys} if all(read) else None
 
 
-def _collect_tags(keys: Mapping[str, ApiKeyConfig] | None) -> Mapping[str, object] | None:
+def _group_keys_by_tag(
+    keys: Mapping[str, ApiKeyConfig] | None,
+) -> Mapping[str, AbstractSet[str]] | None:
+    """The names of the keys that have a tag, by tag."""
     if keys is None:
         return None
-    return dict.fromkeys(tag for key in keys.values() for tag in key.tags)
+    names_by_tag: dict[str, set[str]] = {}
+    for name, key in keys.items():
+        for tag in key.tags:
+            names_by_tag.setdefault(tag, set()).add(name)
+    return names_by_tag
 
 
 def _list_listener_protocols(config: Config) -> list[str] | None:
@@ -511,7 +540,7 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
         names = map_model_names(config.models)
         targets = {name: model for name, model in names.items() if name != _WILDCARD_MODEL}
         _check_aliases(config.models, context)
-        backends = list(config.backends) if is_set(config.backends) else None
+        backends = config.backends if is_set(config.backends) else None
         for name, model in config.models.items():
             if is_set(model):
                 _check_model(model, ("models", name), backends, context)
@@ -609,7 +638,10 @@ def _check_aliases(models: Mapping[str, ModelConfig], context: ValidationContext
 
 
 def _check_model(
-    model: ModelConfig, path: ConfigPath, backends: list[str] | None, context: ValidationContext
+    model: ModelConfig,
+    path: ConfigPath,
+    backends: Mapping[str, object] | None,
+    context: ValidationContext,
 ) -> None:
     _check_client_protocol(model, path, context)
     _check_model_options(model.options, path, context)
@@ -626,22 +658,33 @@ def _check_model(
         context.add_issue(
             path, "the model has no target; give it a backend, or versions with backends"
         )
+    _check_backend_model(model.model, (*path, "model"), context)
     if model.backend is not None:
         _check_backend(model.backend, (*path, "backend"), backends, context)
     if is_set(model.versions) and model.versions is not None:
         for version, target in model.versions.items():
             if is_set(target):
-                at = (*path, "versions", version, "backend")
-                _check_backend(target.backend, at, backends, context)
+                at = (*path, "versions", version)
+                _check_backend(target.backend, (*at, "backend"), backends, context)
+                _check_backend_model(target.model, (*at, "model"), context)
     _check_split(model, path, context)
 
 
 def _check_backend(
-    name: str, path: ConfigPath, backends: list[str] | None, context: ValidationContext
+    name: str,
+    path: ConfigPath,
+    backends: Mapping[str, object] | None,
+    context: ValidationContext,
 ) -> None:
     if is_set(name) and backends is not None and name not in backends:
         text = quote(context.get_raw_text(path))
         context.add_issue(path, f"there is no backend {text}; {suggest_name(name, backends)}")
+
+
+def _check_backend_model(name: str | None, path: ConfigPath, context: ValidationContext) -> None:
+    if is_set(name) and name is not None and has_dot_segment(name):
+        text = quote(context.get_raw_text(path))
+        context.add_issue(path, f"{text} holds '.' or '..', which mean folders in a worker's path")
 
 
 def _check_split(model: ModelConfig, path: ConfigPath, context: ValidationContext) -> None:
@@ -727,13 +770,16 @@ def _check_keys(
         for n, key in keys:
             value = getattr(key, field)
             if is_set(value) and numbers_by_value.setdefault(value, n) != n:
-                message = (
-                    f"keys[{numbers_by_value[value]}] has the same {field}; each key has its own"
-                )
+                place = context.describe_key(numbers_by_value[value])
+                message = f"{place} has the same {field}; each key has its own"
                 context.add_issue(("keys", n, field), message)
+                if context.is_full:
+                    return
     if names is None:
         return
     for n, key in keys:
+        if context.is_full:
+            return
         _check_key_models(key, ("keys", n, "models"), names, context)
         _check_client_protocol(key, ("keys", n), context)
 

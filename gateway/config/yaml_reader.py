@@ -1,7 +1,7 @@
 """Parses YAML text into a tree of nodes: bounded, and without tags.
 
-The text is first parsed as a stream of events, in constant memory. Deep nesting, too many nodes
-with aliases expanded, and recursive aliases are rejected there, before the tree is built.
+The text is first parsed as a stream of events, in constant memory. Deep nesting, aliases that
+repeat too many values, and recursive aliases are rejected there, before the tree is built.
 """
 
 import re
@@ -15,8 +15,10 @@ from gateway.config.errors import DOCUMENT_START, ConfigPath, IssueCollector, So
 
 MAX_DEPTH = 32
 """How deep values may be nested."""
-MAX_NODES = 10_000
-"""The maximum number of values, with aliases expanded."""
+MAX_ALIASED_NODES = 200_000
+"""How many values aliases may add to those that are written out."""
+MAX_FILE_SIZE = 64 << 20
+"""The maximum size of a configuration, in bytes. It bounds the number of values."""
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EMPTY_CONFIG_MESSAGE = (
@@ -75,7 +77,10 @@ def locate_index(text: str, index: int) -> SourcePosition:
 
 
 def decode_utf8(data: bytes, filename: str) -> str:
-    """The text of a file. Raises ConfigError unless it is UTF-8."""
+    """The text of a file. Raises ConfigError if it is too large or not UTF-8."""
+    if len(data) > MAX_FILE_SIZE:
+        message = f"the file is larger than {MAX_FILE_SIZE >> 20} MiB, the limit; split it"
+        raise IssueCollector(filename).build_error(DOCUMENT_START, message)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -112,19 +117,20 @@ def _check_characters(text: str, issues: IssueCollector) -> None:
 
 
 def _check_bounds(text: str, issues: IssueCollector) -> None:
-    """Raises ConfigError for nesting, size and cycles; reports tags."""
+    """Raises ConfigError for nesting, alias expansion and cycles; reports tags."""
     stack: list[_OpenNode] = [_OpenNode(DOCUMENT_START, None, 0, 0)]
     anchors: dict[str, tuple[int, int]] = {}
+    aliased_size = 0
     for event in yaml.parse(text, Loader=_YAML_LOADER):
         match event:
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 if event.tag is not None:
                     issues.add(get_position(event.start_mark), _describe_tag(event.tag))
-                open_nodes = _OpenNode(get_position(event.start_mark), event.anchor)
+                node = _OpenNode(get_position(event.start_mark), event.anchor)
                 if isinstance(event, yaml.ScalarEvent):
-                    _close_node(open_nodes, stack, anchors)
+                    _close_node(node, stack, anchors)
                 else:
-                    stack.append(open_nodes)
+                    stack.append(node)
             case yaml.CollectionEndEvent():
                 _close_node(stack.pop(), stack, anchors)
             case yaml.AliasEvent():
@@ -132,12 +138,17 @@ def _check_bounds(text: str, issues: IssueCollector) -> None:
                 if any(one.anchor == event.anchor for one in stack):
                     message = f"*{event.anchor} refers to itself; write the value out"
                     raise issues.build_error(mark, message)
-                _close_node(
-                    _OpenNode(mark, None, *anchors.get(str(event.anchor), (1, 1))), stack, anchors
-                )
+                size, height = anchors.get(str(event.anchor), (1, 1))
+                aliased_size += size
+                if aliased_size > MAX_ALIASED_NODES:
+                    message = (
+                        f"aliases repeat more than {MAX_ALIASED_NODES} values; use fewer aliases"
+                    )
+                    raise issues.build_error(mark, message)
+                _close_node(_OpenNode(mark, None, size, height), stack, anchors)
             case _:
                 continue
-        _check_size(stack, issues)
+        _check_depth(stack, issues)
 
 
 def _close_node(
@@ -151,15 +162,10 @@ def _close_node(
     around.height = max(around.height, closed.height + 1)
 
 
-def _check_size(stack: list[_OpenNode], issues: IssueCollector) -> None:
+def _check_depth(stack: list[_OpenNode], issues: IssueCollector) -> None:
     inner = stack[-1]
     if len(stack) - 2 + inner.height > MAX_DEPTH:
         message = f"this is nested deeper than {MAX_DEPTH}; a configuration needs less than ten"
-        raise issues.build_error(inner.position, message)
-    if sum(one.size for one in stack) > MAX_NODES:
-        message = (
-            f"there are more than {MAX_NODES} values, with aliases expanded; use fewer aliases"
-        )
         raise issues.build_error(inner.position, message)
 
 

@@ -1,9 +1,9 @@
 """Runs an emulation plan around a backend's events."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -12,7 +12,9 @@ from backends.interfaces import (
     EventSink,
     PreparedRequest,
     RequestContext,
+    StreamItem,
     StreamItems,
+    collect_items,
 )
 from gateway.emulation.fan_out import FAN_OUT_FIELDS, FanIn, FanOut, RequestPart
 from gateway.emulation.planner import EmulationPlan
@@ -49,17 +51,34 @@ def send_emulated(
     Returns the items and the function that each batch of them is to be passed to, in order. The
     events that it returns always have usage.
     """
-    if prepared.passthrough is not None:
-        return backend.send(prepared, context, sink), UsageCounter(prepared.request).apply
-    inner, outside = strip_echo_and_suffix(prepared.request)
     if plan.emulated_fields.isdisjoint(_STREAM_FIELDS):
-        count_usage = UsageCounter(inner).apply
-        items = backend.send(PreparedRequest(inner), context, sink)
-        if outside is None:
-            return items, count_usage
-        return items, lambda events: outside.apply(count_usage(events))
-    items = _stream_emulated(backend, inner, context, plan, sink)
+        inner, process = _prepare_plain(prepared)
+        return backend.send(inner, context, sink), process
+    request, outside = strip_echo_and_suffix(prepared.request)
+    items = _stream_emulated(backend, request, context, plan, sink)
     return items, keep_events if outside is None else outside.apply
+
+
+def send_emulated_unary(
+    backend: Backend, prepared: PreparedRequest, context: RequestContext, plan: EmulationPlan
+) -> tuple[Coroutine[Any, Any, Sequence[StreamItem]], EventProcessor]:
+    """All items of a unary response at once; otherwise as ``send_emulated``."""
+    if plan.emulated_fields.isdisjoint(_STREAM_FIELDS):
+        inner, process = _prepare_plain(prepared)
+        return backend.send_unary(inner, context), process
+    items, process = send_emulated(backend, prepared, context, plan)
+    return collect_items(items), process
+
+
+def _prepare_plain(prepared: PreparedRequest) -> tuple[PreparedRequest, EventProcessor]:
+    """The request to send, and the processor of its events, if its stream needs no emulation."""
+    if prepared.passthrough is not None:
+        return prepared, UsageCounter(prepared.request).apply
+    inner, outside = strip_echo_and_suffix(prepared.request)
+    count_usage = UsageCounter(inner).apply
+    if outside is None:
+        return PreparedRequest(inner), count_usage
+    return PreparedRequest(inner), lambda events: outside.apply(count_usage(events))
 
 
 def keep_events(events: Sequence[Event]) -> Sequence[Event]:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.interfaces import ExplainsSelection, RequestContext, RequestObserver, WorkerSelection
-from gateway.auth.api_keys import Principal
+from gateway.auth.api_keys import Principal, may_explain
 from gateway.emulation.execute import count_parts
 from gateway.explain.report import (
     ExplainedAttempt,
@@ -480,7 +480,7 @@ class ExplanationStore:
         self, record: RequestRecord, principal: Principal | None, *, open_to_all: bool
     ) -> ExplainRecorder:
         """See ``gateway.pipeline.recorder.ExplainPolicy``."""
-        if not (open_to_all if principal is None else principal.explain):
+        if not may_explain(principal, open_to_all=open_to_all):
             return NULL_RECORDER
         recorder = ExplanationRecorder(record, self._clock, self._random)
         self._recorders.pop(record.id, None)

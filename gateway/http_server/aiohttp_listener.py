@@ -2,22 +2,22 @@
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, StreamReader, hdrs, web
 
-from gateway.http_server.connection import HandleRequest
+from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.connection import LINGER_TIMEOUT, HandleRequest
+from gateway.http_server.listener import Listener
 from gateway.http_server.overload import (
     BodyBudget,
-    ConnectionLimits,
     ConnectionTracker,
     build_body_overload,
     get_peer_address,
+    is_body_overdue,
 )
 from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
@@ -58,7 +58,7 @@ class BodyReader:
 
     __slots__ = ("_budget", "_limits", "_size")
 
-    def __init__(self, limits: ConnectionLimits, budget: BodyBudget) -> None:
+    def __init__(self, limits: ServerLimitsConfig, budget: BodyBudget) -> None:
         self._limits = limits
         self._budget = budget
         self._size = 0
@@ -78,7 +78,7 @@ class BodyReader:
             while piece := await self._read_piece(raw.content):
                 buffer += piece
                 self._count(len(piece), limit)
-                if self._limits.is_body_overdue(loop.time() - started, len(buffer)):
+                if is_body_overdue(self._limits, loop.time() - started, len(buffer)):
                     raise TimeoutError
         except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
@@ -255,30 +255,30 @@ def _plain_response(status: int, message: str) -> web.Response:
 class LimitedServer(web.Server):
     """An aiohttp server with limits of connections."""
 
-    def __init__(self, handler: AiohttpHandler, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, handler: AiohttpHandler, tracker: ConnectionTracker, **kwargs: Any) -> None:
         super().__init__(
             self._handle_counted,
             handler_cancellation=True,
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
-            lingering_time=limits.linger_timeout,
+            lingering_time=LINGER_TIMEOUT,
             **kwargs,
         )
         self._handler = handler
-        self.tracker = ConnectionTracker(limits)
+        self.tracker = tracker
         self.malformed_by_status = Counter[int]()
         """Inputs that are not valid requests, by the status of the response."""
-        self.set_limits(limits)
+        self.set_limits(tracker.limits)
 
     def __call__(self) -> web.RequestHandler:
         """Make the protocol of a connection."""
         return AiohttpConnection(self, loop=self._loop, **self._kwargs)
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
+    def set_limits(self, limits: ServerLimitsConfig) -> None:
         """Set the limits of new connections."""
         self.tracker.limits = limits
-        size = limits.max_header_size
+        size = limits.header
         self._kwargs.update(
             max_line_size=size, max_field_size=size, keepalive_timeout=limits.idle_timeout
         )
@@ -305,7 +305,7 @@ class LimitedServer(web.Server):
                 self.tracker.idle[connection] = None
 
 
-class AiohttpListener:
+class AiohttpListener(Listener):
     """A ``Listener`` on aiohttp.
 
     ``header_timeout`` applies to the first request of a connection; later ones have
@@ -315,99 +315,48 @@ class AiohttpListener:
     def __init__(
         self,
         handle_request: HandleRequest,
-        limits: ConnectionLimits,
+        limits: ServerLimitsConfig,
         body_budget: BodyBudget | None = None,
     ) -> None:
-        """``body_budget`` is shared by the listeners of a process."""
-        self.handle_request = handle_request
-        self.is_draining = False
-        """Whether each response closes its connection."""
-        self._server = LimitedServer(self._handle, limits)
-        self._body_budget = body_budget or BodyBudget()
-        self._sockets = ListenSockets(self._server, self._server.tracker)
-        self.malformed_by_status: Mapping[int, int] = self._server.malformed_by_status
-        """See ``Listener``."""
-        self._active_requests = 0
-        self._idle_event = asyncio.Event()
-        self._idle_event.set()
+        self._server = LimitedServer(self._handle, ConnectionTracker(limits))
+        super().__init__(handle_request, self._server, self._server.tracker, body_budget)
+        self.malformed_by_status = self._server.malformed_by_status
 
-    def set_limits(self, limits: ConnectionLimits) -> None:
-        """Set the limits of new connections."""
+    def set_limits(self, limits: ServerLimitsConfig) -> None:
+        """See ``Listener``."""
         self._server.set_limits(limits)
 
-    def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
-        """Set the certificate of new connections; None without TLS."""
-        self._sockets.set_tls_context(tls)
-
-    async def listen(
-        self,
-        host: str,
-        port: int,
-        tls: ssl.SSLContext | None = None,
-        *,
-        reuse_port: bool = False,
-        given: Sequence[socket.socket] = (),
-    ) -> int:
+    def close_idle(self) -> None:
         """See ``Listener``."""
-        return await self._sockets.listen(host, port, tls, reuse_port=reuse_port, given=given)
-
-    @property
-    def socket_fds(self) -> Sequence[int]:
-        """File descriptors of the listening sockets."""
-        return self._sockets.fds
-
-    @property
-    def connections(self) -> int:
-        """Open client connections."""
-        return len(self._server.tracker.connections)
-
-    @property
-    def refused_by_reason(self) -> Mapping[str, int]:
-        """Connections that were closed at a limit."""
-        return self._server.tracker.refused_by_reason
-
-    def stop_accepting(self) -> None:
-        """Accept no more connections; open connections stay."""
-        self._sockets.stop_accepting()
-
-    async def drain(self, seconds: float) -> None:
-        """Stop accepting, close idle connections, wait ``seconds`` for running requests."""
-        self.is_draining = True
-        await self._sockets.wait_closed()
         self._server.pre_shutdown()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle_event.wait()
-        except TimeoutError:
-            pass
 
     async def close(self) -> None:
-        """Close the remaining connections at once."""
-        await self._sockets.wait_closed()
+        """See ``Listener``."""
+        await self.close_sockets()
         await self._server.shutdown(_SHUTDOWN_TIMEOUT)
-        await self._server.tracker.close()
+        await self._tracker.close()
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
         if "," in raw.headers.get(hdrs.HOST, ""):
             return self._server.reject("the request must have one header Host")
         writer = _AiohttpResponseWriter(raw, self)
-        body = BodyReader(self._server.tracker.limits, self._body_budget)
+        body = BodyReader(self.limits, self.body_budget)
         self._active_requests += 1
-        self._idle_event.clear()
         try:
             await self.handle_request(_AiohttpRequest(raw, body), writer)
             return await writer.close()
         finally:
             body.release()
             self._active_requests -= 1
-            if not self._active_requests:
+            if self._idle_event is not None and not self._active_requests:
                 self._idle_event.set()
 
 
-class ApplicationListener:
+class ApplicationListener(ListenSockets):
     """A listening address of an aiohttp application, with limits of its own."""
 
-    def __init__(self, application: web.Application, limits: ConnectionLimits) -> None:
+    def __init__(self, application: web.Application, limits: ServerLimitsConfig) -> None:
+        super().__init__(self._build_connection, ConnectionTracker(limits))
         self._runner = web.AppRunner(
             application,
             handle_signals=False,
@@ -417,56 +366,35 @@ class ApplicationListener:
             auto_decompress=False,
             shutdown_timeout=_APPLICATION_SHUTDOWN_TIMEOUT,
         )
-        self._limits = limits
         self._server: LimitedServer | None = None
-        self._sockets: ListenSockets | None = None
 
-    async def listen(self, host: str, port: int, given: Sequence[socket.socket] = ()) -> int:
-        """Bind, or use the ``given`` sockets; returns the port. Raises OSError."""
+    async def set_up(self) -> None:
+        """Start the application, before it listens."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None  # noqa: S101 - it was set up
         self._server = LimitedServer(
-            server.request_handler, self._limits, request_factory=server.request_factory
+            server.request_handler, self._tracker, request_factory=server.request_factory
         )
-        self._sockets = ListenSockets(self._server, self._server.tracker)
-        return await self._sockets.listen(host, port, given=given)
 
     async def listen_unix(self, path: str) -> None:
         """Bind a Unix socket, without limits: its clients are processes of the gateway."""
-        await self._runner.setup()
         await web.UnixSite(self._runner, path).start()
-
-    @property
-    def socket_fds(self) -> Sequence[int]:
-        """File descriptors of the listening sockets."""
-        return () if self._sockets is None else self._sockets.fds
-
-    @property
-    def connections(self) -> int:
-        """Open client connections."""
-        return 0 if self._server is None else len(self._server.tracker.connections)
 
     @property
     def malformed_by_status(self) -> Mapping[int, int]:
         """Inputs that are not valid requests, by the status of the response."""
         return {} if self._server is None else self._server.malformed_by_status
 
-    @property
-    def refused_by_reason(self) -> Mapping[str, int]:
-        """Connections that were closed at a limit."""
-        return {} if self._server is None else self._server.tracker.refused_by_reason
-
-    def stop_accepting(self) -> None:
-        """Accept no more connections; open connections stay."""
-        if self._sockets is not None:
-            self._sockets.stop_accepting()
-
     async def close(self) -> None:
         """Close the listener and its connections."""
-        if self._sockets is not None and self._server is not None:
-            await self._sockets.wait_closed()
+        await self.close_sockets()
+        if self._server is not None:
             self._server.pre_shutdown()
             await self._server.shutdown(_APPLICATION_SHUTDOWN_TIMEOUT)
-            await self._server.tracker.close()
+        await self._tracker.close()
         await self._runner.cleanup()
+
+    def _build_connection(self) -> asyncio.Protocol:
+        assert self._server is not None  # noqa: S101 - it was set up
+        return self._server()

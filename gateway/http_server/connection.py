@@ -6,13 +6,19 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol, cast
 
 from backends.aio import WriteBatcher
-from gateway.http_server.overload import BodyBudget, ConnectionLimits, get_peer_address
+from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.overload import (
+    BodyBudget,
+    compute_check_interval,
+    get_peer_address,
+    is_body_overdue,
+)
 from gateway.http_server.parser import BadRequest, IncomingRequest, RequestParser
 from gateway.http_server.response import Http1ResponseWriter, render_head
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 HandleRequest = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
-
+"""Handles the requests of a listener."""
 
 _MAX_PIPELINED: Final = 8
 """Pipelined requests before reading pauses."""
@@ -20,9 +26,13 @@ _WRITE_HIGH_WATER: Final = 64 << 10
 """Bytes in the write buffer before writing pauses."""
 _MIN_EVICTION_AGE: Final = 2.0
 """Seconds that a request body is received before its rate is known."""
+_WRITE_TIMEOUT: Final = 30.0
+"""Seconds without the client reading data of a finished response."""
+LINGER_TIMEOUT: Final = 2.0
+"""Seconds that input is discarded after an error, so that the client can read the response."""
 
 
-ConnectionState = Literal["head", "body", "answer", "ending", "lingering"]
+ConnectionState = Literal["head", "body", "response", "ending", "lingering"]
 """What a connection waits for: a request, its body, its response, the client to read the end of the
 response (ending), or the client to read an error (lingering)."""
 
@@ -40,7 +50,7 @@ class ConnectionOwner(Protocol):
     """Inputs that are not valid requests, by the status of the response."""
 
     @property
-    def limits(self) -> ConnectionLimits:
+    def limits(self) -> ServerLimitsConfig:
         """The limits of new connections."""
 
     def on_connection_open(self, connection: "ClientConnection") -> bool:
@@ -72,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
         self._owner = owner
         self._loop = loop
         self._limits = owner.limits
+        self._check_interval = compute_check_interval(owner.limits)
         self._state: ConnectionState = "head"
         self.peer = ""
         """The client's address."""
@@ -85,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
         """Size of the write buffer at the last check."""
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(
-            owner.limits.max_header_size,
+            owner.limits.header,
             loop,
             owner.body_budget,
             self._on_request,
@@ -118,13 +129,13 @@ class ClientConnection(asyncio.Protocol):
     def check_timeouts(self) -> None:
         """Close the connection if its timeout has passed."""
         now = self._owner.loop_time
-        if self._transport is None or self._state == "answer":
+        if self._transport is None or self._state == "response":
             return
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:  # the client still reads
             self._unsent_bytes = unsent_bytes
             self._state_since = now
-        is_overdue = now - self._state_since > self._get_timeout() + self._limits.check_interval
+        is_overdue = now - self._state_since > self._get_timeout() + self._check_interval
         if not (is_overdue or self._is_body_overdue()):
             return
         if self._state == "body":
@@ -162,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
         if state == "body":
             self._state_since = self._owner.loop_time
             if parser.body_request is None:
-                self._state = "answer"
+                self._state = "response"
                 if self._is_receiving:
                     self._is_receiving = False
                     self._owner.on_body_end(self)
@@ -236,10 +247,10 @@ class ClientConnection(asyncio.Protocol):
             request.peer = self.peer
             owner.on_request_start(self)
             if request.is_complete:
-                self._state = "answer"
+                self._state = "response"
             else:
-                self._set_state("body")
-                self._body_since = owner.loop_time
+                self._state = "body"
+                self._state_since = self._body_since = owner.loop_time
             writer = self._writer = Http1ResponseWriter(
                 transport, owner, request, request.method == "HEAD"
             )
@@ -277,7 +288,8 @@ class ClientConnection(asyncio.Protocol):
             if self._queue:
                 self._on_request(self._queue.popleft())
             else:
-                self._set_state("head")
+                self._state = "head"
+                self._state_since = self._owner.loop_time
 
     def _send_bad_request(self, error: BadRequest) -> None:
         self._owner.malformed_by_status[error.status] += 1
@@ -313,7 +325,7 @@ class ClientConnection(asyncio.Protocol):
         if self._state != "body" or request is None:
             return False
         elapsed = self._owner.loop_time - self._body_since
-        return self._limits.is_body_overdue(elapsed, request.body_size)
+        return is_body_overdue(self._limits, elapsed, request.body_size)
 
     def _get_timeout(self) -> float:
         limits = self._limits
@@ -321,8 +333,8 @@ class ClientConnection(asyncio.Protocol):
             case "head":
                 return limits.header_timeout if self._parser.in_head else limits.idle_timeout
             case "lingering":
-                return limits.linger_timeout
+                return LINGER_TIMEOUT
             case "body":
                 return limits.body_timeout
             case _:
-                return limits.write_timeout
+                return _WRITE_TIMEOUT

@@ -41,15 +41,16 @@ def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool)
         if not isinstance(adapter, OpenApiProvider):
             continue
         fragment = adapter.openapi_fragment()
-        space = f"{adapter.name}.{number}."
+        namespace = f"{adapter.name}.{number}."
         for endpoint in adapter.endpoints:
             if (operation := fragment.operations.get(endpoint.operation)) is not None:
-                operation = {"tags": [adapter.name], **_prefix_refs(operation, space)}
+                operation = {"tags": [adapter.name], **_prefix_refs(operation, namespace)}
                 if keyed and not endpoint.public:
                     operation["security"] = [{"key": []}]
                 _add_operation(paths, mount.prefix + endpoint.path, endpoint.method, operation)
         schemas |= {
-            space + name: _prefix_refs(schema, space) for name, schema in fragment.schemas.items()
+            namespace + name: _prefix_refs(schema, namespace)
+            for name, schema in fragment.schemas.items()
         }
     paths.setdefault("/health", _HEALTH_PATH_ITEM)
     components: dict[str, Any] = {"schemas": schemas}
@@ -70,7 +71,9 @@ def _add_operation(
 ) -> None:
     """Add an operation. Paths that differ only in parameter names are merged."""
     shape = _PATH_PARAM.sub("{}", path)
-    described_path = next((other for other in paths if _PATH_PARAM.sub("{}", other) == shape), path)
+    described_path = next(
+        (known_path for known_path in paths if _PATH_PARAM.sub("{}", known_path) == shape), path
+    )
     names = _PATH_PARAM.findall(described_path)
     item = paths.setdefault(described_path, _build_parameters(names))
     item.setdefault(method.lower(), operation)
@@ -84,14 +87,14 @@ def _build_parameters(names: Iterable[str]) -> dict[str, Any]:
     return {"parameters": parameters} if parameters else {}
 
 
-def _prefix_refs(node: Any, space: str) -> Any:
-    """Prefix schema references with ``space``, the namespace of a protocol."""
+def _prefix_refs(node: Any, namespace: str) -> Any:
+    """Prefix schema references with ``namespace``, that of a protocol."""
     match node:
         case {"$ref": str(target)}:
-            return {"$ref": _SCHEMA_REF + space + target.removeprefix(_SCHEMA_REF)}
+            return {"$ref": _SCHEMA_REF + namespace + target.removeprefix(_SCHEMA_REF)}
         case Mapping():
-            return {key: _prefix_refs(value, space) for key, value in node.items()}
+            return {key: _prefix_refs(value, namespace) for key, value in node.items()}
         case list() | tuple():
-            return [_prefix_refs(value, space) for value in node]
+            return [_prefix_refs(value, namespace) for value in node]
         case _:
             return node

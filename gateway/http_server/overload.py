@@ -11,48 +11,27 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from gateway.config.schema import ServerLimitsConfig
 from protocols.core.errors import Overloaded
 
 log = logging.getLogger("interlingua")
 
 
-class ConnectionLimits(Struct, frozen=True):
-    """Times in seconds, sizes in bytes. Changes apply to new connections."""
+# The time of requests.
 
-    max_header_size: int = 16 << 10
-    """Bytes of one header line; the whole head may be eight times as large."""
-    max_connections: int = 10_000
-    """Open connections, counted from their accept."""
-    max_per_address: int | None = None
-    """Connections per client address; None: half of all, and no limit for loopback addresses."""
-    tls_handshake_timeout: float = 5.0
-    """From the accept of a connection to the end of its TLS handshake."""
-    header_timeout: float = 10.0
-    """From the first byte of a request to the end of its headers."""
-    body_timeout: float = 10.0
-    """Without any data of a request body."""
-    body_total_timeout: float = 300.0
-    """From the headers of a request to the end of its body."""
-    min_body_rate: int = 512
-    """Bytes per second of a request body, on average."""
-    body_rate_grace: float = 20.0
-    """Seconds before ``min_body_rate`` applies."""
-    idle_timeout: float = 75.0
-    """Between requests of a connection."""
-    write_timeout: float = 30.0
-    """Without the client reading data of a finished response."""
-    linger_timeout: float = 2.0
-    """How long input is discarded after an error, so that the client can read the response."""
+BODY_RATE_GRACE: Final = 20.0
+"""Seconds before the minimum rate of a request body applies."""
 
-    @property
-    def check_interval(self) -> float:
-        """Seconds between timeout checks; a timeout fires at most two intervals late."""
-        return min(1.0, self.header_timeout / 4, self.body_timeout / 4, self.idle_timeout / 4)
 
-    def is_body_overdue(self, elapsed: float, size: int) -> bool:
-        """Whether ``size`` bytes of a body are too few after ``elapsed`` seconds."""
-        allowed = self.body_rate_grace + size / self.min_body_rate
-        return elapsed > min(allowed, self.body_total_timeout)
+def compute_check_interval(limits: ServerLimitsConfig) -> float:
+    """Seconds between timeout checks; a timeout fires at most two intervals late."""
+    return min(1.0, limits.header_timeout / 4, limits.body_timeout / 4, limits.idle_timeout / 4)
+
+
+def is_body_overdue(limits: ServerLimitsConfig, elapsed: float, size: int) -> bool:
+    """Whether ``size`` bytes of a body are too few after ``elapsed`` seconds."""
+    allowed = BODY_RATE_GRACE + size / limits.min_body_rate
+    return elapsed > min(allowed, limits.body_total_timeout)
 
 
 # The memory of request bodies.
@@ -109,7 +88,7 @@ class ConnectionTracker:
     with the slowest request body.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ServerLimitsConfig) -> None:
         self.limits = limits
         self.connections: dict[TrackedConnection, str | bytes] = {}
         """Open connections and their networks."""
@@ -130,14 +109,14 @@ class ConnectionTracker:
         """Count a connection; returns False if it must be closed. ``release`` it in any case."""
         limits, network = self.limits, _get_network(connection.peer)
         count = self._per_network[network] = self._per_network.get(network, 0) + 1
-        max_count = limits.max_per_address
+        max_count = limits.connections_per_address
         if max_count is None and not _is_loopback(connection.peer):
-            max_count = max(limits.max_connections // 2, 1)
+            max_count = max(limits.connections // 2, 1)
         is_admitted = not self._is_closed
         if is_admitted and max_count is not None and count > max_count:
             is_admitted = False
             self.count_refused("address")
-        elif is_admitted and len(self.connections) >= limits.max_connections:
+        elif is_admitted and len(self.connections) >= limits.connections:
             is_admitted = self._evict_connection()
         self.connections[connection] = network
         if is_admitted:
@@ -197,8 +176,8 @@ class ConnectionTracker:
 
 def _find_slowest(connections: Iterable[ReceivingConnection]) -> ReceivingConnection | None:
     rates = ((connection.get_body_rate(), connection) for connection in connections)
-    known = [(rate, connection) for rate, connection in rates if rate is not None]
-    return min(known, key=lambda pair: pair[0])[1] if known else None
+    measured = [(rate, connection) for rate, connection in rates if rate is not None]
+    return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
 def get_peer_address(transport: asyncio.BaseTransport) -> str:

@@ -44,7 +44,8 @@ class IncomingRequest(Struct, eq=False):
     is_broken: bool = False
     """Whether the body is malformed or incomplete."""
     _limit: int | None = None
-    _waiter: asyncio.Future[None] | None = None
+    waiter: asyncio.Future[None] | None = None
+    """Set while a reader waits for more of the body."""
 
     @property
     def is_full(self) -> bool:
@@ -105,16 +106,16 @@ class IncomingRequest(Struct, eq=False):
             if self.is_full:
                 raise _build_too_large(limit)
             self._resume_body()
-            self._waiter = self._loop.create_future()
+            self.waiter = self._loop.create_future()
             try:
-                await self._waiter
+                await self.waiter
             finally:
-                self._waiter = None
+                self.waiter = None
 
     def notify(self) -> None:
         """Wake the reader of the body."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 def _build_too_large(limit: int) -> RequestTooLarge:
@@ -230,14 +231,14 @@ class RequestParser:
         del self._parser, self._on_request, self._resume_body
 
     def reject(self, status: int, text: str) -> None:
-        """Refuse the request whose head is not there."""
+        """Refuse the request whose head is incomplete."""
         if not self.is_stopped:
             self.is_stopped = True
             self.in_head = False
             self._on_request(self._error or BadRequest(status, text))
 
     def abort_body(self) -> None:
-        """Nothing more of the body is worth waiting for."""
+        """Give the body up: it is malformed or too slow."""
         self.is_stopped = True
         if self.body_request is not None:
             self.body_request.is_broken = True
@@ -263,9 +264,9 @@ class RequestParser:
             self._set_error(414, "the request's target is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Of several of one name the first counts."""
+        """A header. Of several with one name, the first counts."""
         if not self.in_head:
-            return  # what follows a body in chunks tells nothing here
+            return  # trailers are ignored
         self._header_count += 1
         large = (
             self._max_part_size > self._max_line_size
@@ -276,7 +277,7 @@ class RequestParser:
             return
         key, headers = name.decode("latin-1").lower(), self._headers
         if key not in headers:
-            try:  # nearly all are, and without a choice of errors that is half the work
+            try:  # an error handler would double the time
                 headers[key] = value.decode()
             except UnicodeDecodeError:
                 headers[key] = value.decode("utf-8", "surrogateescape")
@@ -284,7 +285,7 @@ class RequestParser:
             self._duplicate_header = key
 
     def on_headers_complete(self) -> None:
-        """A request can be served; its body may still come."""
+        """The head is complete; the body may still come."""
         if self._is_replay:
             return
         self.in_head = False
@@ -309,10 +310,11 @@ class RequestParser:
             body.add_data(data)
 
     def on_message_complete(self) -> None:
-        """A request is there as a whole, unless the parser awaits another protocol now."""
+        """The request is complete, unless the parser expects another protocol now."""
         if (body := self.body_request) is not None and self._upgrade_request is None:
             body.is_complete = True
-            body.notify()
+            if body.waiter is not None:
+                body.notify()
             self.body_request = None
 
     # --- pieces of the input --------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from gateway.http_server.overload import ConnectionTracker, get_peer_address
@@ -11,16 +11,17 @@ from gateway.http_server.overload import ConnectionTracker, get_peer_address
 _BACKLOG: Final = 1024
 _PENDING_ACCEPT_TURNS: Final = 2
 """Iterations of the loop until accepted connections have their protocol."""
-_ProtocolFactory = Callable[[], asyncio.Protocol]
+ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 class ListenSockets:
     """The listening sockets of one address; ``protocol_factory`` handles their connections.
 
-    With TLS, ``tracker`` counts a connection during its handshake. After that, its protocol does.
+    ``tracker`` counts them: with TLS, this class reports a connection to it during the handshake.
+    After that, its protocol does.
     """
 
-    def __init__(self, protocol_factory: _ProtocolFactory, tracker: ConnectionTracker) -> None:
+    def __init__(self, protocol_factory: ProtocolFactory, tracker: ConnectionTracker) -> None:
         self._protocol_factory = protocol_factory
         self._tracker = tracker
         self._servers: list[asyncio.Server] = []
@@ -38,20 +39,21 @@ class ListenSockets:
         tls: ssl.SSLContext | None = None,
         *,
         reuse_port: bool = False,
-        given: Sequence[socket.socket] = (),
+        sockets: Sequence[socket.socket] = (),
     ) -> int:
         """Bind; returns the port, which the system chooses for 0. Raises OSError.
 
-        With ``reuse_port``, other processes may bind it too. If sockets are ``given``, they are
-        used and nothing is bound.
+        With ``reuse_port``, other processes may bind it too. With ``sockets``, nothing is bound:
+        these are used.
         """
         self.set_tls_context(tls)
         loop = asyncio.get_running_loop()
-        for one in given:
+        self._on_listen(loop)
+        for bound_socket in sockets:
             self._servers.append(
-                await loop.create_server(self._build_protocol, sock=one, backlog=_BACKLOG)
+                await loop.create_server(self._build_protocol, sock=bound_socket, backlog=_BACKLOG)
             )
-        if not given:
+        if not sockets:
             server = await loop.create_server(
                 self._build_protocol, host or None, port, backlog=_BACKLOG, reuse_port=reuse_port
             )
@@ -60,26 +62,39 @@ class ListenSockets:
         return bound_port
 
     @property
-    def fds(self) -> Sequence[int]:
+    def socket_fds(self) -> Sequence[int]:
         """The file descriptors of the sockets."""
-        return [one.fileno() for server in self._servers for one in server.sockets]
+        return [item.fileno() for server in self._servers for item in server.sockets]
+
+    @property
+    def connections(self) -> int:
+        """Open client connections."""
+        return len(self._tracker.connections)
+
+    @property
+    def refused_by_reason(self) -> Mapping[str, int]:
+        """Connections that were closed at a limit."""
+        return self._tracker.refused_by_reason
 
     def stop_accepting(self) -> None:
         """Accept no more connections; those accepted already are served."""
         loop = asyncio.get_running_loop()
         if not isinstance(loop, asyncio.SelectorEventLoop):
-            self._close()
+            self._close_servers()
         elif self._closing_task is None:
             # Before Python 3.12, closing leaks connections that are being accepted.
-            for descriptor in self.fds:
+            for descriptor in self.socket_fds:
                 loop.remove_reader(descriptor)
             self._closing_task = loop.create_task(self._close_later())
 
-    async def wait_closed(self) -> None:
+    async def close_sockets(self) -> None:
         """Close the sockets and wait until they are closed."""
         self.stop_accepting()
         if self._closing_task is not None:
             await asyncio.shield(self._closing_task)
+
+    def _on_listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called before the first connection is accepted."""
 
     def _build_protocol(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
@@ -90,9 +105,9 @@ class ListenSockets:
     async def _close_later(self) -> None:
         for _ in range(_PENDING_ACCEPT_TURNS):
             await asyncio.sleep(0)
-        self._close()
+        self._close_servers()
 
-    def _close(self) -> None:
+    def _close_servers(self) -> None:
         for server in self._servers:
             server.close()
 
@@ -102,7 +117,7 @@ class _TlsHandshake(asyncio.Protocol):
 
     def __init__(
         self,
-        protocol_factory: _ProtocolFactory,
+        protocol_factory: ProtocolFactory,
         tracker: ConnectionTracker,
         tls: ssl.SSLContext,
     ) -> None:

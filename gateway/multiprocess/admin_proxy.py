@@ -57,7 +57,9 @@ class MetricsPage:
     def select_counters(self) -> "MetricsPage":
         """The counters and histograms, without gauges."""
         page = MetricsPage()
-        page.families = {name: one for name, one in self.families.items() if one.type != "gauge"}
+        page.families = {
+            name: family for name, family in self.families.items() if family.type != "gauge"
+        }
         return page
 
     def render(self) -> str:
@@ -99,7 +101,7 @@ def merge_responses(path: str, bodies: Sequence[bytes]) -> object:
 
 def merge_cancelled(bodies: Sequence[bytes]) -> object:
     """Add up how many requests the processes cancelled."""
-    return {"cancelled": sum(msgspec.json.decode(one)["cancelled"] for one in bodies)}
+    return {"cancelled": sum(msgspec.json.decode(body)["cancelled"] for body in bodies)}
 
 
 def _merge_worker(merged: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,6 +238,7 @@ class AdminProxy:
     async def listen(self) -> str:
         """Bind; returns the URL. Raises OSError."""
         host, port = split_address(self._address)
+        await self._listener.set_up()
         bound_port = await self._listener.listen(host, port)
         display_host = f"[{host}]" if ":" in host else host
         return f"http://{display_host}:{bound_port}"
@@ -283,7 +286,7 @@ class AdminProxy:
                 return await self._merge_json(query, path)
             case (("POST" | "DELETE"), "/-/workers"):
                 responses = await self._query_all(query)
-                return max(responses.values(), key=lambda one: one.status, default=None)
+                return max(responses.values(), key=lambda response: response.status, default=None)
             case "GET", "/-/config":
                 return await self._get_config(query)
             case "POST", _ if path.startswith("/-/requests/"):
@@ -306,8 +309,8 @@ class AdminProxy:
         }
         page = MetricsPage(self._render_own_metrics().decode())
         page.merge(self._retired_metrics)
-        for one in self._last_metrics.values():
-            page.merge(one)
+        for process_page in self._last_metrics.values():
+            page.merge(process_page)
         return msgspec.structs.replace(next(iter(responses.values())), body=page.render().encode())
 
     async def _merge_json(self, query: _ProxyRequest, path: str) -> _ProxyResponse | None:
@@ -315,7 +318,9 @@ class AdminProxy:
         responses = await self._query_all(query)
         if not responses or (error_response := _find_error(responses)):
             return error_response if responses else None
-        body = msgspec.json.encode(merge_responses(path, [one.body for one in responses.values()]))
+        body = msgspec.json.encode(
+            merge_responses(path, [response.body for response in responses.values()])
+        )
         return msgspec.structs.replace(next(iter(responses.values())), body=body)
 
     async def _get_config(self, query: _ProxyRequest) -> _ProxyResponse | None:
@@ -330,10 +335,10 @@ class AdminProxy:
     async def _cancel_request(self, query: _ProxyRequest) -> _ProxyResponse | None:
         """Cancel in all processes."""
         responses = (await self._query_all(query)).values()
-        succeeded = [one for one in responses if one.status == HTTPStatus.OK]
+        succeeded = [response for response in responses if response.status == HTTPStatus.OK]
         if not succeeded:
             return next(iter(responses), None)
-        body = msgspec.json.encode(merge_cancelled([one.body for one in succeeded]))
+        body = msgspec.json.encode(merge_cancelled([response.body for response in succeeded]))
         return msgspec.structs.replace(succeeded[0], body=body)
 
     async def _set_draining(self, query: _ProxyRequest) -> _ProxyResponse | None:
@@ -341,21 +346,25 @@ class AdminProxy:
         responses = await self._query_all(query)
         if responses and _find_error(responses) is None:
             self.draining = query.method == hdrs.METH_POST
-        return max(responses.values(), key=lambda one: one.status, default=None)
+        return max(responses.values(), key=lambda response: response.status, default=None)
 
     async def _proxy_playground(self, request: web.Request) -> web.StreamResponse:
         """Forward to the first process that is ready."""
-        process = next((one for one in self._list_processes() if one.ready_message), None)
+        process = next(iter(self._list_ready()), None)
         response = None if process is None else await proxy_request(request, process.admin_socket)
         return response or _error_response(HTTPStatus.SERVICE_UNAVAILABLE, _NO_PROCESS_MESSAGE)
 
+    def _list_ready(self) -> Sequence[ServingProcess]:
+        """The processes that are ready."""
+        return [process for process in self._list_processes() if process.ready_message]
+
     async def _query_all(self, query: _ProxyRequest) -> Mapping[ServingProcess, _ProxyResponse]:
         """The responses of all processes that are ready."""
-        serving = [one for one in self._list_processes() if one.ready_message]
-        responses = await asyncio.gather(*(_query_process(one, query) for one in serving))
+        serving = self._list_ready()
+        responses = await asyncio.gather(*(_query_process(process, query) for process in serving))
         return {
-            one: response
-            for one, response in zip(serving, responses, strict=True)
+            process: response
+            for process, response in zip(serving, responses, strict=True)
             if response is not None
         }
 
@@ -364,7 +373,7 @@ class AdminProxy:
     ) -> _ProxyResponse | None:
         """The first response with another status than ``retry_status``, or the last response."""
         response: _ProxyResponse | None = None
-        for process in [one for one in self._list_processes() if one.ready_message]:
+        for process in self._list_ready():
             response = await _query_process(process, query) or response
             if response is not None and response.status != retry_status:
                 break
@@ -373,7 +382,9 @@ class AdminProxy:
 
 def _find_error(responses: Mapping[ServingProcess, _ProxyResponse]) -> _ProxyResponse | None:
     """The first response that is not 200."""
-    return next((one for one in responses.values() if one.status != HTTPStatus.OK), None)
+    return next(
+        (response for response in responses.values() if response.status != HTTPStatus.OK), None
+    )
 
 
 async def _query_process(process: ServingProcess, query: _ProxyRequest) -> _ProxyResponse | None:

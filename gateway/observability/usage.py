@@ -49,6 +49,8 @@ _RETRY_DELAY: Final = 1.0
 """Seconds to wait for a lock, and between write attempts."""
 CLEANUP_INTERVAL: Final = 3600.0
 """Seconds between deletions of old rows."""
+_FILE_MODE: Final = 0o600
+"""The mode of a new file: who uses which model is nobody else's business."""
 _CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in USAGE_COLUMNS)}, "
     "PRIMARY KEY (at, id)) WITHOUT ROWID"
@@ -179,6 +181,9 @@ class _SqliteUsageStore:
         if self._connection is not None and current:
             return self._connection
         self.close()
+        # SQLite would let the umask decide. It gives the mode to its other files, -wal and -shm.
+        with suppress(OSError):  # it exists, or SQLite reports what is wrong
+            os.close(os.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
         connection = sqlite3.connect(
             self.name, timeout=_RETRY_DELAY, isolation_level=None, check_same_thread=False
         )

@@ -22,15 +22,17 @@ from gateway.pipeline.recorder import ExplainRecorder
 from gateway.pipeline.responder import Responder
 from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
 from gateway.pipeline.strategies import ResponseStrategy
+from gateway.ratelimit.limiter import Reservation
 from gateway.routing.fallback import (
     CONTEXT_TOO_SHORT,
+    NO_ACCESS,
     FallbackHistory,
     describe_missing,
     is_fallback_error,
 )
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.requirements import find_missing_requirements
-from gateway.routing.router import Route, Router, ShadowRule
+from gateway.routing.router import Model, Route, Router, ShadowRule
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -39,9 +41,10 @@ from protocols.core.interfaces import (
     ResponseContext,
     RoutingInfo,
 )
+from protocols.core.request import GenerationRequest
 
 
-class RoutedRequest(Struct, frozen=True):
+class RoutedRequest(Struct):
     """A request and its principal, whichever target serves it."""
 
     adapter: ClientAdapter
@@ -55,8 +58,15 @@ class RoutedRequest(Struct, frozen=True):
     explain_recorder: ExplainRecorder
     summary: ResponseSummary | None = None
     """Summarizes the response for the comparison with its shadow, if it has one."""
+    reservation: Reservation | None = None
+    """What it took of its key's limits, if it has any."""
     headers: Headers = ()
     """Headers of the response, whichever target serves it: the rate-limit headers."""
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether its choices exceed a concurrency limit of its key."""
+        return self.reservation is not None and self.reservation.rejection is not None
 
     def get_attributes(self) -> RequestAttributes:
         """The attributes that route conditions and sticky sources read."""
@@ -122,7 +132,8 @@ class Dispatcher:
         if request.explain_recorder.dry_run:
             fallbacks = self._router.list_fallbacks(route, request.get_attributes)
             request.explain_recorder.record_fallbacks(
-                (fallback, self._prepare_fallback(request, fallback)) for fallback in fallbacks
+                (fallback, self._prepare_fallback(request, fallback, route.model))
+                for fallback in fallbacks
             )
         try:
             if request.context.offload_to_thread:  # it would block the event loop
@@ -131,15 +142,20 @@ class Dispatcher:
                 strategy = _make_strategy(request, route)
             await self._run_attempt(request, strategy)
         except GatewayError as error:
-            if request.writer.started or not is_fallback_error(error):
+            if request.writer.started or request.is_rejected or not is_fallback_error(error):
                 raise
             fallbacks = self._router.list_fallbacks(route, request.get_attributes)
-            await self._try_fallbacks(request, FallbackHistory(route, error), fallbacks)
+            history = FallbackHistory(route, error)
+            await self._try_fallbacks(request, history, fallbacks, route.model)
 
     async def _try_fallbacks(
-        self, request: RoutedRequest, history: FallbackHistory, fallbacks: Iterator[Route]
+        self,
+        request: RoutedRequest,
+        history: FallbackHistory,
+        fallbacks: Iterator[Route],
+        model: Model,
     ) -> None:
-        """Send the request to the fallbacks in order, except those that lack a requirement.
+        """Send the request to the fallbacks of ``model`` in order, except those to skip.
 
         Raises the error of the last target that failed.
         """
@@ -148,9 +164,9 @@ class Dispatcher:
             if not history.fits_context(route):
                 strategy: ResponseStrategy | str = CONTEXT_TOO_SHORT
             elif request.context.offload_to_thread:  # as above
-                strategy = await asyncio.to_thread(self._prepare_fallback, request, route)
+                strategy = await asyncio.to_thread(self._prepare_fallback, request, route, model)
             else:
-                strategy = self._prepare_fallback(request, route)
+                strategy = self._prepare_fallback(request, route, model)
             if isinstance(strategy, str):
                 history.record_skipped(route, strategy)
                 continue
@@ -159,7 +175,11 @@ class Dispatcher:
             try:
                 await self._run_attempt(request, strategy)
             except GatewayError as error:
-                if request.writer.started or not history.record_failure(route, error):
+                if (
+                    request.writer.started
+                    or request.is_rejected
+                    or not history.record_failure(route, error)
+                ):
                     raise
             else:
                 return
@@ -168,8 +188,14 @@ class Dispatcher:
         raise history.error
 
     @staticmethod
-    def _prepare_fallback(request: RoutedRequest, route: Route) -> ResponseStrategy | str:
-        """The strategy for a fallback; or why it is skipped."""
+    def _prepare_fallback(
+        request: RoutedRequest, route: Route, model: Model
+    ) -> ResponseStrategy | str:
+        """The strategy for a fallback of ``model``; or why it is skipped."""
+        if route.model.info.name != model.info.name and model.fallback_requires_access:
+            principal = request.principal
+            if principal is not None and not principal.may_use(route.model.info.name):
+                return NO_ACCESS
         try:
             strategy = _make_strategy(request, route)
             translated, losses = strategy.translate()
@@ -185,6 +211,13 @@ class Dispatcher:
     ) -> Coroutine[Any, Any, None]:
         """Make one attempt at a target with this strategy."""
         record, context, prepared = request.record, request.context, strategy.prepared
+        if (
+            request.reservation is not None
+            and strategy.route.target.computes_choices
+            and isinstance(prepared.request, GenerationRequest)
+            and prepared.request.sample_count > 1
+        ):
+            request.reservation.reserve_choices(prepared.request.sample_count)
         if prepared.passthrough is not None:
             record.stream = prepared.request.stream
         record.unsupported_parameters = strategy.unsupported_parameters

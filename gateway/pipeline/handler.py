@@ -12,6 +12,7 @@ An error before the response has begun is answered in the caller's protocol, by 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
 from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
-from gateway.auth.api_keys import Authenticator, KeysPending, Principal, authorize_model
+from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_explain
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
 from gateway.pipeline.http import (
@@ -40,12 +41,14 @@ from gateway.pipeline.responder import record_error, send_reply
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
 from gateway.routing.paths import EndpointMatch, PathRouter
-from gateway.routing.router import Route, Router
+from gateway.routing.router import PrincipalCatalog, Route, Router
+from protocols.core.catalog import Catalog
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
     RequestNotFound,
+    Unauthorized,
     UnsupportedFeature,
 )
 from protocols.core.interfaces import (
@@ -226,7 +229,7 @@ class RequestHandler:
     async def _process_request(self, request: ActiveRequest) -> None:
         http, record = request.http, request.record
         try:
-            match = self._match_endpoint(http, record)
+            match = await self._match_endpoint(http, record)
         except GatewayError as error:
             adapter = self.path_router.find_owner(http.path).adapter
             record.protocol = adapter.name
@@ -236,7 +239,11 @@ class RequestHandler:
             self._tracer.start_trace(record, http)
         adapter, headers, body = match.mount.adapter, http.headers, b""
         try:
-            principal = await self._authenticate(match, http, record)
+            principal = None
+            if not match.endpoint.public:
+                principal = await self._authenticate(http.headers)
+            if principal is not None:
+                record.key = principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._explain_policy(
@@ -250,10 +257,11 @@ class RequestHandler:
             client_request = _make_client_request(match, http, record, body)
             recorder.record_request(adapter, client_request, principal, http.peer)
             if match.endpoint.task in _MODEL_TASKS:
-                if len(body) < _LARGE_BODY:
-                    info = adapter.read_routing_info(client_request)
-                else:
-                    info = await asyncio.to_thread(adapter.read_routing_info, client_request)
+                info = (
+                    adapter.read_routing_info(client_request)
+                    if len(body) < _LARGE_BODY
+                    else await asyncio.to_thread(adapter.read_routing_info, client_request)
+                )
                 routed = RoutedRequest(
                     adapter,
                     client_request,
@@ -267,7 +275,7 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                await self._send_info(adapter, client_request, request)
+                await self._send_info(adapter, client_request, request, principal)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
@@ -275,37 +283,37 @@ class RequestHandler:
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
 
-    def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
+    async def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
         """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
         match = self.path_router.find_endpoint(http.method, http.path)
         if match.alternatives:
-            match = match.select_protocol(self._list_preferred_protocols(http, match))
+            principal = None
+            with suppress(Unauthorized):  # raised again once the protocol of the error is known
+                principal = await self._authenticate(http.headers)
+            match = match.select_protocol(self._list_preferred_protocols(http, match, principal))
         record.protocol = match.mount.adapter.name
         return match
 
-    def _list_preferred_protocols(self, http: HttpRequest, match: EndpointMatch) -> Iterator[str]:
+    def _list_preferred_protocols(
+        self, http: HttpRequest, match: EndpointMatch, principal: Principal | None
+    ) -> Iterator[str]:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-protocol", "")
-        principal = self._authenticator.find_known_principal(http.headers)
-        yield (principal and principal.protocol) or ""
-        yield self._router.find_protocol(match.params.get("model", "")) or ""
+        models = None if self._authenticator.allows_anonymous else frozenset[str]()
+        if principal is not None:
+            yield principal.protocol or ""
+            models = principal.models
+        yield self._router.find_protocol(match.params.get("model", ""), models) or ""
 
-    async def _authenticate(
-        self, match: EndpointMatch, http: HttpRequest, record: RequestRecord
-    ) -> Principal | None:
-        """The principal of a request. Raises Unauthorized."""
-        if match.endpoint.public:
-            return None
-        authenticator, headers = self._authenticator, http.headers
+    async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
+        """The principal, or None if no keys are configured. Raises Unauthorized."""
+        authenticator = self._authenticator
         try:
-            principal = authenticator.authenticate(headers)
+            return authenticator.authenticate(headers)
         except KeysPending:
             await authenticator.wait_keys()
-            principal = authenticator.authenticate(headers)
-        if principal is not None:
-            record.key = principal.name
-        return principal
+            return authenticator.authenticate(headers)
 
     async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
         """Decode the body in a thread: a small one may become a large one."""
@@ -317,13 +325,22 @@ class RequestHandler:
         )
 
     async def _send_info(
-        self, adapter: ClientAdapter, client_request: ClientRequest, request: ActiveRequest
+        self,
+        adapter: ClientAdapter,
+        client_request: ClientRequest,
+        request: ActiveRequest,
+        principal: Principal | None,
     ) -> None:
         """Answer a request that needs no model."""
+        catalog = PrincipalCatalog(
+            self._router,
+            None if principal is None else principal.models,
+            may_explain(principal, open_to_all=self._settings.explain_without_key),
+        )
         if client_request.endpoint.task == "stop":
             info = await asyncio.to_thread(adapter.read_routing_info, client_request)
-            self._cancel_request(adapter, info, request.record)
-        response = adapter.handle_info_request(client_request, self._router)
+            self._cancel_request(adapter, info, request.record, catalog)
+        response = adapter.handle_info_request(client_request, catalog)
         send_reply(request.writer, response, request.record)
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
@@ -337,30 +354,38 @@ class RequestHandler:
             )
             if reservation is not None:
                 reservation.check()
-                if reservation.headers:
-                    routed = replace(routed, headers=reservation.headers)
+                routed.reservation, routed.headers = reservation, reservation.headers
         return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
 
     def _route_request(self, routed: RoutedRequest) -> Route:
-        """Choose a target. Raises Forbidden where the key may not use the model."""
+        """Choose a target. Raises Forbidden where the key may not use the model.
+
+        That is checked first, so that such a request takes no longer than one for an unknown model.
+        """
         recorder, routing_info, record = routed.explain_recorder, routed.routing_info, routed.record
+        principal = routed.principal
+        if principal is not None and principal.models is not None:
+            self._router.check_access(routing_info.model, principal.models)
         route = self._router.route(
             routing_info.model, routing_info.version, routed.get_attributes, recorder.route_observer
         )
         recorder.record_route(self._router, routing_info, route, routed.get_attributes)
-        authorize_model(routed.principal, route.requested_model)
         set_target_labels(record, route, routing_info.stream)
         record.split = route.split
         return route
 
     def _cancel_request(
-        self, adapter: ClientAdapter, info: RoutingInfo, record: RequestRecord
+        self,
+        adapter: ClientAdapter,
+        info: RoutingInfo,
+        record: RequestRecord,
+        catalog: Catalog,
     ) -> None:
         """Cancel a running request of the same API key, by the client's id for it.
 
         Raises ModelNotFound or RequestNotFound.
         """
-        self._router.find_model(info.model, info.version)
+        catalog.find_model(info.model, info.version)
         client_id = info.client_id or ""
         responder = (
             self.dispatcher.named_requests.get((adapter.name, record.key, client_id))

@@ -197,7 +197,7 @@ class Responder(Struct, eq=False):
         strategy, record, reasons = self._strategy, self._record, []
         body: bytes | None = None
         batches: list[Event] = []
-        async for data, batch in strategy.stream():
+        for data, batch in await strategy.send_unary():
             body = data or body
             batches += batch
         events = strategy.process_events(batches)

@@ -1,6 +1,6 @@
 """How a target serves a request: by pass-through, or by translation."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -11,10 +11,16 @@ from backends.interfaces import (
     EventSink,
     PassthroughSource,
     RequestContext,
+    StreamItem,
     StreamItems,
 )
 from gateway.config.schema import OnLoss
-from gateway.emulation.execute import EventProcessor, keep_events, send_emulated
+from gateway.emulation.execute import (
+    EventProcessor,
+    keep_events,
+    send_emulated,
+    send_emulated_unary,
+)
 from gateway.emulation.planner import NO_EMULATION, plan_emulation
 from gateway.routing.router import Route
 from protocols.core import loss
@@ -181,6 +187,13 @@ class ResponseStrategy:
         """Send the request; see ``backends.interfaces.Backend.send``."""
         backend, observe = self.route.target.backend, self.observe_events
         items, process = send_emulated(backend, self.prepared, self.context, self.plan, sink)
+        self.process_events = process if observe is None else _observe_events(process, observe)
+        return items
+
+    def send_unary(self) -> Coroutine[Any, Any, Sequence[StreamItem]]:
+        """Send a unary request; see ``backends.interfaces.Backend.send_unary``."""
+        backend, observe = self.route.target.backend, self.observe_events
+        items, process = send_emulated_unary(backend, self.prepared, self.context, self.plan)
         self.process_events = process if observe is None else _observe_events(process, observe)
         return items
 

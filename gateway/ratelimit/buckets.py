@@ -203,6 +203,18 @@ class ConcurrencyLimit:
         del weight, used, at, now
         self._state.slots_in_use -= 1
 
+    def reserve_slots(self, count: int, now: float) -> float:
+        """Take more slots for a request that has one. Returns 0.0, or the seconds to wait."""
+        del now
+        if self._state.slots_in_use + count > self.amount:
+            return MIN_RETRY_AFTER
+        self._state.slots_in_use += count
+        return 0.0
+
+    def release_slots(self, count: int) -> None:
+        """Give back slots of ``reserve_slots``."""
+        self._state.slots_in_use -= count
+
     def cancel_reservation(self, weight: int, at: float, now: float) -> None:
         """See ``LimitCounter``."""
         self.settle(weight, 0, at, now)

@@ -7,7 +7,7 @@ from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, cast
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from msgspec import Struct
 
@@ -63,7 +63,7 @@ class FinishedRequest(Protocol):
         """The request's outcome."""
 
 
-class ModelCounters(Struct, frozen=True, eq=False):
+class ModelCounters(Struct, frozen=True, eq=False, gc=False):
     """The counters of a key's requests for one model."""
 
     all: Sequence[LimitCounter]
@@ -74,6 +74,9 @@ class ModelCounters(Struct, frozen=True, eq=False):
     requests: Sequence[LimitCounter]
     tokens: Sequence[LimitCounter]
     """The counters of these two scopes."""
+    concurrency: Sequence[ConcurrencyLimit | LeasedSlots]
+    rejections: Tally[LimitScope]
+    """The number of rejected requests, by the scope of the limit."""
 
     def reserve(self, weight: int, now: float) -> tuple[LimitCounter, float] | None:
         """Take a request's part of each; else the exhausted counter and the seconds to wait."""
@@ -81,6 +84,7 @@ class ModelCounters(Struct, frozen=True, eq=False):
             if wait := one.reserve(weight, now):
                 for reserved in self.all[:number]:
                     reserved.cancel_reservation(weight, now, now)
+                self.rejections[one.scope] += 1
                 return one, wait
         self.admissions[0] += 1
         return None
@@ -103,6 +107,7 @@ class Reservation:
     """
 
     __slots__ = (
+        "_choices",
         "_clock",
         "_counters",
         "_prompt_tokens",
@@ -124,16 +129,50 @@ class Reservation:
         self._prompt_tokens = prompt
         self._reserved_at = at
         self._clock = clock
+        self._choices = 1
+        """The choices for which it has taken slots."""
 
     def check(self) -> None:
         """Raises RateLimitExceeded, QuotaExceeded or Overloaded if the request was rejected."""
         if self.rejection is not None:
             raise make_limit_error(*self.rejection, self._weight, self._reserved_at)
 
+    def reserve_choices(self, count: int) -> None:
+        """Take a slot for each choice, at most the whole limit, so that any request may run alone.
+
+        If too few are left, the request is rejected: it gives back all that it took, and
+        RateLimitExceeded or Overloaded is raised.
+        """
+        counters, now = self._counters, self._clock()
+        for number, one in enumerate(counters.concurrency):
+            missing = self._count_missing_slots(one, count)
+            if missing and (wait := one.reserve_slots(missing, now)):
+                for reserved in counters.concurrency[:number]:
+                    reserved.release_slots(self._count_missing_slots(reserved, count))
+                self._release_choices()
+                for limit in counters.all:
+                    limit.cancel_reservation(self._weight, self._reserved_at, now)
+                counters.admissions[0] -= 1
+                counters.rejections[one.scope] += 1
+                self.rejection = one, wait
+                self.check()
+        self._choices = max(count, self._choices)
+
+    def _count_missing_slots(self, counter: ConcurrencyLimit | LeasedSlots, count: int) -> int:
+        amount = counter.amount
+        return max(min(count, amount) - min(self._choices, amount), 0)
+
+    def _release_choices(self) -> None:
+        """Give back all slots but the first."""
+        for one in self._counters.concurrency:
+            one.release_slots(min(self._choices, one.amount) - 1)
+
     def settle(self, request: FinishedRequest) -> None:
         """Give back what the finished request did not use. Call it once."""
         if self.rejection is not None:
             return
+        if self._choices > 1:
+            self._release_choices()
         used, now = self._count_used_tokens(request), self._clock()
         for one in self._counters.all:
             one.settle(self._weight, used, self._reserved_at, now)
@@ -165,7 +204,7 @@ def make_limit_error(counter: LimitCounter, wait: float, weight: int, now: float
 # The usage of all limits, which outlives a configuration.
 
 
-class KeyCounters(Struct, frozen=True):
+class KeyCounters(Struct, frozen=True, gc=False):
     """The counters of one key."""
 
     by_model: Mapping[str, ModelCounters]
@@ -213,6 +252,8 @@ class CounterRegistry:
         self._admission_counts: dict[tuple[LimitScope, ...], list[int]] = {}
         self.rejections = Tally[LimitScope]()
         """The number of rejected requests, by the scope of the limit."""
+        self.limiters = WeakSet["RateLimiter"]()
+        """The limiters that are in use."""
         self.recent_principals = OrderedDict[str, tuple[object, KeyCounters]]()
         """The limiter and the counters of each JWT principal, by name; the latest comes last."""
 
@@ -232,6 +273,10 @@ class CounterRegistry:
                 admissions,
                 tuple(one for one in all_counters if one.scope == "requests"),
                 tuple(one for one in all_counters if one.scope == "tokens"),
+                tuple(
+                    one for one in all_counters if isinstance(one, ConcurrencyLimit | LeasedSlots)
+                ),
+                self.rejections,
             )
         return KeyCounters(model_counters, by_model)
 
@@ -327,7 +372,10 @@ MAX_JWT_PRINCIPALS: Final = 10_000
 
 
 class RateLimiter:
-    """The limits of one configuration, by the keys' names. Their usage outlives it."""
+    """The limits of one configuration, by the keys' names. Their usage outlives it.
+
+    A key gets its counters at its first request, since there may be many keys.
+    """
 
     def __init__(
         self,
@@ -342,8 +390,13 @@ class RateLimiter:
         self.registry = registry
         self._clock = registry.clock
         self._token_limits = token_limits
-        self._keys = {key: registry.build_key_counters(key, limits) for key, limits in keys.items()}
-        self._counters_by_key = {key: counters.by_model for key, counters in self._keys.items()}
+        self._limits = keys
+        self._keys: dict[str, KeyCounters] = {}
+        """The counters of the keys that have been used."""
+        self._counters_by_key: dict[str, Mapping[str, ModelCounters]] = {}
+        for key in {key for limiter in registry.limiters for key in limiter._keys} & keys.keys():  # noqa: SLF001 - of the same class
+            self._add_key(key, keys[key])
+        registry.limiters.add(self)
 
     def reserve(
         self, key: str, model: str, target: ModelInfo, body: bytes | None, adapter: ClientAdapter
@@ -353,7 +406,7 @@ class RateLimiter:
         ``model`` is the public model whose limits apply, ``target`` the model that answers.
         ``body`` is None where the request asks for no tokens.
         """
-        models = self._counters_by_key.get(key) or self._get_jwt_counters(key)
+        models = self._counters_by_key.get(key) or self._get_new_counters(key)
         if models is None:
             return None
         counters = models.get(model) or models[""]
@@ -368,8 +421,6 @@ class RateLimiter:
                 get_tightest_status(counters.requests, now),
                 get_tightest_status(counters.tokens, now),
             )
-        if reservation.rejection is not None:
-            self.registry.rejections[reservation.rejection[0].scope] += 1
         return reservation
 
     @property
@@ -392,6 +443,16 @@ class RateLimiter:
             for key, key_counters in self._keys.items()
             for model, budget in key_counters.daily_budgets.items()
         }
+
+    def _add_key(self, key: str, limits: KeyRateLimitConfig) -> Mapping[str, ModelCounters]:
+        self._keys[key] = counters = self.registry.build_key_counters(key, limits)
+        self._counters_by_key[key] = counters.by_model
+        return counters.by_model
+
+    def _get_new_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
+        """The counters of a key at its first request, or of a principal with a JWT."""
+        limits = self._limits.get(key)
+        return self._get_jwt_counters(key) if limits is None else self._add_key(key, limits)
 
     def _get_jwt_counters(self, key: str) -> Mapping[str, ModelCounters] | None:
         """The counters of a principal with a JWT."""

@@ -6,7 +6,9 @@ a while is not leased; the first request after that may use up to one lease, whi
 once.
 
 While the store fails, all leases are void and its policy applies: ``open`` admits everything,
-``closed`` nothing, and ``local`` what this process's part of each limit allows.
+``closed`` nothing, and ``local`` what this process's part of each limit allows. That part counts
+what was used of leases before, and the store is told what was used of it, so that neither the
+beginning nor the end of a failure is a fresh allowance.
 """
 
 import asyncio
@@ -131,6 +133,7 @@ class Lease:
         "largest_request_at",
         "leased",
         "local_state",
+        "local_used_at_failure",
         "requested",
         "retry_after",
         "store_failed",
@@ -159,6 +162,8 @@ class Lease:
         """When ``store_failed`` last changed."""
         self.local_state = BucketState()
         """The usage of the process's own part, and its slots in use."""
+        self.local_used_at_failure = 0.0
+        """Used of the own part of a rate when the store began to fail."""
 
     def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
         """Apply a grant, which is valid from the time of its request."""
@@ -211,7 +216,7 @@ class LeaseTerms(Struct, frozen=True):
 
 
 class LeasedBucket:
-    """A leased rate or daily budget. A budget's local counter counts all usage of this process."""
+    """A leased rate or daily budget. The local counter counts all usage of this process."""
 
     __slots__ = (
         "_by_token",
@@ -262,8 +267,7 @@ class LeasedBucket:
             if remaining < (0 if live else -self._lease_size):
                 return lease.retry_after
         lease.available = remaining
-        if self._is_daily:
-            self.local_counter.return_unused(-amount, now, now)
+        self._count_locally(amount, now)
         return 0.0
 
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
@@ -306,6 +310,7 @@ class LeasedBucket:
         lease.available -= excess
         lease.leased -= excess
         lease.available_at_request, lease.requested = lease.available, requested
+        used += self._get_used_since_failure(now)
         return LeaseRequest(self._terms.name, self._terms.limit, requested, retained - excess, used)
 
     def apply_grant(self, grant: LeaseGrant, requested_at: float, now: float) -> None:
@@ -317,7 +322,31 @@ class LeasedBucket:
 
     def revoke_lease(self, now: float) -> None:
         """See ``LeasedCounter``."""
-        self._lease.record_store_failure(now)
+        lease = self._lease
+        if not lease.store_failed:
+            state = lease.local_state
+            lease.local_used_at_failure = self._compute_level(state.used, state.used_at, now)
+        lease.record_store_failure(now)
+
+    def _count_locally(self, amount: int, now: float) -> None:
+        """Count what was used of a lease as used of the own part; that of a rate is then empty."""
+        self.local_counter.return_unused(-amount, now, now)
+        if not self._is_daily:
+            state = self._lease.local_state
+            state.used = min(state.used, self.amount)
+
+    def _compute_level(self, used: float, since: float, now: float) -> float:
+        """What is left ``now`` of what was ``used`` of the own part of a rate, refilled since."""
+        return max(used - (now - since) * self.amount / self._terms.limit.period, 0.0)
+
+    def _get_used_since_failure(self, now: float) -> int:
+        """What was used of the own part of a rate while the store failed, and is not refilled."""
+        lease = self._lease
+        if self._is_daily or not lease.store_failed or self._terms.policy != "local":
+            return 0
+        level = self._compute_level(lease.local_state.used, lease.local_state.used_at, now)
+        earlier = self._compute_level(lease.local_used_at_failure, lease.changed_at, now)
+        return math.ceil(max(level - earlier, 0.0))
 
     def _reserve_locally(self, weight: int, now: float) -> float:
         policy = self._terms.policy
@@ -334,15 +363,18 @@ class LeasedBucket:
     def _return_unused(self, amount: int, at: float, now: float) -> None:
         """Give back to the counter from which it was taken.
 
-        What a rate's local counter gave while the store failed is never reported to the store.
+        What a rate's local counter gave while the store failed is reported to the store at its
+        return, by ``_get_used_since_failure``; with the other policies it never is.
         """
         lease = self._lease
         same = at >= lease.changed_at
+        is_local = self._terms.policy == "local"
         if same and (self._is_daily or not lease.store_failed):
             lease.available += amount
-        elif self._is_daily or (lease.store_failed and not same):
+        elif self._is_daily or (not same and (lease.store_failed or is_local)):
             lease.leased -= amount
-        if self._is_daily or (lease.store_failed and same):
+            lease.local_used_at_failure -= amount  # taken before it
+        if self._is_daily or is_local or (lease.store_failed and same):
             self.local_counter.return_unused(amount, at, now)
 
 
@@ -383,6 +415,27 @@ class LeasedSlots:
         spent.slots_in_use += 1
         return 0.0
 
+    def reserve_slots(self, count: int, now: float) -> float:
+        """See ``ConcurrencyLimit``. A request that runs alone in this process gets its slots."""
+        lease, spent = self._lease, self._lease.local_state
+        if lease.store_failed:
+            if self._terms.policy == "local":
+                return self._local_counter.reserve_slots(count, now)
+        else:
+            needed = spent.slots_in_use + count
+            if needed > lease.available:
+                lease.largest_request = max(lease.largest_request, count + 1)
+                lease.largest_request_at = now
+                self._terms.wake()
+                if spent.slots_in_use > 1:
+                    return MIN_RETRY_AFTER
+        spent.slots_in_use += count
+        return 0.0
+
+    def release_slots(self, count: int) -> None:
+        """See ``ConcurrencyLimit``."""
+        self._local_counter.release_slots(count)
+
     def settle(self, weight: int, used: int, at: float, now: float) -> None:
         """See ``LimitCounter``."""
         self._local_counter.settle(weight, used, at, now)
@@ -405,8 +458,11 @@ class LeasedSlots:
         lease, limit = self._lease, self._terms.limit
         if now >= lease.expires_at:
             lease.expire()
+        if now - lease.largest_request_at > LEASE_IDLE_TIMEOUT:
+            lease.largest_request = 0
         used = 0 if last else lease.local_state.slots_in_use
-        requested = 0 if last else min(used + self._lease_size, max(limit.amount, used))
+        size = max(self._lease_size, lease.largest_request)
+        requested = 0 if last else min(used + size, max(limit.amount, used))
         idle = now - lease.used_at > LEASE_IDLE_TIMEOUT and not used
         if not last and (
             idle or (requested == lease.available and lease.expires_at - now > RENEW_BEFORE)

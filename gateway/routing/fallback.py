@@ -11,6 +11,7 @@ from protocols.core.errors import (
     InvalidParameter,
     Overloaded,
     RateLimitExceeded,
+    RetriesExhausted,
     UnsupportedFeature,
     WorkerError,
 )
@@ -61,7 +62,9 @@ class FallbackHistory:
         If it could not serve such a request at all, the error before it stays the one to report.
         """
         self._reasons[route.target_name] = type(error).__name__
-        if isinstance(error, ContextTooLong):
+        if isinstance(error, RetriesExhausted):
+            self.record_skipped(route, error.message)
+        elif isinstance(error, ContextTooLong):
             self._min_context = max(self._min_context, _read_context_limit(route, error) or 0)
         elif is_fallback_error(error):
             self.route, self.error = route, error
@@ -86,6 +89,8 @@ def describe_missing(*abilities: str) -> str:
 
 
 CONTEXT_TOO_SHORT = describe_missing(CONTEXT_LENGTH)
+NO_ACCESS = "no access"
+"""Why a model is skipped that the principal may not use."""
 
 
 def _read_context_limit(route: Route, error: ContextTooLong) -> int | None:

@@ -16,8 +16,11 @@ from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
 from protocols.core.catalog import ModelInfo, VersionInfo
-from protocols.core.errors import ModelNotFound, VersionNotFound
+from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
+from protocols.core.units import has_dot_segment
 
+AllowedModels = frozenset[str] | None
+"""The public models that a principal may use; None is all."""
 AttributesLoader = Callable[[], RequestAttributes]
 """Returns a request's attributes. It is not called where the model's name is enough."""
 CATCH_ALL_MODEL = "*"
@@ -52,6 +55,8 @@ class Target(Struct, frozen=True):
     backend_name: str
     allows_passthrough: bool = False
     """Whether the model changes nothing of a request, so that it may be passed through."""
+    computes_choices: bool = False
+    """Whether the backend is a local model, where each choice needs a slot."""
 
 
 class ShadowRule(Struct, frozen=True):
@@ -73,6 +78,8 @@ class Model(Struct, frozen=True):
     """The protocol of its clients where several protocols have the same path."""
     fallbacks: tuple[str, ...] = ()
     """Its fallbacks in their order: versions of its own, or other models."""
+    fallback_requires_access: bool = False
+    """Whether fallback models that the principal may not use are skipped."""
     sticky: tuple[str, ...] = ()
     """The sources of sticky assignment in their order; without any, versions are drawn."""
     rules: tuple[RouteRule, ...] = ()
@@ -109,7 +116,7 @@ class Route(Struct, frozen=True):
 
     @property
     def requested_model(self) -> str:
-        """The public model that the client requested; the API key must allow this one."""
+        """The public model that the client requested; the API key allows this one."""
         return self.original_model or self.model.info.name
 
     @property
@@ -228,17 +235,30 @@ class Router:
             shadow_route = Route(route.model, target)
         return None if shadow_route.target_name == route.target_name else shadow_route
 
-    def find_protocol(self, name: str) -> str | None:
+    def check_access(self, name: str, allowed_models: AllowedModels) -> None:
+        """Raise Forbidden if ``name``, which may pin a version, is a model that is not allowed."""
+        if allowed_models is None:
+            return
+        model = self._by_name.get(name) or self._by_name.get(name.rpartition("@")[0])
+        if model is None and (not name or CATCH_ALL_MODEL not in self._by_name):
+            return  # there is no such model
+        if (name if model is None else model.info.name) not in allowed_models:
+            raise Forbidden(_describe_unknown_model(name), model=name)
+
+    def find_protocol(self, name: str, allowed_models: AllowedModels = None) -> str | None:
         """The protocol of a model's clients, if the configuration sets it."""
         model = self._by_name.get(name)
-        return None if model is None else model.protocol
+        if model is None or not (allowed_models is None or model.info.name in allowed_models):
+            return None
+        return model.protocol
 
-    def list_models(self) -> Sequence[ModelInfo]:
-        """All public models, with their current readiness."""
+    def list_models(self, allowed_models: AllowedModels = None) -> Sequence[ModelInfo]:
+        """The public models that are allowed, with their current readiness."""
         return [
             self._read_current_info(model)
             for model in self._models
             if model.info.name != CATCH_ALL_MODEL
+            and (allowed_models is None or model.info.name in allowed_models)
         ]
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
@@ -272,8 +292,8 @@ class Router:
 
     def _resolve_catch_all(self, name: str) -> Model:
         model = self._by_name.get(CATCH_ALL_MODEL)
-        if model is None or not name:
-            raise ModelNotFound(f"the model {quote_name(name)} does not exist", model=name)
+        if model is None or not name or has_dot_segment(name):  # workers get it in paths
+            raise ModelNotFound(_describe_unknown_model(name), model=name)
         targets = {
             key: replace(target, backend_model=name) for key, target in model.targets.items()
         }
@@ -332,12 +352,47 @@ class Router:
         return replace(model.info, versions=versions)
 
 
+class PrincipalCatalog(Struct, frozen=True):
+    """The models that one principal may use, as listings show them: a ``Catalog``."""
+
+    router: Router
+    allowed_models: AllowedModels
+    shows_targets: bool
+    """Whether the principal may see traffic splits and the backends' names of models."""
+
+    @property
+    def ready(self) -> bool:
+        """See ``Catalog``."""
+        return self.router.ready
+
+    def list_models(self) -> Sequence[ModelInfo]:
+        """See ``Catalog``."""
+        return [self._hide_targets(info) for info in self.router.list_models(self.allowed_models)]
+
+    def find_model(self, model: str, version: str | None = None) -> ModelInfo:
+        """See ``Catalog``."""
+        self.router.check_access(model, self.allowed_models)
+        return self._hide_targets(self.router.find_model(model, version))
+
+    def _hide_targets(self, info: ModelInfo) -> ModelInfo:
+        if self.shows_targets:
+            return info
+        versions = [
+            replace(version, backend_model=info.name, share=None) for version in info.versions
+        ]
+        return replace(info, versions=tuple(versions))
+
+
 def _select_rules(model: ModelInfo, rules: Sequence[RouteRule]) -> Iterator[RouteRule]:
     """The rules that apply to a model's requests."""
     for rule in rules:
         name = rule.config.when.model
         if name is None or name == model.name or name in model.aliases:
             yield rule
+
+
+def _describe_unknown_model(name: str) -> str:
+    return f"the model {quote_name(name)} does not exist"
 
 
 def quote_name(name: str) -> str:

@@ -1,21 +1,20 @@
 """Builds runtime objects from configuration sections."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from backends import BACKENDS
-from backends.interfaces import Backend
+from backends.interfaces import Backend, ComputesChoices
 from backends.pool.settings import PoolContext, PoolSettings, WorkerSourceSettings
 from gateway import __version__
 from gateway.auth.api_keys import Principal
 from gateway.config import loader, schema
 from gateway.config.registry import load_symbol
 from gateway.http_server import openapi
-from gateway.http_server.overload import ConnectionLimits
 from gateway.pipeline.handler import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
@@ -83,8 +82,12 @@ def build_backend(
     services: GatewayServices,
     name: str = "",
     models: Sequence[str] = (),
+    retry_counters: MutableMapping[frozenset[str], Any] | None = None,
 ) -> Backend:
-    """Create a backend. ``models`` are its names of the models that are routed to it."""
+    """Create a backend. ``models`` are its names of the models that are routed to it.
+
+    ``retry_counters`` are those of all pools.
+    """
     backend_class = load_symbol(BACKENDS[settings.kind])
     if isinstance(settings, PoolSettings):
         backend = backend_class(
@@ -92,7 +95,7 @@ def build_backend(
             adapter=build_upstream_adapter(settings),
             clock=services.clock,
             draw=services.draw,
-            context=PoolContext(name, models, parse_worker_list),
+            context=PoolContext(name, models, parse_worker_list, retry_counters),
         )
     else:
         arguments = msgspec.to_builtins(settings)
@@ -106,19 +109,15 @@ def parse_worker_list(content: bytes) -> Sequence[WorkerSourceSettings]:
     return loader.load_worker_list(content, "workers", env={})
 
 
-def list_backend_models(backend: str, config: schema.Config) -> list[str]:
-    """The models that are routed to a backend, by the backend's names."""
-    targets = [
-        (target.backend, target.model or name)
-        for name, model in config.models.items()
-        for target in model.resolve_targets().values()
-    ]
-    named = (
-        model
-        for backend_name, model in targets
-        if backend_name == backend and model != CATCH_ALL_MODEL
-    )
-    return list(dict.fromkeys(named))
+def list_backend_models(config: schema.Config) -> Mapping[str, Sequence[str]]:
+    """The models that are routed to each backend, by the backend's names."""
+    models: dict[str, dict[str, None]] = {name: {} for name in config.backends}
+    for name, model in config.models.items():
+        for target in model.resolve_targets().values():
+            model_name = target.model or name
+            if model_name != CATCH_ALL_MODEL:
+                models[target.backend][model_name] = None
+    return {backend: list(names) for backend, names in models.items()}
 
 
 def needs_model_discovery(pool: PoolSettings) -> bool:
@@ -151,7 +150,13 @@ def build_model(
 ) -> Model:
     """Build the router's model."""
     targets = {
-        version: Target(version, target.model or name, backends[target.backend], target.backend)
+        version: Target(
+            version,
+            target.model or name,
+            backend := backends[target.backend],
+            target.backend,
+            computes_choices=isinstance(backend, ComputesChoices),
+        )
         for version, target in model.resolve_targets().items()
     }
     info = ModelInfo(
@@ -174,16 +179,31 @@ def build_model(
         compiled,
         protocol=model.protocol,
         fallbacks=model.fallback or (),
+        fallback_requires_access=model.fallback_requires_access,
         sticky=sticky,
         shadow=None if model.shadow is None else ShadowRule(name, model.shadow),
     )
 
 
-def build_principal(key: schema.ApiKeyConfig, model_names: Mapping[str, str]) -> Principal:
-    """Build the principal of an API key. ``model_names`` is the model of each name."""
-    models = frozenset(model_names.get(name, name) for name in key.models) if key.models else None
-    tags = frozenset(key.tags)
-    return Principal(key.name, key.sha256, models, key.protocol, tags, key.explain)
+def build_principals(config: schema.Config) -> Sequence[Principal]:
+    """Build the principals of the API keys. Keys with the same models share one set."""
+    names = schema.map_model_names(config.models)
+
+    @functools.cache
+    def resolve_models(models: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(names.get(name, name) for name in models)
+
+    return [
+        Principal(
+            key.name,
+            key.sha256,
+            resolve_models(key.models) if key.models else None,
+            key.protocol,
+            frozenset(key.tags),
+            key.explain,
+        )
+        for key in config.keys
+    ]
 
 
 def build_rate_limiter(config: schema.Config, registry: CounterRegistry) -> RateLimiter | None:
@@ -233,16 +253,6 @@ def compute_body_budget(limits: schema.ServerLimitsConfig) -> int:
     return max(limits.buffered_bodies, limits.body)
 
 
-def build_connection_limits(limits: schema.ServerLimitsConfig) -> ConnectionLimits:
-    """Build the connection limits of a listener."""
-    return ConnectionLimits(
-        max_header_size=limits.header,
-        max_connections=min(limits.connections, compute_max_clients()),
-        max_per_address=limits.connections_per_address,
-        tls_handshake_timeout=limits.tls_handshake_timeout,
-        header_timeout=limits.header_timeout,
-        body_timeout=limits.body_timeout,
-        body_total_timeout=limits.body_total_timeout,
-        min_body_rate=limits.min_body_rate,
-        idle_timeout=limits.idle_timeout,
-    )
+def cap_connections(limits: schema.ServerLimitsConfig) -> schema.ServerLimitsConfig:
+    """The limits with no more connections than the process has open files for."""
+    return replace(limits, connections=min(limits.connections, compute_max_clients()))

@@ -28,7 +28,7 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry
 from gateway.ratelimit.redis_limiter import LeasedCounter, LeaseRenewer
 from gateway.routing.router import Router
-from gateway.runtime.build import build_connection_limits, compute_body_budget
+from gateway.runtime.build import cap_connections, compute_body_budget
 from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
 from gateway.runtime.shutdown import drain_listeners, drain_snapshots
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -441,7 +441,7 @@ class Gateway:
         host, _, port = listener_config.address.rpartition(":")
         reuse_port = self._process_group is not None
         bound = await listener.listen(
-            host.strip("[]"), int(port), tls, reuse_port=reuse_port, given=sockets
+            host.strip("[]"), int(port), tls, reuse_port=reuse_port, sockets=sockets
         )
         return f"{'https' if tls else 'http'}://{host}:{bound}"
 
@@ -468,7 +468,7 @@ class Gateway:
             for listener_id in previous.handlers.keys() - snapshot.handlers.keys()
         ]
         self._closing_listeners += removed_listeners
-        limits = build_connection_limits(snapshot.config.limits)
+        limits = cap_connections(snapshot.config.limits)
         self._body_budget.limit = compute_body_budget(snapshot.config.limits)
         for listener_id, listener in self.listeners.items():
             snapshot.handlers[listener_id].adopt_running(previous.handlers[listener_id])
@@ -528,7 +528,7 @@ class Gateway:
             "Listener",
             listener_class(
                 snapshot.get_handler(listener_id),
-                build_connection_limits(snapshot.config.limits),
+                cap_connections(snapshot.config.limits),
                 self._body_budget,
             ),
         )

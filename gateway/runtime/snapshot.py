@@ -5,7 +5,8 @@ reuses unchanged backends with their state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,8 +54,16 @@ class ConfigSnapshot:
     ) -> None:
         self.config = config
         self.config_hash = config_hash
-        self.fingerprints = {name: fingerprint_backend(name, config) for name in config.backends}
-        self.backends = self._build_backends(services, previous)
+        models = build.list_backend_models(config)
+        self.fingerprints = {
+            name: fingerprint_backend(settings, models[name])
+            for name, settings in config.backends.items()
+        }
+        self.retry_counters: WeakValueDictionary[frozenset[str], Any] = (
+            WeakValueDictionary() if previous is None else previous.retry_counters
+        )
+        """See ``backends.pool.settings.PoolContext``. They outlive a configuration."""
+        self.backends = self._build_backends(services, previous, models)
         self.model_created = self._build_created_times(int(services.wall_clock()), previous)
         """When each model was added, in Unix seconds."""
         self.router = self._build_router(services)
@@ -107,15 +116,19 @@ class ConfigSnapshot:
         return self.router.ready
 
     def _build_backends(
-        self, services: GatewayServices, previous: "ConfigSnapshot | None"
+        self,
+        services: GatewayServices,
+        previous: "ConfigSnapshot | None",
+        models: Mapping[str, Sequence[str]],
     ) -> dict[str, Backend]:
         backends = {}
         for name, settings in self.config.backends.items():
             if previous is not None and previous.fingerprints.get(name) == self.fingerprints[name]:
                 backends[name] = previous.backends[name]
             else:
-                models = build.list_backend_models(name, self.config)
-                backends[name] = build.build_backend(settings, services, name, models)
+                backends[name] = build.build_backend(
+                    settings, services, name, models[name], self.retry_counters
+                )
         return backends
 
     def _build_created_times(
@@ -146,9 +159,8 @@ class ConfigSnapshot:
         self, services: GatewayServices, config_hash: str
     ) -> Mapping[listeners.ListenerId, RequestHandler]:
         config = self.config
-        names = schema.map_model_names(config.models)
         tokens = build.build_jwt_verifier(config, self.jwks_client, services.wall_clock)
-        keyring = Authenticator([build.build_principal(key, names) for key in config.keys], tokens)
+        keyring = Authenticator(build.build_principals(config), tokens)
         keyed = bool(config.keys or config.identity)
         settings = HandlerSettings(
             config.limits.body, config.defaults.timeouts, config_hash=config_hash
@@ -172,19 +184,16 @@ class ConfigSnapshot:
         return handlers
 
 
-def fingerprint_backend(name: str, config: schema.Config) -> BackendFingerprint:
-    """The fingerprint of the backend called ``name``."""
-    settings = config.backends[name]
+def fingerprint_backend(
+    settings: schema.BackendConfig, routed_models: Sequence[str]
+) -> BackendFingerprint:
+    """The fingerprint of a backend, to which these models are routed."""
     models: Sequence[str] = ()
     named: tuple[str | None, ...] = ()
     match settings:
         case PoolSettings(chat_template=template, tls=tls):
             named = (template, tls.ca if tls else None)
-            models = (
-                build.list_backend_models(name, config)
-                if build.needs_model_discovery(settings)
-                else ()
-            )
+            models = routed_models if build.needs_model_discovery(settings) else ()
         case TorchSettings(chat_template=template):
             named = (template,)
         case _:

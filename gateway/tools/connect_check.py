@@ -381,7 +381,7 @@ async def _worker_urls(
     if worker.url is not None:
         return [worker.url]
     backend: Any = build_backend(
-        replace(pool, workers=(worker,)), services, name, models_of_backend(name, config)
+        replace(pool, workers=(worker,)), services, name, models_of_backend(config)[name]
     )
     await backend.start()
     try:

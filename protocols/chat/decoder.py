@@ -228,7 +228,7 @@ decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
 def read_text(value: Any) -> str | None:
     """The value, if it is a string."""
-    return value if isinstance(value, str) else None
+    return value if type(value) is str else None
 
 
 def read_metadata(wire: WireResponse) -> ResponseMetadata:

@@ -151,6 +151,13 @@ class FunctionCallItem(Struct, omit_defaults=True):
     arguments: str | UnsetType = UNSET
 
 
+class CustomCallItem(Struct, omit_defaults=True):
+    """The same of a call of a custom tool, whose arguments are text."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCallItem(Struct):
     """A tool call; in a stream with its ``index``, and later deltas without id and type."""
 
@@ -158,12 +165,15 @@ class ToolCallItem(Struct):
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
     function: FunctionCallItem | UnsetType = UNSET
+    custom: CustomCallItem | UnsetType = UNSET
 
 
 def build_tool_calls(calls: Sequence[ToolCall]) -> list[ToolCallItem]:
     """The tool calls of a unary response."""
     return [
-        ToolCallItem(
+        ToolCallItem(id=call.id, type="custom", custom=CustomCallItem(call.name, call.arguments))
+        if call.kind == "custom"
+        else ToolCallItem(
             id=call.id, type="function", function=FunctionCallItem(call.name, call.arguments)
         )
         for call in calls
@@ -599,6 +609,8 @@ class ChatEncoder:
         self._build_headers = create_header_builder(style, about, headers)
         self._open_choices: set[int] = set()
         self._tool_calling_choices: set[int] = set()
+        self._custom_calls: set[tuple[int, int]] = set()
+        """Choice and number of each call of a custom tool."""
 
     def headers(self) -> Headers:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -693,12 +705,17 @@ class ChatEncoder:
         delta = (
             self._response_style.first_tool_call_delta if call else self._response_style.first_delta
         )
-        return self._chunk_writer.write_chunk(index, delta)
+        head, tail = self._chunk_writer.build_template(index)
+        return head + delta + tail
 
     def _encode_tool_call(self, event: ToolCallStart | ToolCallDelta) -> bytes:
         index = event.index
         before = b"" if index in self._open_choices else self._encode_first_delta(index, call=True)
         self._tool_calling_choices.add(index)
+        if isinstance(event, ToolCallStart) and event.kind == "custom":
+            self._custom_calls.add((index, event.call_index))
+        if (index, event.call_index) in self._custom_calls:
+            return before + self._encode_custom_call(event)
         if isinstance(event, ToolCallStart):
             function = FunctionCallItem(event.name, "")
             piece = ToolCallItem(event.call_index, event.id, "function", function)
@@ -708,6 +725,14 @@ class ChatEncoder:
         if self._request.legacy_functions:
             return before + self._encode_delta(index, b'"function_call":' + encode_json(function))
         return before + self._encode_delta(index, b'"tool_calls":[' + encode_json(piece) + b"]")
+
+    def _encode_custom_call(self, event: ToolCallStart | ToolCallDelta) -> bytes:
+        if isinstance(event, ToolCallStart):
+            custom = CustomCallItem(event.name, "")
+            piece = ToolCallItem(event.call_index, event.id, "custom", custom=custom)
+        else:
+            piece = ToolCallItem(event.call_index, custom=CustomCallItem(input=event.text))
+        return self._encode_delta(event.index, b'"tool_calls":[' + encode_json(piece) + b"]")
 
     def _encode_choice_end(self, event: ChoiceEnd) -> bytes:
         index = event.index

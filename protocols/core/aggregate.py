@@ -153,7 +153,7 @@ class ResponseAccumulator:
             case RefusalDelta(text):
                 choice.refusal += text
             case ToolCallStart():
-                choice.tool_calls.append(ToolCall(event.id, event.name, ""))
+                choice.tool_calls.append(ToolCall(event.id, event.name, "", event.kind))
             case _:  # ToolCallDelta
                 call = event.call_index
                 if call >= len(choice.tool_calls):

@@ -10,12 +10,13 @@ ModelTask = Literal["chat", "embedding"]
 
 
 class VersionInfo(Struct, frozen=True):
-    """A version of a model; ``share`` is its part of the traffic split in percent."""
+    """A version of a model."""
 
     name: str
     backend_model: str
-    """The backend's name for the model."""
-    share: int
+    """The backend's name for the model; the public name where the caller may not see that."""
+    share: int | None
+    """Its part of the traffic split in percent; None where the caller may not see that."""
     ready: bool = True
 
 
@@ -41,14 +42,14 @@ class ModelInfo(Struct, frozen=True):
 
 
 class Catalog(Protocol):
-    """A read-only view of the running configuration."""
+    """A read-only view of the running configuration: the models that the caller may use."""
 
     @property
     def ready(self) -> bool:
         """Whether the gateway accepts requests (false while it drains)."""
 
     def list_models(self) -> Sequence[ModelInfo]:
-        """Every public model, in the order of the configuration."""
+        """These models, in the order of the configuration."""
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model with this name or alias.

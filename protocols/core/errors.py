@@ -9,17 +9,18 @@ GatewayError
 │   ├── ContextTooLong          the prompt does not fit the model's context
 │   ├── ContentFiltered         a content policy rejected the request
 │   ├── ModelNotFound
-│   │   └── VersionNotFound
+│   │   ├── VersionNotFound
+│   │   └── Forbidden           the API key may not use the model
 │   ├── PathNotFound
 │   ├── RequestNotFound         no running request has this id
 │   ├── MethodNotAllowed        has ``allowed``
 │   ├── RequestTooLarge         the body or a header
 │   ├── Unauthorized            no API key, or an invalid one
-│   ├── Forbidden               a valid key without this permission
 │   ├── RateLimitExceeded       has ``retry_after``
 │   ├── QuotaExceeded
 │   └── ClientDisconnected      the client closed the connection or cancelled
 ├── Overloaded                  the gateway or every worker is busy
+│   └── RetriesExhausted        no further worker may get the request
 ├── DeadlineExceeded            ``phase`` names the timeout
 ├── WorkerError                 the worker's fault
 │   ├── WorkerUnreachable       the worker did not get the request
@@ -165,6 +166,10 @@ class VersionNotFound(ModelNotFound):
         self.version = version
 
 
+class Forbidden(ModelNotFound):
+    """The API key may not use the model: only the operator learns that it exists."""
+
+
 class PathNotFound(ClientError):
     """No endpoint has this path. ``method`` and ``path`` are as the client sent them, if known."""
 
@@ -207,10 +212,6 @@ class Unauthorized(ClientError):
         self.missing = missing
 
 
-class Forbidden(ClientError):
-    """The API key is valid but lacks this permission."""
-
-
 class RateLimitExceeded(ClientError):
     """A rate limit is exceeded. ``scope`` is ``requests``, ``tokens`` or ``concurrency``."""
 
@@ -238,6 +239,13 @@ class Overloaded(GatewayError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RetriesExhausted(Overloaded):
+    """A fallback may send the request to no worker: all were tried, or the retry budget is spent.
+
+    The client gets the error of the target before it.
+    """
 
 
 class DeadlineExceeded(GatewayError):

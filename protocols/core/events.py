@@ -83,6 +83,8 @@ class ToolCallStart(Struct, frozen=True, gc=False, tag=True):
     call_index: int
     id: str
     name: str
+    kind: str = "function"
+    """That of the tool: ``custom`` if its arguments are text instead of JSON."""
 
 
 class ToolCallDelta(Struct, frozen=True, gc=False, tag=True):

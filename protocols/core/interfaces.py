@@ -50,7 +50,7 @@ class Endpoint(Struct, frozen=True):
     task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
     operation: str = ""
     public: bool = False
-    """No API key is required."""
+    """No API key is required, so its response may not depend on any one model."""
     strict_slash: bool = False
     """A trailing slash makes it another path."""
 

@@ -353,6 +353,12 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
         """The number of choices in the response."""
         return (len(self.prompts) or 1) * (self.n or 1)
 
+    @property
+    def sample_count(self) -> int:
+        """The number of choices, samples or beams that are computed for the response."""
+        width = max(self.n or 1, self.best_of or 1, self.sampling.beam_width or 1)
+        return (len(self.prompts) or 1) * width
+
 
 class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for one vector for each input."""

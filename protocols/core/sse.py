@@ -138,12 +138,16 @@ class SseParser(Struct, eq=False):
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The data of each complete event. Raises WorkerFailed if one exceeds the size limit."""
-        if not self._buffer and not self._data_lines and len(data) <= self.limit:
-            if not data:
-                return ()
-            if (found := split_plain_events(data)) is not None:
-                self._at_start = False
-                return found
+        if not data:
+            return ()
+        if (
+            not self._buffer
+            and not self._data_lines
+            and len(data) <= self.limit
+            and (payloads := split_plain_events(data)) is not None
+        ):
+            self._at_start = False
+            return payloads
         return self._parse_buffer(data)
 
     def _parse_buffer(self, data: bytes) -> Iterator[bytes]:

@@ -229,6 +229,10 @@ _WEIGHT = re.compile(r"([0-9]{1,7})(%?)")
 _MAX_WEIGHT = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
+_SEPARATOR = r"(?:[/\\]|%(?:25)*(?:2f|5c))"
+_DOT_SEGMENT = re.compile(
+    rf"(?:^|{_SEPARATOR})(?:\.|%(?:25)*2e){{1,2}}(?:$|{_SEPARATOR})", re.IGNORECASE
+)
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _STICKY_SOURCE = re.compile(
     rf"header:{_HEADER_NAME.pattern}|body:[^\x00-\x1f]{{1,100}}|key|address"
@@ -372,9 +376,17 @@ def parse_name(text: str) -> str:
 def parse_alias(text: str) -> str:
     """An alias: another name of a model."""
     checked = _check_pattern(_MODEL_NAME, text, "letters, digits and ._:/-, at most 200")
-    if ".." in checked:
-        raise ValueError("holds '..', which means the parent folder; write another name")
+    if ".." in checked or has_dot_segment(checked):
+        raise ValueError("holds '.' or '..', which mean folders in a path; write another name")
     return checked
+
+
+def has_dot_segment(name: str) -> bool:
+    """Whether a server could take ``name`` in a path for this or the parent folder.
+
+    So it is if a segment is ``.`` or ``..``, plain or percent-encoded any number of times.
+    """
+    return _DOT_SEGMENT.search(name) is not None
 
 
 def parse_model_name(text: str) -> str:

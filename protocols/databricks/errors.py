@@ -15,7 +15,6 @@ from protocols.core.errors import (
     ClientError,
     ContextTooLong,
     DeadlineExceeded,
-    Forbidden,
     GatewayError,
     InvalidParameter,
     MalformedRequest,
@@ -64,7 +63,6 @@ _ERROR_CODES: Mapping[type[GatewayError], tuple[int, str]] = {
     MethodNotAllowed: (405, "BAD_REQUEST"),
     RequestTooLarge: (413, "BAD_REQUEST"),
     Unauthorized: (401, "UNAUTHENTICATED"),
-    Forbidden: (403, "PERMISSION_DENIED"),
     RateLimitExceeded: (429, "REQUEST_LIMIT_EXCEEDED"),
     QuotaExceeded: (403, "PERMISSION_DENIED"),  # a 429 would be tried again, for minutes, in vain
     ClientDisconnected: (499, "CANCELLED"),

@@ -1,7 +1,7 @@
 """Serving endpoints as the workspace API lists them.
 
 A public model is an endpoint, and each of its versions a served entity. Times are in milliseconds,
-shares in whole percent that add up to 100.
+shares in whole percent that add up to 100. Callers who may not see the traffic split get none.
 
 Source: databricks-sdk 0.156, service/serving.py.
 """
@@ -107,7 +107,7 @@ def build_endpoint_list(models: Sequence[ModelInfo]) -> ServingEndpointList:
 
 
 def build_endpoint_details(info: ModelInfo) -> ServingEndpoint:
-    """One endpoint, with its traffic split."""
+    """One endpoint, with its traffic split if the caller may see it."""
     return _build_endpoint(info, detailed=True)
 
 
@@ -122,7 +122,7 @@ def _build_endpoint(info: ModelInfo, *, detailed: bool) -> ServingEndpoint:
     entities = [_build_entity(info, version, detailed=detailed) for version in info.versions]
     config = _Config(entities)
     if detailed:
-        config.traffic_config = _Traffic(_build_routes(info.versions))
+        config.traffic_config = _build_traffic(info.versions)
         config.config_version = 1
     created_ms = info.created * 1000
     return ServingEndpoint(
@@ -151,9 +151,15 @@ def _build_entity(info: ModelInfo, version: VersionInfo, *, detailed: bool) -> _
     return entity
 
 
-def _build_routes(versions: Sequence[VersionInfo]) -> list[_Route]:
-    routes = [_Route(version.name, version.name, version.share) for version in versions]
+def _build_traffic(versions: Sequence[VersionInfo]) -> _Traffic | UnsetType:
+    routes = [
+        _Route(version.name, version.name, version.share)
+        for version in versions
+        if version.share is not None
+    ]
+    if len(routes) < len(versions):
+        return UNSET
     if routes:  # rounded shares may miss 100 by a little: the largest bears it
         largest = max(routes, key=lambda route: route.traffic_percentage)
         largest.traffic_percentage += 100 - sum(route.traffic_percentage for route in routes)
-    return routes
+    return _Traffic(routes)

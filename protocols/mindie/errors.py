@@ -19,7 +19,6 @@ from protocols.core.errors import (
     ContentFiltered,
     ContextTooLong,
     DeadlineExceeded,
-    Forbidden,
     GatewayError,
     InternalError,
     InvalidParameter,
@@ -144,8 +143,6 @@ def _map_other_error(error: GatewayError) -> HttpResponse:
             return build_status_response(424, f"Failed to enqueue inferRequest. {error.message}")
         case Unauthorized():
             return build_status_response(401, error.message)
-        case Forbidden():
-            return build_status_response(403, error.message)
         case ContentFiltered():
             return build_status_response(400, error.message)
         case Overloaded() | WorkerUnreachable():

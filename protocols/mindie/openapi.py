@@ -253,7 +253,6 @@ _ERROR_STATUSES: Final[tuple[tuple[type[errors.GatewayError], int], ...]] = (
     (errors.ContentFiltered, 400),
     (errors.ClientError, 400),
     (errors.Unauthorized, 401),
-    (errors.Forbidden, 403),
     (errors.RequestTooLarge, 413),
     (errors.RateLimitExceeded, 429),
     (errors.QuotaExceeded, 429),

@@ -62,9 +62,9 @@ def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{root}/chat/completions", operation="chat"),
         Endpoint("POST", f"{root}/completions", operation="completion"),
         Endpoint("POST", f"{root}/embeddings", operation="embedding"),
-        Endpoint("GET", f"{root}/models", "inform", "models", public=True),
-        Endpoint("GET", f"{root}/models/{{model}}", "inform", "model", public=True),
-        Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model", public=True),
+        Endpoint("GET", f"{root}/models", "inform", "models"),
+        Endpoint("GET", f"{root}/models/{{model}}", "inform", "model"),
+        Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model"),
         *(
             Endpoint("GET", f"{root}/{path}", "inform", "nothing", public=True)
             for path in ("chat/completions", "completions", "embeddings", "{a}", "{a}/{b}")
@@ -80,10 +80,8 @@ _KSERVE_ENDPOINTS = (
     Endpoint("GET", "/v2", "inform", "server", public=True),
     Endpoint("GET", "/v2/health/live", "inform", "live", public=True),
     Endpoint("GET", "/v2/health/ready", "inform", "ready", public=True),
-    Endpoint("GET", "/v2/models/{model}/ready", "inform", "model ready", public=True),
-    Endpoint(
-        "GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready", public=True
-    ),
+    Endpoint("GET", "/v2/models/{model}/ready", "inform", "model ready"),
+    Endpoint("GET", "/v2/models/{model}/versions/{version}/ready", "inform", "model ready"),
     Endpoint("POST", "/v2/models/{model}/infer", "inform", "infer"),
     Endpoint("POST", "/v2/models/{model}/versions/{version}/infer", "inform", "infer"),
 )

@@ -10,7 +10,6 @@ from msgspec import Struct, json
 
 from protocols.core.errors import (
     ContextTooLong,
-    Forbidden,
     GatewayError,
     InternalError,
     InvalidParameter,
@@ -140,7 +139,6 @@ _ERROR_TABLE: tuple[tuple[type[GatewayError], int, str | Callable[[GatewayError]
     (PathNotFound, 400, "Invalid request URL"),
     (MethodNotAllowed, *_UNSUPPORTED_METHOD),
     (Unauthorized, 500, "Unauthorized request due to invalid or missing api-key"),
-    (Forbidden, 403, _get_message),
     (RequestTooLarge, 413, _get_message),
     (RateLimitExceeded, 429, _get_message),
     (QuotaExceeded, 429, _get_message),

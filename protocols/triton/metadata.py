@@ -246,7 +246,7 @@ def _is_known_model(catalog: Catalog, name: str) -> bool:
 def _list_versions(model: ModelInfo) -> list[VersionInfo]:
     """Return the versions with a number; a model without any is its own version 1."""
     numbered = [v for v in model.versions if v.name.isascii() and v.name.isdigit()]
-    return numbered or [VersionInfo("1", model.name, 100, ready=model.ready)]
+    return numbered or [VersionInfo("1", model.name, None, ready=model.ready)]
 
 
 def _sort_models(catalog: Catalog) -> list[ModelInfo]:

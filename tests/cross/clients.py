@@ -259,7 +259,13 @@ def _read_mindie_text(heard: DecodedResponse, got: Any) -> None:
 
 
 CLIENTS: Final = (
-    Client(name="openai chat", kind="chat", path="/v1/chat/completions", fields=_build_chat_body, **_OPENAI),
+    Client(
+        name="openai chat",
+        kind="chat",
+        path="/v1/chat/completions",
+        fields=_build_chat_body,
+        **_OPENAI,
+    ),
     Client(
         name="openai completions",
         kind="text",

@@ -192,4 +192,4 @@ def test_configuration_page_shows_type_and_default_of_each_field() -> None:
     assert "| `drain_timeout` | [duration](#units) | `1m` |" in page
     assert "| `kind` | `pool` | implied by `workers` |" in page
     assert "| `top_p` | a number above 0 to 1 |  |" in page
-    assert "A lone value is its `url`." in page
+    assert "A single value in place of the mapping sets `url`." in page

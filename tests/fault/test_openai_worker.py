@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from backends.http.interfaces import WorkerConfig
-from backends.interfaces import PreparedRequest
+from backends.interfaces import PreparedRequest, collect_items
 from backends.pool.pool import PoolBackend
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import (
@@ -90,6 +90,28 @@ async def test_streamed_and_unary_responses_have_the_same_content() -> None:
     assert [one.choices[0].text for one in answers] == ["Hello", "Hello"]
     assert [one.choices[0].finish_reason for one in answers] == ["eos", "eos"]
     assert answers[1].usage == Usage(1, 1)
+
+
+async def test_a_unary_response_has_the_items_of_send_and_frees_its_worker() -> None:
+    async with (
+        ScriptedWorker([make_reply(ANSWER)], [make_reply(ANSWER)]) as worker,
+        run_openai_pool(worker) as pool,
+    ):
+        prepared = PreparedRequest(UNARY)
+        items = await pool.send_unary(prepared, build_context())
+        assert items == await collect_items(pool.send(prepared, build_context()))
+        assert [one.in_flight for one in pool.report_workers()] == [0]
+
+
+async def test_a_unary_request_that_is_cancelled_frees_its_worker() -> None:
+    async with ScriptedWorker([HANG]) as worker, run_openai_pool(worker) as pool:
+        sending = asyncio.create_task(pool.send_unary(PreparedRequest(UNARY), build_context()))
+        while not worker.requests:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert [one.in_flight for one in pool.report_workers()] == [0]
 
 
 async def test_upstream_request_has_only_the_expected_headers() -> None:

@@ -8,7 +8,6 @@ import pytest
 from msgspec import Struct
 
 from backends.interfaces import PreparedRequest, Timeouts
-from backends.pool import attempt
 from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -191,12 +190,11 @@ async def test_error_response_is_read_before_the_upload_ends() -> None:
             await collect_events(backend)
 
 
-async def test_unary_response_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "_MAX_UNARY_BYTES", 1 << 20)
+async def test_unary_response_size_is_limited() -> None:
     line = encode_line("x" * 1000)
     async with (
         ScriptedWorker([make_reply(line * 2000 + b"end\n")]) as worker,
-        run_pool(worker.url) as one,
+        run_pool(worker.url, max_response_size=1 << 20) as one,
     ):
         with pytest.raises(WorkerFailed, match="larger"):
             await collect_events(one, UNARY)

@@ -544,7 +544,7 @@ async def test_idle_admin_connections_are_evicted_above_the_limit(
             for one in silent:
                 stack.enter_context(contextlib.closing(one))
             assert (await listening.http.get("/-/live")).status_code == 200
-            assert listening.server.listener.connections <= limits.max_connections == 64
+            assert listening.server.listener.connections <= limits.connections == 64
             assert listening.server.listener.refused_by_reason["idle_evicted"] > 100
             for one in silent:
                 with contextlib.suppress(ConnectionError):

@@ -25,8 +25,8 @@ import uvloop
 from msgspec import Struct
 
 from gateway.config.loader import load_text
+from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server import aiohttp_listener, listener
-from gateway.http_server.overload import ConnectionLimits
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import set_up_metrics
@@ -43,10 +43,10 @@ class Calls(Struct, frozen=True):
 
 STATED: Final = {
     # front, client's dialect, worker's dialect
-    ("native", "openai", "openai"): Calls(334, 609, 30),
-    ("native", "openai", "triton"): Calls(475, 624, 38),
-    ("native", "triton", "openai"): Calls(476, 608, 47),
-    ("aiohttp", "openai", "openai"): Calls(409, 701, 70),
+    ("native", "openai", "openai"): Calls(315, 568, 30),
+    ("native", "openai", "triton"): Calls(468, 613, 38),
+    ("native", "triton", "openai"): Calls(464, 600, 47),
+    ("aiohttp", "openai", "openai"): Calls(393, 663, 70),
 }
 MORE: Final = 4
 """How many more there may be: what is read, or written, may come in two pieces."""
@@ -281,7 +281,7 @@ async def measure_calls(front: str, client: str, dialect: str, folder: Path) -> 
     outside, _, _ = set_up_metrics(build_services(), dict, "")
     now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
     [seat] = now.handlers
-    listening = FRONTS[front](now.get_handler(seat), ConnectionLimits(max_connections=100))
+    listening = FRONTS[front](now.get_handler(seat), ServerLimitsConfig(connections=100))
     for backend in now.backends.values():
         await backend.start()
     port = await listening.listen("127.0.0.1", 0)

@@ -1,5 +1,6 @@
 """Who answers in a model's stead."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -97,8 +98,8 @@ ABLE = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai, databricks, ovms]}]
 backends:
   gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
-  text: {protocol: triton, profile: plain, workers: ["http://127.0.0.1:1"]}
-  talk: {protocol: tgi, workers: ["http://127.0.0.1:1"]}
+  text: {protocol: triton, profile: plain, workers: ["http://127.0.0.1:2"]}
+  talk: {protocol: tgi, workers: ["http://127.0.0.1:3"]}
   well: {kind: echo, script: [fine]}
   short: {kind: echo, script: [fine], context: 3}
 models:
@@ -126,7 +127,7 @@ models:
   full-too: {backend: short}
 """
 ABLE = ABLE.replace(
-    "  well:", '  npu: {protocol: mindie, workers: ["http://127.0.0.1:1"]}\n  well:', 1
+    "  well:", '  npu: {protocol: mindie, workers: ["http://127.0.0.1:4"]}\n  well:', 1
 )
 TOOLS = {"tools": [{"type": "function", "function": {"name": "look"}}]}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
@@ -314,3 +315,45 @@ async def test_passthrough_body_is_only_decoded_for_a_fallback(
     assert read == ["plain@1", "spare@1"]
     sent = [json.loads(one.body) for one in worker.requests]
     assert sent == [build_chat_body("spare", own="x"), build_chat_body("spare", own="x")]
+
+
+KEYED = f"""
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+admin: {{address: "127.0.0.1:0"}}
+backends:
+  gone: {{protocol: openai, workers: ["http://127.0.0.1:1"]}}
+  well: {{kind: echo, script: [fine]}}
+models:
+  strict: {{versions: {{"1": {{backend: gone}}, "2": {{backend: well}}}},
+           split: {{weights: {{"1": 1}}}}, fallback: [other, "2"], fallback_requires_access: true}}
+  lax: {{backend: gone, fallback: [other]}}
+  other: {{backend: well, aliases: [another]}}
+keys:
+  - {{name: narrow, sha256: "{hashlib.sha256(b"narrow").hexdigest()}", models: [strict, lax]}}
+  - {{name: wide, sha256: "{hashlib.sha256(b"wide").hexdigest()}", models: [strict, another]}}
+  - {{name: all, sha256: "{hashlib.sha256(b"all").hexdigest()}"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "server", "failures"),
+    [
+        ("narrow", "strict", "strict", ["strict@1 Overloaded", "other@1 no access"]),
+        ("wide", "strict", "other", ["strict@1 Overloaded"]),
+        ("all", "strict", "other", ["strict@1 Overloaded"]),
+        ("narrow", "lax", "other", ["lax@1 Overloaded"]),
+    ],
+)
+async def test_fallback_skips_model_that_key_may_not_use(
+    serve: Serve, key: str, model: str, server: str, failures: list[str]
+) -> None:
+    front = await serve(KEYED)
+
+    headers = {"authorization": f"Bearer {key}"}
+    answer = await front.http.post(
+        "/v1/chat/completions", json=build_chat_body(model), headers=headers
+    )
+
+    assert answer.status_code == 200
+    assert front.records[0].model == server
+    assert list(front.records[0].failed_attempts) == failures

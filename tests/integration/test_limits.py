@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
+from backends.echo import EchoBackend
 from gateway.config.loader import load_bytes
 from gateway.config.schema import RateLimitConfig
 from gateway.explain.dry_run import run_dry
@@ -332,3 +333,60 @@ async def test_reload_keeps_the_consumed_limits(serve: Serve) -> None:
     assert (await send_chat(gateway, "batch")).status_code == 200
     await gateway.app.apply_config(load_bytes(BACKENDS.encode(), "test.yaml", env={}))
     assert [(await send_chat(gateway, "web")).status_code for _ in range(2)] == [200, 200]
+
+
+CHOICES = """
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+backends:
+  local: {kind: echo, script: [a]}
+  held: {kind: echo, script: [a], delay: 30s}
+  gone: {protocol: openai, workers: ["http://127.0.0.1:1"]}
+models: {m: {backend: local, fallback: [other]}, busy: {backend: held}, other: {backend: local},
+         lost: {backend: gone, fallback: [m]}}
+defaults: {limits: {concurrent: 4, requests: 100/h}}
+"""
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body", "samples"),
+    [
+        ("/v1/chat/completions", CHAT | {"model": "m"}, 1),
+        ("/v1/chat/completions", CHAT | {"model": "m", "n": 3}, 3),
+        ("/v1/completions", {"model": "m", "prompt": ["x", "y"], "n": 2}, 4),
+        ("/v1/completions", {"model": "m", "prompt": "x", "n": 1, "best_of": 4}, 4),
+        ("/v1/completions", {"model": "lost", "prompt": ["x", "y", "z"], "n": 50}, 150),
+    ],
+)
+async def test_choices_at_local_model_count_against_concurrency_limit(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, object],
+    samples: int,
+    *,
+    is_local: bool,
+) -> None:
+    """Alone, a request may have any number of choices; beside another, one for each free slot."""
+    if is_local:
+        monkeypatch.setattr(EchoBackend, "computes_choices", True, raising=False)
+    front = await serve(CHOICES)
+    alone = await front.http.post(path, json=body)
+    again = await front.http.post(path, json=body)
+    held = {"model": "busy", "prompt": "x", "n": 1}
+    running = asyncio.create_task(front.http.post("/v1/completions", json=held))
+    snapshot = front.app.active_snapshots[-1]
+    while not snapshot.running_count:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.005)
+    beside = await front.http.post(path, json=body)
+    after = await front.http.post("/v1/completions", json={"model": "m", "prompt": "x"})
+    running.cancel()
+
+    assert (alone.status_code, again.status_code) == (200, 200)
+    assert beside.status_code == (429 if is_local and samples > 3 else 200)
+    assert after.status_code == 200
+    if beside.status_code == 429:
+        assert "at most 4 requests at a time" in beside.text
+        assert front.records[-2].error == "RateLimitExceeded"
+        get_usage = 100 - int(after.headers["x-ratelimit-remaining-requests"])
+        assert get_usage == 4, "the rejected request counts against no limit"

@@ -176,7 +176,7 @@ async def test_model_without_a_split_uses_the_highest_version(serve: Serve) -> N
     [
         ("payer-key", 200, ("small", "1", "paid", "")),
         ("app-key", 200, ("chat", "2", "own", "")),
-        ("poor-key", 403, ("", "", "", "")),
+        ("poor-key", 404, ("", "", "", "")),
     ],
 )
 async def test_key_permission_is_checked_against_the_requested_model(

@@ -14,6 +14,7 @@ import pytest
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.interfaces import Endpoint
+from protocols.core.units import has_dot_segment
 from tests.conftest import CONFORMANCE, RunningGateway, Serve
 from tests.tcp_server import run_server
 
@@ -158,6 +159,25 @@ models: {{mock: {{backend: w}}}}
         assert answer.status_code == 200
         assert behind.records
         assert told == []
+
+
+@pytest.mark.parametrize("worker", ["triton", "databricks", "mindie"])
+async def test_no_worker_gets_a_dot_segment_as_the_name_of_a_model(
+    serve: Serve, worker: str
+) -> None:
+    async with run_canary_server() as (url, received):
+        running = await serve(f"""
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends: {{w: {{protocol: {worker}, workers: ["{url}"], health: {{interval: 1h}}}}}}
+models: {{"*": {{backend: w}}}}
+""")
+        for name in (".", "..", "%2e%2e", "a/../b"):
+            body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
+            response = await running.http.post(CHAT, json=body)
+            assert response.status_code == 404, response.text
+            assert response.json()["error"]["code"] == "model_not_found"
+        paths = {data.split(b" ")[1].decode() for data in received if data}
+        assert not any(map(has_dot_segment, paths)), paths
 
 
 async def test_decompressed_body_is_limited_in_size(serve: Serve) -> None:

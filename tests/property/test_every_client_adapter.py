@@ -165,7 +165,7 @@ EVERY_ERROR: list[errors.GatewayError] = [
     errors.RequestTooLarge("x", limit=8 << 20),
     errors.Unauthorized("x", missing=True),
     errors.Unauthorized("x", missing=False),
-    errors.Forbidden("x"),
+    errors.Forbidden("x", model="m"),
     errors.RateLimitExceeded("x", retry_after=0.2),
     errors.RateLimitExceeded("x", scope="tokens"),
     errors.QuotaExceeded("x"),

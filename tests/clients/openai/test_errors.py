@@ -56,10 +56,10 @@ ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | N
     ),
     "another's model": (
         lambda client: make_chat_call()(client.with_options(api_key="sk-narrow")),
-        openai.PermissionDeniedError,
-        403,
-        "insufficient_permissions",
-        None,
+        openai.NotFoundError,
+        404,
+        "model_not_found",
+        "model",
     ),
     "no such model": (
         make_chat_call("nope"),

@@ -15,8 +15,8 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
+from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server import aiohttp_listener, listener
-from gateway.http_server.overload import ConnectionLimits
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import HttpResponse
@@ -36,7 +36,7 @@ FRONTS: dict[str, type[Front]] = {
 }
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
-LIMITS = ConnectionLimits(max_header_size=8190, max_connections=50)
+LIMITS = ServerLimitsConfig(header=8190, connections=50)
 DIFFERS = {
     "line GET / HTTP/2.0": "answers any version",
     "line GET / RTSP/1.0": "its parser knows these protocols, too",
@@ -287,7 +287,7 @@ async def is_connection_closed(port: int) -> bool:
 @pytest.mark.parametrize("name", FRONTS)
 async def test_connection_above_max_connections_is_closed(name: str) -> None:
     async with run_listener(name) as (port, seen, made), open_client(port) as (reader, writer):
-        made.set_limits(replace(LIMITS, max_connections=1))
+        made.set_limits(replace(LIMITS, connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         assert await is_connection_closed(port)
@@ -299,7 +299,7 @@ async def test_connection_above_max_connections_is_closed(name: str) -> None:
 async def test_connection_above_max_per_address_is_closed(name: str) -> None:
     """Those that have ended don't count."""
     async with run_listener(name) as (port, _, made):
-        made.set_limits(replace(LIMITS, max_per_address=2))
+        made.set_limits(replace(LIMITS, connections_per_address=2))
         async with open_client(port) as first, open_client(port) as second:
             assert b"200 OK" in await send_get(first, "/a")
             assert b"200 OK" in await send_get(second, "/a")
@@ -313,7 +313,7 @@ async def test_connection_above_max_per_address_is_closed(name: str) -> None:
 async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_one() -> None:
     """In ours; a head that has begun to come does not count as work."""
     async with run_listener("native") as (port, seen, made), AsyncExitStack() as stack:
-        made.set_limits(replace(LIMITS, max_connections=4))
+        made.set_limits(replace(LIMITS, connections=4))
         idle, begun, busy, used = [
             await stack.enter_async_context(open_client(port)) for _ in range(4)
         ]
@@ -369,7 +369,7 @@ async def test_inherited_listening_socket_is_shared_until_one_listener_stops(nam
         shared = socket.socket(fileno=os.dup(descriptor))
         seen = RecordingHandler()
         heir = FRONTS[name](seen.serve, LIMITS)
-        assert await heir.listen("ignored", 0, given=[shared]) == port
+        assert await heir.listen("ignored", 0, sockets=[shared]) == port
         made.stop_accepting()
         for _ in range(5):
             async with open_client(port) as new:

@@ -52,9 +52,12 @@ async def send_slow_body(port: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", FRONTS)
-async def test_body_below_the_minimum_rate_is_rejected(name: str) -> None:
+async def test_body_below_the_minimum_rate_is_rejected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http_server.overload.BODY_RATE_GRACE", 0.5)
     async with run_listener(name) as (port, seen, made):
-        made.set_limits(replace(QUICK, body_rate_grace=0.5, min_body_rate=1000))
+        made.set_limits(replace(QUICK, min_body_rate=1000))
         assert parse_statuses(await send_slow_body(port)) == [400]
         assert seen.requests == []
 
@@ -107,7 +110,7 @@ async def test_connection_limit_evicts_the_connection_with_the_slowest_body(
         open_client(port) as busy,
         open_client(port) as slow,
     ):
-        made.set_limits(replace(QUICK, max_connections=2))
+        made.set_limits(replace(QUICK, connections=2))
         busy[1].write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         slow[1].write(CHUNKED + b"1\r\nx\r\n")
@@ -173,7 +176,7 @@ async def test_tls_handshake_timeout_closes_a_silent_connection(name: str) -> No
 
 @pytest.mark.parametrize("name", FRONTS)
 async def test_silent_tls_connections_count_against_connection_limits(name: str) -> None:
-    limits = replace(LIMITS, max_connections=2)
+    limits = replace(LIMITS, connections=2)
     made = FRONTS[name](RecordingHandler().serve, limits)
     port = await made.listen("127.0.0.1", 0, create_server_context())
     async with open_client(port) as oldest, open_client(port):
@@ -182,7 +185,7 @@ async def test_silent_tls_connections_count_against_connection_limits(name: str)
         with suppress(ConnectionError):
             assert await oldest[0].read() == b""
         assert made.refused_by_reason == {"idle_evicted": 1}
-        made.set_limits(replace(LIMITS, max_per_address=1))
+        made.set_limits(replace(LIMITS, connections_per_address=1))
         await wait_for_connection_count(made, 1)
         assert not await is_served(port)
     await made.drain(1)
@@ -232,7 +235,7 @@ async def test_aiohttp_header_timeout_and_errors_do_not_reveal_the_server() -> N
 async def test_connection_limit_evicts_the_longest_idle_connections(name: str) -> None:
     """Far more than the limit of connections; each new one closes the one idle longest."""
     async with run_listener(name) as (port, _, made):
-        made.set_limits(replace(LIMITS, max_connections=20))
+        made.set_limits(replace(LIMITS, connections=20))
         sockets = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
         try:
             async with asyncio.timeout(10), open_client(port) as new:

@@ -102,6 +102,13 @@ async def test_echo_returns_logprobs_with_alternatives() -> None:
     ]
 
 
+async def test_a_call_of_a_custom_tool_keeps_its_type() -> None:
+    [answer] = (
+        await collect_response(HELLO, make_chat("use a tool", tools=(Tool("f", kind="custom"),)))
+    ).choices
+    assert [(call.name, call.kind) for call in answer.tool_calls] == [("f", "custom")]
+
+
 @pytest.mark.parametrize(
     ("text", "choice", "called"),
     [

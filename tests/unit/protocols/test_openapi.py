@@ -17,7 +17,12 @@ from protocols.chat.params import (
     COMPLETION_PARAMS,
     EMBEDDING_PARAMS,
 )
-from protocols.core.errors import ClientDisconnected, Forbidden, InvalidParameter, RateLimitExceeded
+from protocols.core.errors import (
+    ClientDisconnected,
+    InvalidParameter,
+    QuotaExceeded,
+    RateLimitExceeded,
+)
 from protocols.openapi import (
     build_error_responses,
     build_event_data,
@@ -85,11 +90,11 @@ def test_struct_fields_that_are_always_written_are_required() -> None:
 
 
 def test_error_responses_are_listed_by_status_without_499() -> None:
-    pairs = [(ClientDisconnected, 499), (Forbidden, 403), (RateLimitExceeded, 429)]
+    pairs = [(ClientDisconnected, 499), (QuotaExceeded, 403), (RateLimitExceeded, 429)]
     found = build_error_responses(pairs, {"type": "object"})
 
     assert list(found) == ["403", "429"]
-    assert found["403"]["description"] == "The API key is valid but lacks this permission."
+    assert found["403"]["description"] == "The quota is used up; a retry will not help soon."
 
 
 def test_response_schema_is_json_or_event_stream() -> None:

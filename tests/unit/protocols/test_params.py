@@ -44,6 +44,7 @@ TAKEN: list[tuple[ParamType, Any, Any]] = [
     ("strings", ["a", "b"], ("a", "b")),
     ("string list", ["a"], ("a",)),
     ("ints", [1, 2], (1, 2)),
+    ("ints", [1.0, 2], (1, 2)),
 ]
 REFUSED: list[tuple[ParamType, Any, str]] = [
     ("int", 5.5, "'x' must be an integer, got 5.5"),
@@ -56,6 +57,7 @@ REFUSED: list[tuple[ParamType, Any, str]] = [
     ("str", None, "'x' must be a string, got null"),
     ("strings", ["a", 1], "'x' must be a string or a list of strings, got a list"),
     ("string list", "a", "'x' must be a list of strings, got a string"),
+    ("ints", [1, 1.5], "'x' must be a list of integers, got a list"),
     ("ints", [1, True], "'x' must be a list of integers, got a list"),
     ("ints", {}, "'x' must be a list of integers, got an object"),
 ]

@@ -352,10 +352,9 @@ def test_passthrough_request_fields_for_load_balancing_are_read() -> None:
     told = [*HI, CALL, RESULT, {"role": "user", "content": [PICTURE, SOUND]}]
     turn = require_passthrough("chat", CHAT | {"messages": told, "tools": [TOOL]}).request
     assert isinstance(turn, GenerationRequest)
-    assert (
-        turn.messages
-        == VLLM.decode_request(make_request("chat", CHAT | {"messages": told})).messages
-    )  # type: ignore[union-attr]
+    decoded = VLLM.decode_request(make_request("chat", CHAT | {"messages": told}))
+    assert isinstance(decoded, GenerationRequest)
+    assert turn.messages == decoded.messages
     assert (chat.n, chat.labels, chat.model) == (2, {"user": "ann"}, "llama")
     text = require_passthrough("completion", TEXT | {"stream": True}).request
     assert isinstance(text, GenerationRequest)

@@ -1,6 +1,7 @@
 """One request at one worker: an answer in one piece means the same however it comes."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -13,6 +14,7 @@ from backends.http.interfaces import BodyConsumer, UpstreamResponse, WorkerConfi
 from backends.interfaces import Deadline, StreamItem, Timeouts
 from backends.pool.attempt import Attempt, AttemptRequest, AttemptServices
 from backends.pool.circuit_breaker import WorkerHealth
+from backends.pool.metrics import PoolMetrics
 from backends.pool.workers import WorkerReport, WorkerSlot, WorkerState
 from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import Event, StreamEnd, TextDelta
@@ -112,12 +114,18 @@ class AttemptOutcome(NamedTuple):
 
 
 async def run_attempt(
-    body: bytes, fed: StreamItem, closed: StreamItem | GatewayError, *, at_once: bool
+    body: bytes,
+    fed: StreamItem,
+    closed: StreamItem | GatewayError,
+    *,
+    at_once: bool,
+    max_size: int = 1 << 20,
 ) -> AttemptOutcome:
     clock = FakeClock()
     lookout = DeadlineTimer(clock, asyncio.get_running_loop)
+    upstream = FakeHttpClient(FakeResponse(body, at_once=at_once))
     means = AttemptServices(
-        FakeHttpClient(FakeResponse(body, at_once=at_once)), Timeouts(), clock, lookout
+        upstream, Timeouts(), clock, lookout, PoolMetrics(), max_response_size=max_size
     )
     member = WorkerState(0, WorkerConfig("http://w:1"), WorkerHealth(), clock)
     work = AttemptRequest(
@@ -162,15 +170,30 @@ def test_unary_response_is_independent_of_body_arrival_time(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_oversized_unary_response_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, *, at_once: bool
-) -> None:
-    monkeypatch.setattr("backends.pool.attempt._MAX_UNARY_BYTES", 3)
+async def test_oversized_unary_response_is_rejected(*, at_once: bool) -> None:
     said: tuple[Sequence[Event], ...] = ((TextDelta("a"),), (StreamEnd(),))
     pieces: list[StreamItem] = [(None, events) for events in said]
 
-    found = await run_attempt(b"four", *pieces, at_once=at_once)
+    found = await run_attempt(b"four", *pieces, at_once=at_once, max_size=3)
 
     assert isinstance(found.told, WorkerFailed)
     assert "larger than" in str(found.told)
     assert not found.over
+
+
+@pytest.mark.parametrize(("size", "in_thread"), [((256 << 10) - 1, False), (256 << 10, True)])
+async def test_a_large_response_is_decoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, size: int, *, in_thread: bool
+) -> None:
+    threads: list[int] = []
+
+    def close(told: FakePassthroughDecoder) -> StreamItem:
+        del told
+        threads.append(threading.get_ident())
+        return None, [TextDelta("a"), StreamEnd()]
+
+    monkeypatch.setattr(FakePassthroughDecoder, "close", close)
+    end: StreamItem = None, []
+    result = await run_attempt(b"x" * size, end, end, at_once=False)
+    assert (result.over, result.accepted, result.failure) == (True, True, None)
+    assert [thread != threading.get_ident() for thread in threads] == [in_thread]

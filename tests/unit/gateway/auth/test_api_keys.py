@@ -5,8 +5,8 @@ from base64 import b64encode
 
 import pytest
 
-from gateway.auth.api_keys import Authenticator, Principal, authorize_model
-from protocols.core.errors import Forbidden, Unauthorized
+from gateway.auth.api_keys import Authenticator, Principal, may_explain
+from protocols.core.errors import Unauthorized
 
 KEY = "sk-test"
 APP = Principal("app", hashlib.sha256(KEY.encode()).hexdigest(), frozenset({"chat"}))
@@ -54,11 +54,11 @@ def test_error_for_an_unknown_key_does_not_contain_the_key(key: str) -> None:
 
 def test_no_configured_keys_allow_every_request() -> None:
     assert Authenticator([]).authenticate({}) is None
-    authorize_model(None, "anything")
+    assert Authenticator([]).allows_anonymous
 
 
-def test_key_is_authorized_only_for_its_models() -> None:
-    authorize_model(APP, "chat")
-    authorize_model(Principal("all", APP.sha256), "anything")
-    with pytest.raises(Forbidden, match="'other'"):
-        authorize_model(APP, "other")
+def test_key_explains_only_with_right() -> None:
+    assert may_explain(Principal("app", APP.sha256, explain=True), open_to_all=False)
+    assert not may_explain(APP, open_to_all=True)
+    assert may_explain(None, open_to_all=True)
+    assert not may_explain(None, open_to_all=False)

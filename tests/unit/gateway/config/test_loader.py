@@ -10,7 +10,7 @@ from backends import BACKENDS
 from backends.interfaces import Timeouts
 from backends.pool.settings import PoolSettings
 from gateway.config.errors import ConfigError
-from gateway.config.loader import dump_config, load_config, load_text
+from gateway.config.loader import dump_config, load_bytes, load_config, load_text
 from gateway.config.registry import ProtocolRegistry
 from gateway.config.schema import (
     BackendConfig,
@@ -18,7 +18,7 @@ from gateway.config.schema import (
     EchoConfig,
     TargetConfig,
 )
-from gateway.config.yaml_reader import MAX_DEPTH, MAX_NODES, decode_utf8
+from gateway.config.yaml_reader import MAX_ALIASED_NODES, MAX_DEPTH, MAX_FILE_SIZE, decode_utf8
 from protocols import PROTOCOLS
 
 LISTENERS = 'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
@@ -224,14 +224,27 @@ def test_nesting_depth_limit_is_exact(beyond: int) -> None:
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_value_count_limit_is_exact(beyond: int) -> None:
-    rest = LISTENERS + ECHO + CHAT
-    others = 1 + 2 + 8 + 6 + 6  # the document, x-many and its list, and each of the three parts
-    text = f"x-many: [{', '.join(['1'] * (MAX_NODES - others + beyond))}]\n{rest}"
+def test_the_limit_of_values_that_aliases_repeat_is_exact(beyond: int) -> None:
+    repeated = 1 + 9_999  # a list and its values
+    lists = f"x-list: &list [{', '.join(['1'] * 9_999)}]\nx-one: &one 1\n"
+    aliases = ["*list"] * (MAX_ALIASED_NODES // repeated) + ["*one"] * beyond
+    text = f"{lists}x-many: [{', '.join(aliases)}]\n{LISTENERS}{ECHO}{CHAT}"
     if beyond:
-        assert "more than 10000 values" in collect_issues(text)[0]
+        [issue] = collect_issues(text)
+        assert "aliases repeat more than 200000 values; use fewer aliases" in issue
     else:
         assert load_text(text, "g.yaml", env={}).models
+
+
+def test_a_configuration_with_more_than_ten_thousand_values_loads() -> None:
+    text = f"x-many: [{', '.join(['1'] * 50_000)}]\n{LISTENERS}{ECHO}{CHAT}"
+    assert load_text(text, "g.yaml", env={}).models
+
+
+def test_a_file_larger_than_the_limit_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_bytes(b"#" * (MAX_FILE_SIZE + 1), "g.yaml", env={})
+    assert str(caught.value) == "g.yaml:1:1: the file is larger than 64 MiB, the limit; split it"
 
 
 def test_invalid_utf_8_is_reported_with_its_position() -> None:
@@ -259,3 +272,14 @@ def test_relative_model_path_is_never_read_as_a_model_name(folder: str) -> None:
     text = "backends: {a: {kind: torch, path: ./nothing}}\nmodels: {chat: {backend: a}}"
     with pytest.raises(ConfigError, match="is not a file or folder"):
         load_text(text, f"{folder}gateway.yaml", env={})
+
+
+def test_a_backends_model_name_with_a_dot_segment_is_refused() -> None:
+    models = "models: {a: {backend: a, model: ..}, b: {versions: {1: {backend: a, model: x/./y}}}}"
+    assert [one.partition(": ")[2] for one in collect_issues(LISTENERS + ECHO + models)] == [
+        "'..' holds '.' or '..', which mean folders in a worker's path (at models.a.model)",
+        (
+            "'x/./y' holds '.' or '..', which mean folders in a worker's path "
+            "(at models.b.versions.1.model)"
+        ),
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends.interfaces import (
+    Backend,
     BackendRequest,
     Deadline,
     EventSink,
@@ -46,7 +47,7 @@ CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 Script = Callable[[Request], Sequence[Sequence[Event]]]
 
 
-class ScriptedBackend:
+class ScriptedBackend(Backend):
     """Answers with its script. A batch that is empty is where it waits until ``go`` is set."""
 
     ready = True

@@ -6,9 +6,10 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from gateway.http_server.overload import BodyBudget, ConnectionLimits, ConnectionTracker
+from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.overload import BodyBudget, ConnectionTracker, is_body_overdue
 
-LIMITS = ConnectionLimits(max_connections=4)
+LIMITS = ServerLimitsConfig(connections=4)
 
 
 class FakeConnection:
@@ -38,18 +39,18 @@ async def test_one_address_may_use_half_of_the_connections_by_default() -> None:
 async def test_default_limit_per_address_exempts_loopback_and_unix_sockets() -> None:
     for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1", ""):
         assert admit_many(ConnectionTracker(LIMITS), *[peer] * 4) == [True] * 4
-        stated = ConnectionTracker(replace(LIMITS, max_per_address=1))
+        stated = ConnectionTracker(replace(LIMITS, connections_per_address=1))
         assert admit_many(stated, peer, peer) == [True, False]
 
 
 async def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
-    tracker = ConnectionTracker(replace(LIMITS, max_per_address=1))
+    tracker = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     assert admit_many(tracker, "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1") == [
         True,
         False,
         True,
     ]
-    mapped = ConnectionTracker(replace(LIMITS, max_per_address=1))
+    mapped = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     assert admit_many(mapped, "::ffff:192.0.2.1", "192.0.2.1", "::ffff:192.0.2.2") == [
         True,
         False,
@@ -58,7 +59,7 @@ async def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
 
 
 async def test_closed_connection_is_no_longer_counted() -> None:
-    tracker = ConnectionTracker(replace(LIMITS, max_per_address=1))
+    tracker = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     connection = FakeConnection()
     assert tracker.admit(connection)
     tracker.release(connection)
@@ -66,7 +67,7 @@ async def test_closed_connection_is_no_longer_counted() -> None:
 
 
 async def test_longest_idle_connection_is_evicted_before_one_with_a_body() -> None:
-    tracker = ConnectionTracker(replace(LIMITS, max_connections=2))
+    tracker = ConnectionTracker(replace(LIMITS, connections=2))
     idle, receiving = FakeConnection("127.0.0.1"), FakeConnection("127.0.0.1", rate=1.0)
     for one in (receiving, idle):
         tracker.admit(one)
@@ -79,7 +80,7 @@ async def test_longest_idle_connection_is_evicted_before_one_with_a_body() -> No
 
 
 async def test_slowest_body_is_evicted_if_no_connection_is_idle() -> None:
-    tracker = ConnectionTracker(replace(LIMITS, max_connections=3))
+    tracker = ConnectionTracker(replace(LIMITS, connections=3))
     fast, slow, new = [FakeConnection("127.0.0.1", rate) for rate in (1e6, 2.0, None)]
     for one in (fast, slow, new):
         tracker.admit(one)
@@ -92,7 +93,7 @@ async def test_slowest_body_is_evicted_if_no_connection_is_idle() -> None:
 
 
 async def test_connection_is_rejected_if_none_can_be_evicted() -> None:
-    tracker = ConnectionTracker(replace(LIMITS, max_connections=1))
+    tracker = ConnectionTracker(replace(LIMITS, connections=1))
     busy = FakeConnection()
     tracker.admit(busy)
     del tracker.idle[busy]
@@ -104,7 +105,7 @@ async def test_rejected_connections_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http_server.overload._LOG_INTERVAL", 0.05)
-    tracker = ConnectionTracker(replace(LIMITS, max_per_address=1))
+    tracker = ConnectionTracker(replace(LIMITS, connections_per_address=1))
     with caplog.at_level(logging.WARNING, "interlingua"):
         admit_many(tracker, *["192.0.2.1"] * 101)
         tracker.count_refused("tls_handshake")
@@ -117,13 +118,13 @@ async def test_rejected_connections_are_logged_once_per_interval(
 
 
 def test_request_body_has_a_total_timeout_and_a_minimum_rate() -> None:
-    limits = ConnectionLimits(body_total_timeout=300, min_body_rate=500, body_rate_grace=20)
-    assert not limits.is_body_overdue(19, 0)
-    assert limits.is_body_overdue(21, 0)
-    assert not limits.is_body_overdue(21, 1000)
-    assert limits.is_body_overdue(23, 1000)
-    assert not limits.is_body_overdue(299, 1 << 30)
-    assert limits.is_body_overdue(301, 1 << 30)
+    limits = ServerLimitsConfig(body_total_timeout=300, min_body_rate=500)
+    assert not is_body_overdue(limits, 19, 0)
+    assert is_body_overdue(limits, 21, 0)
+    assert not is_body_overdue(limits, 21, 1000)
+    assert is_body_overdue(limits, 23, 1000)
+    assert not is_body_overdue(limits, 299, 1 << 30)
+    assert is_body_overdue(limits, 301, 1 << 30)
 
 
 def test_body_budget_has_room_up_to_its_limit() -> None:

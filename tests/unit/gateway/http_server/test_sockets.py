@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from gateway.http_server.overload import ConnectionLimits, ConnectionTracker
+from gateway.config.schema import ServerLimitsConfig
+from gateway.http_server.overload import ConnectionTracker
 from gateway.http_server.sockets import ListenSockets
 
 
@@ -27,13 +28,13 @@ def test_client_that_connects_during_close_is_disconnected(
     """So many turns of the loop before: each finds the connection further in."""
 
     async def come_and_shut() -> bytes:
-        door = ListenSockets(ClosingProtocol, ConnectionTracker(ConnectionLimits()))
+        door = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
         port = await door.listen("127.0.0.1", 0)
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             for _ in range(turns):
                 await asyncio.sleep(0)
             door.stop_accepting()
-            await door.wait_closed()
+            await door.close_sockets()
             try:
                 return await asyncio.to_thread(client.recv, 1)
             except ConnectionResetError:
@@ -45,16 +46,16 @@ def test_client_that_connects_during_close_is_disconnected(
 
 
 async def test_closed_socket_may_be_closed_again_and_rejects_connections() -> None:
-    door = ListenSockets(ClosingProtocol, ConnectionTracker(ConnectionLimits()))
+    door = ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig()))
     port = await door.listen("127.0.0.1", 0)
     door.stop_accepting()
     door.stop_accepting()
-    await door.wait_closed()
-    await door.wait_closed()
+    await door.close_sockets()
+    await door.close_sockets()
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 async def test_unopened_socket_can_be_closed() -> None:
-    await ListenSockets(ClosingProtocol, ConnectionTracker(ConnectionLimits())).wait_closed()
+    await ListenSockets(ClosingProtocol, ConnectionTracker(ServerLimitsConfig())).close_sockets()

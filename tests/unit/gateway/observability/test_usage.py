@@ -83,6 +83,31 @@ def log_waiter(monkeypatch: pytest.MonkeyPatch) -> LogWaiter:
     return heard
 
 
+def test_only_the_owner_can_read_a_new_usage_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the umask is, and also its write-ahead log."""
+    path = tmp_path / "usage.sqlite"
+    modes: dict[str, int] = {}
+    close = usage._SqliteUsageStore.close
+
+    def close_after_read(store: usage._SqliteUsageStore) -> None:
+        modes.update({one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()})
+        close(store)
+
+    monkeypatch.setattr(usage._SqliteUsageStore, "close", close_after_read)
+    umask = os.umask(0)
+    try:
+        write_records(path, RECORD)
+    finally:
+        os.umask(umask)
+    assert modes == {
+        "usage.sqlite": 0o600,
+        "usage.sqlite-wal": 0o600,
+        "usage.sqlite-shm": 0o600,
+    }
+
+
 def test_usage_row_contains_key_target_and_tokens(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite"
     write_records(file, RECORD)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import Deadline, EventSink, RequestContext, StreamItems
+from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.responder import Responder
@@ -66,6 +66,9 @@ class FakeStrategy:
             else:
                 yield batch
         yield None, ()
+
+    async def send_unary(self) -> Sequence[StreamItem]:
+        return self._batches
 
 
 class HangingStrategy(FakeStrategy):

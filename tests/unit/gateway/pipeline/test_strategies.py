@@ -7,7 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from backends.echo import EchoBackend
-from backends.interfaces import BackendRequest, Deadline, PreparedRequest, RequestContext
+from backends.interfaces import (
+    BackendRequest,
+    Deadline,
+    PreparedRequest,
+    RequestContext,
+    collect_items,
+)
 from gateway.config.schema import OnLoss
 from gateway.pipeline.strategies import (
     MAX_CHOICES,
@@ -118,19 +124,21 @@ def test_on_loss_reject_disables_passthrough() -> None:
     assert backend.offered == 0
 
 
-async def collect_events(made: ResponseStrategy) -> list[Event]:
-    return [event async for _, batch in made.stream() for event in made.process_events(batch)]
+async def collect_events(made: ResponseStrategy, *, unary: bool) -> list[Event]:
+    items = await (made.send_unary() if unary else collect_items(made.stream()))
+    return [event for _, batch in items for event in made.process_events(batch)]
 
 
+@pytest.mark.parametrize("unary", [False, True], ids=["stream", "unary"])
 @pytest.mark.parametrize("stop", [None, "!"], ids=["as it is", "emulated"])
-async def test_observer_gets_the_reported_events(stop: str | None) -> None:
+async def test_observer_gets_the_reported_events(stop: str | None, *, unary: bool) -> None:
     made = make_strategy(EchoBackend(script=["Hello", "!"]), echo=True, stop=stop)
     if stop:
         made.plan = replace(made.plan, emulated_fields=frozenset({"stopping.stop"}))
     observed: list[Event] = []
     made.observe_events = observed.extend
 
-    events = await collect_events(made)
+    events = await collect_events(made, unary=unary)
 
     assert observed == events
     assert [type(event) for event in events].count(Usage) == 1

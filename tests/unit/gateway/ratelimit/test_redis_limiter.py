@@ -341,6 +341,59 @@ def test_local_policy_applies_a_share_of_each_limit_if_the_store_fails() -> None
     assert one.left() == {"concurrency": 4, "requests": 31, "tokens": 300, "budget": 31_979}
 
 
+def test_usage_before_an_outage_counts_in_the_local_part() -> None:
+    world = RedisLimiterTestBench("local")
+    [one] = world.processes
+    one.limiter = RateLimiter({"web": KeyRateLimitConfig(requests=(64, 3600))}, one.accounts)
+    for _ in range(64):
+        one.ask(0)
+        one.end(0)
+        one.tick()
+    world.fail()
+    assert one.refused(0).message == "at most 64 requests in 3600 s are allowed"
+
+
+def test_outages_of_the_store_give_no_fresh_allowance() -> None:
+    """The store is told what was used while it failed, once, without what was refilled since."""
+    world = RedisLimiterTestBench("local")
+    [one] = world.processes
+    one.limiter = RateLimiter({"web": KeyRateLimitConfig(requests=(64, 3600))}, one.accounts)
+    admitted = 0
+    for _ in range(5):
+        world.fail()
+        for _ in range(20):
+            with suppress(RateLimitExceeded):
+                one.ask(0)
+                one.end(0)
+                admitted += 1
+        world.bank.broken = False
+        one.tick()
+        for _ in range(20):
+            with suppress(RateLimitExceeded):
+                one.ask(0)
+                one.end(0)
+                admitted += 1
+            one.tick()
+    assert admitted == 64
+
+
+def test_a_long_outage_leaves_no_debt_beyond_the_local_part() -> None:
+    world = RedisLimiterTestBench("local")
+    [one] = world.processes
+    one.limiter = RateLimiter({"web": KeyRateLimitConfig(requests=(64, 64))}, one.accounts)
+    one.ask(0)
+    one.end(0)
+    world.fail()
+    for _ in range(300):
+        world.now += 1.0
+        one.ask(0)
+        one.end(0)
+        one.tick()
+    world.bank.broken = False
+    one.tick()
+    assert world.bank.spent["web/requests/"][0] <= 2
+
+
 def test_open_policy_admits_all_requests_if_the_store_fails() -> None:
     world, one = start_with_lease("open")
     world.fail()
@@ -388,7 +441,7 @@ def test_requests_around_a_store_failure_are_settled_with_their_own_counter(
     world.bank.broken = False
     world.now += 0.25
     one.tick()
-    assert world.bank.spent["web/tokens/"][0] == 30
+    assert world.bank.spent["web/tokens/"][0] == (30 + 46 if policy == "local" else 30)
     assert world.bank.spent["web/budget/"][0] == 30 + 50 + 1
     level = one.left()["tokens"]
     world.now += 0.25
@@ -442,3 +495,23 @@ async def test_unstarted_lease_renewer_requests_no_lease() -> None:
     world = RedisLimiterTestBench("local")
     await world.processes[0].leasing.aclose()
     assert not world.bank.wishes
+
+
+def test_request_with_many_choices_enlarges_lease() -> None:
+    _, one = start_with_lease()
+    first, alone = one.ask(0), 4
+    assert first.reservation is not None
+    first.reservation.reserve_choices(100)
+    assert one.left()["concurrency"] == 0, "alone it gets the part of its process"
+    one.end(0)
+    one.tick()
+    assert one.left()["concurrency"] >= alone
+    second = one.ask(0)
+    third = one.ask(0)
+    assert second.reservation is not None
+    assert third.reservation is not None
+    second.reservation.reserve_choices(3)
+    one.end(0)
+    one.end(0)
+    one.tick()
+    assert one.left()["concurrency"] >= alone

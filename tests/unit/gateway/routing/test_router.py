@@ -98,6 +98,14 @@ def test_wildcard_model_passes_the_requested_name_on() -> None:
         table.route("")
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/../b", "%2e%2E", "%252e", "a%2f.", "a\\..\\b"])
+def test_the_model_for_every_name_refuses_a_name_with_a_dot_segment(name: str) -> None:
+    table = make_router(make_model("*", {"1": 1}))
+    assert table.route("a..b/.c").target.backend_model == "a..b/.c"
+    with pytest.raises(ModelNotFound):
+        table.route(name)
+
+
 def test_model_list_contains_shares_in_percent_and_readiness() -> None:
     [info] = make_router(make_model("chat", {"1": 3, "2": 1})).list_models()
 

@@ -53,7 +53,7 @@ TABLE: list[tuple[errors.GatewayError, int, str, str | None, str | None]] = [
     (errors.ContentFiltered("x"), 400, INVALID, "content_filter", None),
     (errors.Unauthorized("x", missing=True), 401, INVALID, None, None),
     (errors.Unauthorized("x", missing=False), 401, INVALID, "invalid_api_key", None),
-    (errors.Forbidden("x"), 403, "permission_error", "insufficient_permissions", None),
+    (errors.Forbidden("x", model="none"), 404, INVALID, "model_not_found", "model"),
     (errors.ModelNotFound("x", model="none"), 404, INVALID, "model_not_found", "model"),
     (
         errors.VersionNotFound("x", model="m", version="9"),

@@ -208,6 +208,29 @@ def test_unary_response_with_tool_calls(about: ResponseContext) -> None:
     }
 
 
+def test_calls_of_custom_tools_keep_their_type(about: ResponseContext) -> None:
+    events: list[Event] = [
+        ToolCallStart(0, 0, "call_1", "f", "custom"),
+        ToolCallDelta(0, 0, "go"),
+        ToolCallStart(0, 1, "call_2", "g"),
+        ChoiceEnd("eos"),
+        StreamEnd(),
+    ]
+    choice = encode_unary_body(ChatEncoder(ResponseStyle(), CHAT, about), events)["choices"][0]
+    assert choice["message"]["tool_calls"] == [
+        {"id": "call_1", "type": "custom", "custom": {"name": "f", "input": "go"}},
+        {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": ""}},
+    ]
+    stream = ChatEncoder(
+        ResponseStyle(), build_streaming_request(CHAT, response_options=QUIET), about
+    )
+    start = '"index":0,"id":"call_1","type":"custom","custom":{"name":"f","input":""}'
+    assert encode_stream_lines(stream, events)[1:3] == [
+        format_chunk(f'{{"tool_calls":[{{{start}}}]}}'),
+        format_chunk('{"tool_calls":[{"index":0,"custom":{"input":"go"}}]}'),
+    ]
+
+
 def test_legacy_functions_return_function_call(about: ResponseContext) -> None:
     request = msgspec.structs.replace(CHAT, legacy_functions=True)
     events: list[Event] = [*CALLS[:3], ChoiceEnd("tool_calls"), StreamEnd()]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from protocols.core import units
-from protocols.core.units import SCALAR_TYPES, RateValue, Secret
+from protocols.core.units import SCALAR_TYPES, RateValue, Secret, has_dot_segment
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,13 @@ def test_secret_is_hidden_except_through_reveal() -> None:
     assert copy.deepcopy(secret).reveal() == "canary"
     with pytest.raises(TypeError):
         msgspec.json.encode(secret)
+
+
+@pytest.mark.parametrize("name", [".", "..", "./a", "a/..", "%2e.", "%25252E%252f", "a%5C.."])
+def test_a_dot_segment_is_found_plain_and_encoded(name: str) -> None:
+    assert has_dot_segment(name)
+
+
+@pytest.mark.parametrize("name", ["", "...", "a.b", "a..b", ".a/b.", "%2f", "100%"])
+def test_other_dots_are_no_dot_segment(name: str) -> None:
+    assert not has_dot_segment(name)

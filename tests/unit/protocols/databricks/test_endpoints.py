@@ -101,7 +101,7 @@ NO_ENDPOINT = (
         ),
         (ContextTooLong("long"), 400, "BAD_REQUEST", "long"),
         (Unauthorized("no key", missing=True), 401, "UNAUTHENTICATED", "no key"),
-        (Forbidden("no"), 403, "PERMISSION_DENIED", "no"),
+        (Forbidden("m", model="m"), 404, "RESOURCE_DOES_NOT_EXIST", NO_ENDPOINT),
         (QuotaExceeded("spent"), 403, "PERMISSION_DENIED", "spent"),
         (ModelNotFound("m", model="m"), 404, "RESOURCE_DOES_NOT_EXIST", NO_ENDPOINT),
         (

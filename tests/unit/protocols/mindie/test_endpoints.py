@@ -175,7 +175,7 @@ def test_request_without_id_gets_a_generated_client_id(desk: Any) -> None:
         (ContentFiltered("no"), 400, "Bad Request", "no"),
         (ClientDisconnected("left"), 400, "Bad Request", "left"),
         (Unauthorized("who?", missing=True), 401, "Unauthorized", "who?"),
-        (Forbidden("not you"), 403, "Forbidden", "not you"),
+        (Forbidden("", model="nope"), 404, "NotFoundError", "Model nope not found."),
         (Overloaded("busy"), 503, "Service Unavailable", "busy"),
         (WorkerUnreachable("no worker"), 503, "Service Unavailable", "no worker"),
         (

@@ -84,7 +84,11 @@ REFUSALS: list[tuple[GatewayError, int, str]] = [
         500,
         "Unauthorized request due to invalid or missing api-key",
     ),
-    (Forbidden("not for you"), 403, "not for you"),
+    (
+        Forbidden("m", model="m"),
+        404,
+        "Mediapipe graph definition with requested name is not found",
+    ),
     (RequestTooLarge("too much", limit=9), 413, "too much"),
     (RateLimitExceeded("slow"), 429, "slow"),
     (QuotaExceeded("spent"), 429, "spent"),
@@ -226,7 +230,7 @@ def test_server_metadata_and_health_endpoints(
     make: Any, path: str, ready: bool, status: int, body: bytes
 ) -> None:
     call = make(path, method="GET")
-    assert call.endpoint.public
+    assert call.endpoint.public is ("/models/" not in path)
     reply = OVMS(kserve=True).handle_info_request(call, ModelCatalogStub(ready=ready))
     assert (reply.status, reply.body) == (status, body)
 

@@ -289,16 +289,16 @@ REFUSED: list[tuple[Any, int, str]] = [
         {"inputs": [TEXT, {"name": "max_tokens", "shape": [], "datatype": "INT32", "data": [1]}]},
         400,
         (
-            f"{TAG}unexpected shape for input 'max_tokens' for model 'trt_like'. Expected [-1,1], got []."
-            f"{NOTE}"
+            f"{TAG}unexpected shape for input 'max_tokens' for model 'trt_like'. "
+            f"Expected [-1,1], got [].{NOTE}"
         ),
     ),
     (
         {"inputs": [TEXT, {**TOKENS, "shape": [1, 1], "data": [1, 2]}]},
         400,
         (
-            f"{TAG}input byte size mismatch for input 'max_tokens' for model 'trt_like'. Expected 4,"
-            " got 8"
+            f"{TAG}input byte size mismatch for input 'max_tokens' for model 'trt_like'. "
+            "Expected 4, got 8"
         ),
     ),
     (

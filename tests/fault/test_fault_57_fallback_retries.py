@@ -1,0 +1,161 @@
+"""Retries and fallbacks of one request share a retry budget and the workers that were tried (57).
+
+Attempts are counted; nothing depends on how fast the machine is.
+"""
+
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import CLOSE, RESET, Reply, ScriptedWorker, make_reply
+
+REQUESTS = 100
+ANSWER = [
+    make_reply(
+        b'{"id":"1","object":"chat.completion","created":1,"model":"x","choices":[{"index":0,'
+        b'"message":{"role":"assistant","content":"fine"},"finish_reason":"stop"}]}'
+    )
+]
+FAILURES: dict[str, Reply] = {
+    "500": [make_reply(b'{"error":{"message":"no"}}', "500 Internal Server Error")],
+    "503": [make_reply(b'{"error":{"message":"no"}}', "503 Service Unavailable")],
+    "429": [make_reply(b'{"error":{"message":"no"}}', "429 Too Many Requests")],
+    "closed": [CLOSE],
+    "reset": [RESET],
+}
+HEALTHY = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""Without an idle connection, on whose end a request would be sent again."""
+BREAKER = "{consecutive_failures: 1000, min_requests: 1000}"
+
+
+def make_pool(name: str, urls: list[str], settings: str = "") -> str:
+    workers = ", ".join(f'"{url}"' for url in urls)
+    return f"""  {name}: {{protocol: openai, workers: [{workers}], policy: round_robin,
+    breaker: {BREAKER}{settings}}}
+"""
+
+
+def make_config(g: list[str], h: list[str], settings: str = "") -> str:
+    pools = make_pool("g", g, settings) + make_pool("h", h, settings)
+    return f"""
+listeners: [{{address: "127.0.0.1:0", protocols: [openai]}}]
+backends:
+{pools}
+models:
+  g: {{backend: g, fallback: [h]}}
+  h: {{backend: h}}
+"""
+
+
+async def send(gateway: RunningGateway, number: int, model: str = "g") -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": str(number)}]}
+    return await gateway.http.post("/v1/chat/completions", json=body)
+
+
+def list_repeated_attempts(workers: list[ScriptedWorker]) -> list[tuple[str, int]]:
+    """The requests that one worker got twice."""
+    counts = [
+        Counter(request.headers["x-request-id"] for request in worker.requests)
+        for worker in workers
+    ]
+    return [item for count in counts for item in count.items() if item[1] > 1]
+
+
+def start_worker(reply: Reply) -> ScriptedWorker:
+    return ScriptedWorker(reply, probed=HEALTHY)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_fallback_to_same_workers_stays_within_retry_budget(
+    serve: Serve, failure: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(start_worker(FAILURES[failure])) for _ in range(4)
+        ]
+        urls = [worker.url for worker in workers]
+        gateway = await serve(make_config(urls, urls[::-1]))
+        answers = [await send(gateway, number) for number in range(REQUESTS)]
+
+    assert all(answer.status_code >= 429 for answer in answers)
+    assert sum(worker.asked for worker in workers) <= 1.2 * REQUESTS + 3
+    assert not list_repeated_attempts(workers)
+
+
+@pytest.mark.parametrize("failure", [*FAILURES, "unreachable"])
+async def test_fallback_to_other_workers_loses_no_request(serve: Serve, failure: str) -> None:
+    async with AsyncExitStack() as stack:
+        dead = ["http://127.0.0.1:1"]
+        if failure != "unreachable":
+            workers = [
+                await stack.enter_async_context(start_worker(FAILURES[failure])) for _ in range(2)
+            ]
+            dead = [worker.url for worker in workers]
+        good = await stack.enter_async_context(start_worker(ANSWER))
+        gateway = await serve(make_config(dead, [good.url]))
+        answers = [await send(gateway, number) for number in range(REQUESTS)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert good.asked == REQUESTS
+
+
+async def test_fallback_prefers_worker_that_failed_pool_does_not_have(serve: Serve) -> None:
+    async with start_worker(FAILURES["500"]) as bad, start_worker(ANSWER) as good:
+        gateway = await serve(make_config([bad.url], [bad.url, good.url]))
+        answers = [await send(gateway, number) for number in range(REQUESTS)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert (bad.asked, good.asked) == (REQUESTS, REQUESTS)
+
+
+async def test_fallback_uses_untried_worker_within_retry_budget(serve: Serve) -> None:
+    async with start_worker(FAILURES["500"]) as bad, start_worker(ANSWER) as good:
+        urls = [bad.url, good.url]
+        settings = ", retries: {max: 0}"
+        gateway = await serve(make_config(urls, urls, settings))
+        answers = [await send(gateway, number) for number in range(6)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert not list_repeated_attempts([bad, good])
+
+
+async def test_fallback_without_worker_left_reports_first_error(serve: Serve) -> None:
+    async with start_worker(FAILURES["429"]) as bad:
+        gateway = await serve(make_config([bad.url], [bad.url]))
+        answer = await send(gateway, 0)
+
+    assert answer.status_code == 429
+    assert bad.asked == 1
+    assert gateway.records[0].failed_attempts == ("h@1 all workers tried",)
+    assert gateway.records[0].model == "g"
+
+
+async def test_pools_of_same_workers_share_retry_budget(serve: Serve) -> None:
+    async with start_worker(FAILURES["500"]) as a, start_worker(FAILURES["500"]) as b:
+        config = make_config([a.url, b.url], [b.url, a.url]).replace(", fallback: [h]", "")
+        gateway = await serve(config)
+        for number in range(10):
+            await send(gateway, number, "g")
+            await send(gateway, number, "h")
+
+    assert a.asked + b.asked <= 1.2 * 20 + 3
+
+
+async def test_prompt_too_long_for_one_model_goes_to_another_at_same_worker(serve: Serve) -> None:
+    too_long = make_reply(
+        b'{"error":{"message":"too long","code":"context_length_exceeded"}}', "400 Bad Request"
+    )
+    async with ScriptedWorker([too_long], ANSWER, probed=HEALTHY) as worker:
+        config = make_config([worker.url], [worker.url])
+        gateway = await serve(
+            config.replace("g: {backend: g,", "g: {limits: {context: 8}, backend: g,").replace(
+                "h: {backend: h}", "h: {limits: {context: 16}, backend: h}"
+            )
+        )
+        answer = await send(gateway, 0)
+
+    assert answer.status_code == 200
+    assert worker.asked == 2

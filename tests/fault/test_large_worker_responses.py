@@ -1,0 +1,72 @@
+"""Responses of workers that are larger than the pool allows."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.conftest import Serve
+from tests.tcp_server import run_server
+
+LIMIT = 1 << 20
+CHUNK = b"x" * (1 << 16)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+CONFIG = """
+listeners: [{{address: "127.0.0.1:0", protocols: [openai, triton]}}]
+backends:
+  w:
+    protocol: {protocol}
+    workers: ["{url}"]
+    health: {{interval: 1h}}
+    retries: {{max: 0}}
+    max_response_size: 1MiB
+models: {{m: {{backend: w}}}}
+"""
+REQUESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "openai": (
+        "/v1/chat/completions",
+        {"model": "m", "messages": [{"role": "user", "content": ""}]},
+    ),
+    "triton": ("/v2/models/m/generate", {"text_input": "hi", "max_tokens": 4}),
+}
+
+
+@asynccontextmanager
+async def endless_worker() -> AsyncIterator[tuple[str, list[int]]]:
+    """A worker whose JSON never ends, and the number of bytes that it has sent."""
+    sent = [0]
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+            return
+        writer.write(HEAD + b'2\r\n{"\r\n')
+        while not writer.is_closing():
+            writer.write(b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
+            await writer.drain()
+            sent[0] += len(CHUNK)
+
+    async with run_server(respond) as url:
+        yield url, sent
+
+
+@pytest.mark.parametrize("worker", ["openai", "triton"])
+@pytest.mark.parametrize("client", REQUESTS)
+async def test_a_worker_response_beyond_the_limit_is_a_worker_error(
+    serve: Serve, client: str, worker: str
+) -> None:
+    """In the client's protocol; reading stops soon after the limit."""
+    path, body = REQUESTS[client]
+    async with endless_worker() as (url, sent):
+        running = await serve(CONFIG.format(protocol=worker, url=url))
+        response = await running.http.post(path, json=body)
+    assert response.status_code == (400 if client == "triton" else 502)
+    error = response.json()["error"]
+    message = error if client == "triton" else error["message"]
+    assert message == "the worker's response is larger than 1048576 bytes"
+    record = running.records[-1]
+    assert (record.outcome, record.error) == ("worker_error", "WorkerFailed")
+    assert LIMIT <= sent[0] < LIMIT + (16 << 20)  # the rest is in the buffers of the sockets
