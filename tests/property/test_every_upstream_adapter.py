@@ -49,7 +49,7 @@ def list_profiles() -> Iterator[Any]:
     for name, reference in PROTOCOLS.items():
         for profile in load_symbol(reference).profiles:
             dialect = build_adapter(name, profile, {})
-            if hasattr(dialect, "encode") and hasattr(dialect, "read_routing_info"):
+            if hasattr(dialect, "encode_request") and hasattr(dialect, "read_routing_info"):
                 yield pytest.param(dialect, id=f"{name}-{profile}")
 
 
