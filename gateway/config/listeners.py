@@ -42,7 +42,7 @@ def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str
         if current_listener is None:
             continue
         if (current_listener.tls is None) != (listener.tls is None):
-            message = "begins or ceases to speak TLS, which needs a restart; or take another port"
+            message = "turning TLS on or off needs a restart or another port"
             yield ("listeners", number, "tls"), message
         if current_listener.http_server != listener.http_server:
             message = "can't change while the address is bound; restart, or take another port"

@@ -386,7 +386,7 @@ class RequestParser:
         method, version = parser.get_method(), parser.get_http_version()
         http10 = version != "1.1"
         if http10 and version != "1.0":
-            self._set_error(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            self._set_error(505, "only HTTP/1.1 and HTTP/1.0 are supported")
         line = b"%b %b HTTP/1.%d\r\n" % (method, self._url, not http10)
         if not self._line.startswith(line, self._line_start):
             self._set_error(400, "the request's first line is not METHOD TARGET HTTP/1.1")
@@ -397,7 +397,7 @@ class RequestParser:
             self._set_error(400, "the request must have one header Host")
         if "transfer-encoding" in headers:
             if http10 or headers["transfer-encoding"].lower() != "chunked":
-                self._set_error(400, "the body's transfer encoding is not one that is read here")
+                self._set_error(400, "the body's transfer encoding is not supported")
             self._body_left = None
         else:
             self._body_left = int(headers["content-length"]) if "content-length" in headers else 0

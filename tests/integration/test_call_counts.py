@@ -1,11 +1,11 @@
-"""How many functions are called for a request, and for a token: the hot path's honest number.
+"""The number of function calls for a request and for a token.
 
-Time can't be asserted on a machine that others use; calls can. What is counted is every call of a
-Python or C function on the event loop's thread, front, exchange, dialect and pool together, under
-uvloop, which adds none of its own. Keys, limits, metrics and the log line are on.
+Time can't be asserted on a shared machine; calls can. Counted is every call of a Python or C
+function on the event loop's thread, in the listener, the pipeline, the adapters and the pool, under
+uvloop, which adds none of its own. Keys, limits, metrics and the access log are on.
 
-Whoever puts work on the path raises the number below on purpose, and whoever takes work off it
-lowers it: a test fails in both directions, and shows what it counted.
+A change that adds work raises the number below on purpose, and one that saves work lowers it: the
+test fails in both directions and shows what it counted.
 """
 
 import asyncio

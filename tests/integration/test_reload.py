@@ -433,7 +433,10 @@ async def test_reload_rejects_settings_that_need_a_restart_by_name(
         state={"redis": "redis://127.0.0.1:1"},
     )
     assert [why.partition(":")[::2] for why in whys] == [
-        ("listeners[1].tls", f" begins or ceases to speak TLS, which needs a restart; {mend}"),
+        (
+            "listeners[1].tls",
+            " turning TLS on or off needs a restart or another port",
+        ),
         ("listeners[1].http_server", f" can't change while the address is bound; restart, {mend}"),
         ("admin", " there is none for as long as the gateway runs; restart it"),
         ("observe", " can't change for as long as the gateway runs; restart it"),
