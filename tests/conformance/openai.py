@@ -665,7 +665,11 @@ WORKERS = (
             "model": "mock-ctx",
             "messages": [{"role": "user", "content": "word " * 20}],
         },
-        **invalid_parameter("context_length_exceeded", "messages", re.compile(".*20.*8.*")),
+        **invalid_parameter(
+            "context_length_exceeded",
+            "messages",
+            re.compile("This model's maximum context length is 8 tokens.*20 tokens.*"),
+        ),
     ),
     chat_messages(
         "W54 fits", {"role": "user", "content": "word " * 8}, body_is=text_response(prompt=8)
