@@ -249,6 +249,8 @@ class HttpConnection(asyncio.Protocol):
         self._feed_parser: Callable[[bytes], None] = self._parser.feed_data
         self._was_reused = False
         """Whether it was idle before the last request."""
+        self._has_received = False
+        """Whether any byte of the current response has arrived."""
         self._keep_alive = True
         """Whether it can be reused, as far as is known."""
         self._aborted = False
@@ -268,11 +270,12 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_stale(self) -> bool:
         """See ``ResponseTransport``."""
-        return self._was_reused and not self._response.held_bytes and not self._aborted
+        return self._was_reused and not self._has_received and not self._aborted
 
     def send(self, data: bytes) -> Http1Response:
         """Send a complete request; returns its response, not yet received."""
         self._parts.clear()
+        self._has_received = False
         response = self._response = Http1Response(self, self._parts)
         if self._transport is None:
             response.fail()
@@ -317,6 +320,7 @@ class HttpConnection(asyncio.Protocol):
         if response.complete:
             self.abort()  # unexpected: it could be taken for the next response
             return
+        self._has_received = True
         response.held_bytes += len(data)
         parts = self._parts
         known = len(parts)
@@ -349,7 +353,8 @@ class HttpConnection(asyncio.Protocol):
             response.complete = True  # without a length, it ends with the connection
         response.fail()
         self._on_closed(self)
-        del self._parser, self._feed_parser  # they refer to this object: a reference cycle
+        # They refer to this object: reference cycles.
+        del self._parser, self._feed_parser, self._response
 
     # --- httptools ------------------------------------------------------------------------------
 

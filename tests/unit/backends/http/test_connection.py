@@ -1,11 +1,15 @@
 """What a worker may send, and what is made of it."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from backends.aio import WriteBatcher
 from backends.http.client import AsyncioHttpClient
+from backends.http.connection import HttpConnection
 from protocols.core.errors import InternalError, StreamBroken, WorkerError, WorkerFailed
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import CHUNKED, CLOSE, HANG, RESET, Reply, ScriptedWorker, chunk, head, make_reply
@@ -245,3 +249,22 @@ async def test_closing_the_client_aborts_running_requests() -> None:
         with pytest.raises(WorkerError):
             await reading.read()
         await worker.until_left()
+
+
+async def test_closed_connection_leaves_no_reference_cycle() -> None:
+    """Neither with its parser nor with a response that was abandoned."""
+    loop = asyncio.get_running_loop()
+    gc.collect()
+    gc.disable()
+    try:
+        connection = HttpConnection(
+            loop, WriteBatcher(asyncio.get_running_loop), lambda _: None, lambda _: None
+        )
+        response = connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        response.abort()
+        connection.connection_lost(None)
+        alive = weakref.ref(connection)
+        del connection, response
+        assert alive() is None
+    finally:
+        gc.enable()
