@@ -31,6 +31,7 @@ EACH = 32
 FEW = 4
 """Tasks and descriptors that are there by chance: probes, connections that just end."""
 _TASKS = re.compile(r"^TASKS (\d+)$", re.MULTILINE)
+_COLLECTION = re.compile(r"^LONGEST COLLECTION ([\d.]+) ms$", re.MULTILINE)
 _LISTENERS = [{"address": "127.0.0.1:0", "protocols": ["openai", "triton"]}]
 
 
@@ -147,12 +148,17 @@ async def _run_interval(port: int, requests: int, cancelled: int) -> None:
             tasks.create_task(_send_and_disconnect(port, cancelled // 4 + (number < cancelled % 4)))
 
 
+async def _request_report(gateway: GatewayProcess) -> None:
+    """Have ``task_counter`` write its report."""
+    reports = len(_TASKS.findall(gateway.said()))
+    os.kill(gateway.process.pid, signal.SIGUSR1)
+    await wait_until(lambda: len(_TASKS.findall(gateway.said())) > reports, 60)
+
+
 async def _measure(gateway: GatewayProcess, requests: int) -> SoakMeasurement:
     """How it is when nothing runs."""
     await asyncio.sleep(0.5)
-    told = len(_TASKS.findall(gateway.said()))
-    os.kill(gateway.process.pid, signal.SIGUSR1)
-    await wait_until(lambda: len(_TASKS.findall(gateway.said())) > told, 60)
+    await _request_report(gateway)
     tasks = int(_TASKS.findall(gateway.said())[-1])
     return SoakMeasurement(requests, gateway.memory(), tasks, gateway.descriptors())
 
@@ -198,8 +204,12 @@ async def _start_stream(port: int) -> asyncio.StreamWriter:
     return writer
 
 
-async def abandon_streams(folder: Path, *, count: int, waves: int) -> int:
-    """Have so many clients leave their streams at once, several times; gives the memory after."""
+async def abandon_streams(folder: Path, *, count: int, waves: int) -> tuple[int, float]:
+    """Have ``count`` clients leave their streams at once, ``waves`` times.
+
+    Returns the gateway's memory afterwards, in bytes, and the CPU time of the longest run of its
+    garbage collector, in seconds.
+    """
     raise_fd_limit()
     echo = {"kind": "echo", "script": ["one "] * 1000, "delay": "5s"}
     text = build_config(
@@ -208,10 +218,13 @@ async def abandon_streams(folder: Path, *, count: int, waves: int) -> int:
         backends={"slow": echo},
         models={"slow": {"backend": "slow"}},
     )
-    async with GatewayProcess(folder, text) as gateway:
+    program = (sys.executable, "-m", "tests.soak.task_counter")
+    async with GatewayProcess(folder, text, program=program) as gateway:
         for _ in range(waves):
             begun = (_start_stream(gateway.port) for _ in range(count))
             for writer in await asyncio.gather(*begun):
                 writer.transport.abort()
             await wait_until(lambda: gateway.descriptors() < FEW * 10, 60)
-        return gateway.memory()
+        memory = gateway.memory()
+        await _request_report(gateway)
+        return memory, float(_COLLECTION.findall(gateway.said())[-1]) / 1000
