@@ -46,7 +46,7 @@ ACCEPTED = {
 NEVER = "/stopInfer"
 """The end of what can't be answered here: no request runs that it could stop."""
 
-NAMES = {"owner": "org", "version": "1", "served": "1"}
+NAMES = {"owner": "org", "version": "1", "served": "1", "probe": "timed-5"}
 """What a path may hold beside a model's name, which is ``m1`` behind an owner's."""
 
 
