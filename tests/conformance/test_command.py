@@ -104,7 +104,7 @@ def test_wrong_key_fails(urls: list[str]) -> None:
 
 WRONG = [
     (["http://127.0.0.1:1", "--protocol", "openai"], "can't reach http://127.0.0.1:1"),
-    (["127.0.0.1:1", "--protocol", "openai"], "is no URL"),
+    (["127.0.0.1:1", "--protocol", "openai"], "is not a URL"),
     (["http://127.0.0.1:1"], "Missing option '--protocol'"),
     (["http://127.0.0.1:1", "--protocol", "nope"], "'nope' is not one of"),
     (["http://127.0.0.1:1", "--protocol", "tgi"], "there are no cases of tgi"),
