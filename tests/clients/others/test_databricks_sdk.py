@@ -108,7 +108,7 @@ def test_error_response_raises_the_matching_sdk_exception(
 
 @pytest.mark.parametrize(
     ("token", "exception"),
-    [("wrong", errors.Unauthenticated), ("sk-narrow", errors.PermissionDenied)],
+    [("wrong", errors.Unauthenticated), ("sk-narrow", errors.ResourceDoesNotExist)],
 )
 def test_invalid_or_unauthorized_key_is_rejected(
     workspace: Callable[[str], WorkspaceClient], token: str, exception: type[Exception]
