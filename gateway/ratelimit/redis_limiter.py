@@ -6,9 +6,9 @@ a while is not leased; the first request after that may use up to one lease, whi
 once.
 
 While the store fails, all leases are void and its policy applies: ``open`` admits everything,
-``closed`` nothing, and ``local`` what this process's part of each limit allows. That part counts
-what was used of leases before, and the store is told what was used of it, so that neither the
-beginning nor the end of a failure is a fresh allowance.
+``closed`` nothing, and ``local`` what this process's part of each limit allows. Usage of leases
+before the failure counts against that part, and usage during the failure is reported to the store
+afterwards: a key gets no new allowance when a failure begins or ends.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ class Authority:
 
     @classmethod
     def of_one(cls, folder: Path) -> Self:
-        """One that nobody knows."""
+        """An untrusted one."""
         return cls(folder, "nobody")
 
     def issue(

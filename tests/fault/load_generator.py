@@ -19,7 +19,7 @@ from tests.integration.test_end_to_end import JSON
 
 _WORD = re.compile(rb"t(\d+) ")
 PATIENCE = 60.0
-"""Seconds after which a request that nobody answers counts as cut."""
+"""Seconds after which a request without a response counts as lost."""
 
 
 class LoadGenerator:

@@ -75,7 +75,7 @@ class WorkerProcess:
                     return
 
     def kill(self) -> None:
-        """SIGKILL: the kernel closes its connections, and nobody listens any more."""
+        """SIGKILL: the kernel closes its connections and its listener."""
         self.process.kill()
         self.process.wait()
 
@@ -95,7 +95,7 @@ class WorkerProcess:
         return status
 
     def _spawn_with_listener(self) -> None:
-        """The socket listens already, so that nobody need wait until the process is up.
+        """The socket listens already, so that callers need not wait for the process.
 
         Only the process keeps it: with its end the port is closed.
         """

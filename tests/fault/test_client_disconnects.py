@@ -1,4 +1,4 @@
-"""A client that leaves stops its worker at once: the connection is closed, and serves nobody."""
+"""A client disconnect cancels the request at the worker and closes the worker connection."""
 
 import asyncio
 from collections.abc import Callable

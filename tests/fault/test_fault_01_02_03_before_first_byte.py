@@ -32,7 +32,7 @@ OFTEN = {"interval": "100ms", "timeout": "2s", "fall": 3}
 
 @pytest.fixture
 def refusing_url() -> Iterator[str]:
-    """An address where nobody listens, nor can while the test runs."""
+    """An address without a listener, reserved while the test runs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

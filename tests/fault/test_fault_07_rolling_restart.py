@@ -15,7 +15,7 @@ RATE = 100.0
 async def test_fault_07_rolling_restart_loses_no_request(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Streams run to their end; in every dialect nobody notices."""
+    """Streams run to their end; clients of no protocol notice the restart."""
     got = await run_rolling_restarts(tmp_path, rate=RATE)
     record_property("requests a second", round(got.rate))
 

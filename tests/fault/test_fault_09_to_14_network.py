@@ -70,7 +70,7 @@ async def test_fault_09_dropped_connection_attempts_time_out_and_are_retried_els
 
 @contextmanager
 def run_full_backlog() -> Iterator[str]:
-    """An address where the kernel drops each SYN: whoever listens takes nobody in."""
+    """An address where the kernel drops each SYN, because the backlog is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         waiting = []
         for _ in range(3):

@@ -103,7 +103,7 @@ async def open_idle_connections(port: int, most: int) -> AsyncIterator[list[sock
 async def test_fault_35_idle_connections_above_the_limit_evict_only_idle_connections(
     tmp_path: Path,
 ) -> None:
-    """A stream goes on, and whoever comes is served, on connections new and kept."""
+    """A stream continues, and requests on new and kept connections are served."""
     raise_fd_limit()
     echo = {"kind": "echo", "script": ["t "] * 40, "delay": "50ms"}
     text = build_config(backends={"echo": echo}, limits={"connections": 500})

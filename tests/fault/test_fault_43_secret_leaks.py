@@ -1,4 +1,4 @@
-"""43: what clients, workers and the configuration say in confidence is told nobody else.
+"""43: confidential text of clients, workers and the configuration is not disclosed.
 
 Every text that a client or a worker sends has the same word in it, and so have keys. It is never in
 the log, though that tells all it can, nor on the admin's pages, nor in the rows of usage.

@@ -110,7 +110,7 @@ SUCCEEDED = "last_reload_success_timestamp_seconds"
 async def test_fault_44_invalid_configuration_is_rejected_with_its_reason(
     tmp_path: Path, case: str
 ) -> None:
-    """Under load, whoever notices it; and the next good one is taken."""
+    """Under load, by each way of noticing it; the next valid one is loaded."""
     bad, line, why = BROKEN[case]
     heard: list[ClientObservation] = []
     async with GatewayProcess(tmp_path, GOOD) as gateway:

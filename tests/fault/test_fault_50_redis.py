@@ -182,7 +182,7 @@ async def count_statuses(front: RunningGateway, times: int) -> Counter[int]:
 async def send_until(
     front: RunningGateway, true: Callable[[], object], within: float = 5.0
 ) -> Counter[int]:
-    """Ask until something is so: where nobody does, nothing is shared. What came of it."""
+    """Send requests until the condition is true; returns the number of each status."""
     told = Counter[int]()
     async with asyncio.timeout(within):
         while not true():
@@ -209,7 +209,7 @@ async def test_fault_50_failure_policy_applies_while_redis_is_down(
 
 
 async def test_fault_50_limits_are_shared_again_after_redis_recovers(serve: Serve) -> None:
-    """Down at the start, and then too: what was used meanwhile is nobody's loss."""
+    """Redis is down at the start; usage during the outage is not charged to the shared limit."""
     with RedisServer() as redis:
         redis.kill()
         front = await serve(build_redis_config(redis, {"requests": f"{2 * PART}/day"}))

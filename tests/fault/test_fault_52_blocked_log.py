@@ -1,4 +1,4 @@
-"""52: whoever reads the log stops reading. The gateway goes on, and ends when it is told to."""
+"""52: the reader of the log stops reading. The gateway continues, and shuts down on a signal."""
 
 import asyncio
 import os

@@ -82,7 +82,7 @@ class SteppedClients:
         return self._sent - sum(count.total() for count in self.ends.values())
 
     async def _settled(self) -> None:
-        """Every place is taken, and whoever is neither inside nor waiting has an answer."""
+        """All slots are taken, and every request that is not running or queued has a response."""
 
         def quiet() -> bool:
             inside = sum(len(one.inside) for one in self._benches)

@@ -1,4 +1,4 @@
-"""A request that takes long to read or to write holds up nobody else (60).
+"""A request that takes long to read or to write does not delay others (60).
 
 Tokens are counted where the model is, in another process; what is left here is to read a request
 and to write it anew, which takes seconds where it has hundreds of thousands of messages.
@@ -26,7 +26,7 @@ HINDRANCES = {"read": (ResponseStrategy, "__init__"), "written": (ChatTemplate, 
 
 
 class BlockedCall:
-    """Holds up whoever calls ``where`` for a large request until it is let go."""
+    """Blocks calls of ``where`` for a large request until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, where: tuple[type[Any], str]) -> None:
         self.begun, self._go = threading.Event(), threading.Event()
@@ -42,7 +42,7 @@ class BlockedCall:
         monkeypatch.setattr(owner, name, held)
 
     def let_go(self) -> None:
-        """Go on, and hold up nobody any more."""
+        """Continue, and block no further calls."""
         self._go.set()
 
 

@@ -77,7 +77,7 @@ async def test_failed_health_checks_eject_a_worker_until_recovery(ill: Reply) ->
 
 @pytest.fixture
 def reserved_socket() -> Iterator[socket.socket]:
-    """An address where nobody listens yet."""
+    """An address without a listener so far."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken

@@ -30,7 +30,7 @@ HASTY = Timeouts(connect=1.0, first_token=0.2, idle=0.2, total=10.0)
 
 @pytest.fixture
 def refusing_url() -> Iterator[str]:
-    """An address where nobody listens, nor can while the test runs."""
+    """An address without a listener, reserved while the test runs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

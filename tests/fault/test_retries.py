@@ -1,4 +1,4 @@
-"""Which failures another worker makes up for, how often, and what is told when none does."""
+"""Which failures are retried on another worker, how often, and the error if all attempts fail."""
 
 import asyncio
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Requests that are explained while they are served, and some that nobody sent, on real sockets."""
+"""Explanations of served requests and of dry runs, on real sockets."""
 
 import hashlib
 import json

@@ -79,7 +79,7 @@ async def stores(server: RedisServer) -> AsyncIterator[Sequence[RedisLeaseStore]
 def build_lease_request(
     limit: SharedLimit, wanted: int, held: int = 0, used: int = 0
 ) -> LeaseRequest:
-    """A wish of a counter that nobody has used."""
+    """A lease request of an unused counter."""
     return LeaseRequest(f"n{next(NAMES)}", limit, wanted, held, used)
 
 

@@ -350,7 +350,7 @@ async def test_gateway_stops_although_an_old_configuration_has_streams(
 
 
 def find_free_port() -> int:
-    """A port that nobody has now."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -127,7 +127,7 @@ async def test_client_listener_does_not_forward_worker_operator_endpoints(serve:
 
 @asynccontextmanager
 async def run_canary_server() -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A place that nobody has any business with, and what it was told."""
+    """A server that must get no request, and the data that it received."""
     told: list[bytes] = []
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -209,7 +209,7 @@ def test_powers_fields_are_passed_through_if_enabled() -> None:
 
 
 WRITER = PassthroughResponse(tuple, cast("Any", None), {})
-"""For a response that nobody reads."""
+"""For a response that is not read."""
 
 
 def build_param(**row: Any) -> Param:

@@ -154,7 +154,7 @@ async def test_aborted_body_without_content_length_raises_stream_broken() -> Non
 
 
 async def test_slow_reader_applies_backpressure_to_the_worker() -> None:
-    """What nobody takes is held up to a bound, and comes when it is asked for."""
+    """Unread data is buffered up to a limit, and returned by the next read."""
     written = 0
     piece = chunk(b"x" * (1 << 16))
 

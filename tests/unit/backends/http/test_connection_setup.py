@@ -42,7 +42,7 @@ def make_address(port: int) -> Any:
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port where nobody listens."""
+    """A port without a listener."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]

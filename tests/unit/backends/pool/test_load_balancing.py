@@ -69,7 +69,7 @@ def test_round_robin_gives_each_worker_its_weight(weights: list[int], rounds: in
 
 @given(WEIGHTS, st.integers(0, 1000))
 def test_round_robin_credits_stay_balanced_as_workers_change(weights: list[int], seed: int) -> None:
-    """However the others came and went, credits stay bounded: nobody starves, nobody is flooded."""
+    """Credits stay bounded when workers come and go: no worker starves or is flooded."""
     policy, workers, draw = RoundRobin(), make_workers(weights), random.Random(seed)
     for _ in range(200):
         policy.pick_worker(draw.sample(workers, draw.randint(1, len(workers))))

@@ -190,7 +190,7 @@ async def test_queue_is_fifo_within_a_priority() -> None:
 
 
 async def test_new_request_does_not_overtake_queued_requests() -> None:
-    """The place came free by itself: nobody was told, and who waits is still first."""
+    """The slot became free without a notification; the first waiting request still gets it."""
     clock = FakeClock()
     pool = make_pool(clock, places=1)
     ask = SlotClient(pool, clock)

@@ -134,7 +134,7 @@ def test_tool_call_arguments_are_streamed(noisy: Drive) -> None:
 
 
 def test_held_back_tool_call_tokens_use_no_credit(noisy: Drive) -> None:
-    """Sixteen begin to call, and all of it is held: nobody could give credit for that."""
+    """Sixteen choices start tool calls, and all output is withheld: the client gives no credit."""
     choice = FunctionChoice(("weather",), required=True, parallel=False)
     spec = make_command(choice, n=16, best_of=16, initial_credit=20)
     got = noisy().run(spec)

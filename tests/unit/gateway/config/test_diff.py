@@ -75,7 +75,7 @@ def test_moved_share_matches_known_values(before: Weights, after: Weights, share
 
 
 def test_raised_weight_moves_users_only_to_its_version() -> None:
-    """From 90:10 to 60:20:20 nobody comes back to the first, and none goes from 3."""
+    """From 90:10 to 60:20:20 no user moves to version 1, and none leaves version 3."""
     pairs = count_moves({"1": 90, "2": 10}, {"1": 60, "2": 20, "3": 20}, 1)
     assert {(before, after) for before, after in pairs if before != after} == {
         ("1", "2"),

@@ -1,4 +1,4 @@
-"""A backend's answer with what the gateway does in its stead, and how it is left."""
+"""Responses with emulation by the gateway, and their cancellation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -112,7 +112,7 @@ def make_plan(*paths: str) -> EmulationPlan:
 async def stream_batches(
     backend: ScriptedBackend, request: Request, plan: EmulationPlan
 ) -> AsyncGenerator[Sequence[Event], None]:
-    """The batches, as whoever sends the request reports them."""
+    """The batches, in the form in which the sender of the request reports them."""
     items, process_events = send_emulated(backend, PreparedRequest(request), CONTEXT, plan)
     async with aclosing(items):
         async for _, batch in items:

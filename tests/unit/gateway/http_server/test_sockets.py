@@ -1,4 +1,4 @@
-"""Where connections come in, and that nobody is lost there."""
+"""Listening sockets: connections are accepted, and none is lost on close."""
 
 import asyncio
 import gc

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UnreachableProcess(Struct, eq=False):
-    """A member of whom nobody has heard yet that it is gone."""
+    """A process that has ended, which the proxy does not know yet."""
 
     admin_socket: str
     ready_message: ProcessReady | None = ProcessReady((), ())

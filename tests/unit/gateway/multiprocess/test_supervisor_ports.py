@@ -1,4 +1,4 @@
-"""Ports that several processes bind, and nobody else."""
+"""Ports that several serving processes share exclusively."""
 
 import socket
 

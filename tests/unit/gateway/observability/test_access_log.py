@@ -1,4 +1,4 @@
-"""The log: what is written to it, and what becomes of it when nobody reads."""
+"""The access log: its lines, and its behaviour when the log is not read."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ class Pipe(Struct):
     writes: int
 
     def rest(self) -> bytes:
-        """What comes until nobody writes any more."""
+        """The data until all writers have closed."""
         os.close(self.writes)
         self.writes = -1
         with os.fdopen(os.dup(self.reads), "rb") as file:

@@ -69,7 +69,7 @@ async def test_successor_that_exits_before_serving_is_ignored(
 async def test_handover_path_is_taken_over_by_the_successor(
     socket_path: Path, listener: socket.socket
 ) -> None:
-    """And nobody else may open it."""
+    """Only the owner may open it."""
     old = start_handover(socket_path, listener)
     assert socket_path.stat().st_mode & 0o777 == 0o600
     new = start_handover(socket_path, listener)

@@ -212,7 +212,7 @@ def test_tgi_style_parameters_are_decoded(llama_desk: Any) -> None:
 
 
 def test_vllm_style_parameters_are_decoded(llama_desk: Any) -> None:
-    """Beside the prompt; a length that nobody named is the target's own."""
+    """Beside the prompt; without a maximum length, the target's default applies."""
     body = PROMPT | {
         "temperature": 0.5,
         "n": 2,
