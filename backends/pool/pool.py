@@ -56,7 +56,7 @@ from backends.pool.settings import (
     WorkerListParser,
     WorkerSourceSettings,
 )
-from backends.pool.side_requests import CancelSender, add_bearer
+from backends.pool.side_requests import CancelSender
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -132,10 +132,11 @@ class SelectionReporter:
         self._observer.on_failure(worker.name, error)
 
     def _build_upstream_request(self, worker: WorkerState | None) -> UpstreamRequest:
-        """The request as sent to this worker; None: without a key."""
+        """The request as sent to this worker, with secrets as ``***``; None: without them."""
         wire, headers = self._request.upstream_request, self._request.request_headers
-        worker_headers = headers if worker is None else add_bearer(headers, worker.config)
-        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *worker_headers), wire.method)
+        if worker is not None and worker.config.credentials is not None:
+            wire, headers = worker.config.credentials.hide_secrets().authorize(wire, headers)
+        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *headers), wire.method)
 
     def _build_selection(
         self, candidates: list[WorkerCandidate], scores: PolicyScores, expected: WorkerState | None

@@ -17,7 +17,6 @@ from backends.pool.settings import (
     ClientTlsSettings,
     PoolSettings,
     RetrySettings,
-    UpstreamAuthSettings,
 )
 from backends.torch.settings import TorchSettings
 from protocols import PROTOCOLS
@@ -180,6 +179,12 @@ class SharedStateConfig(ConfigSection, frozen=True):
 # Traces and metrics.
 
 
+class CollectorAuthConfig(ConfigSection, frozen=True):
+    """Credentials that are sent to a collector."""
+
+    bearer: Secret
+
+
 class TracingConfig(ConfigSection, frozen=True):
     """Spans of requests, exported by OTLP over HTTP; they never contain a prompt or a response.
 
@@ -194,7 +199,7 @@ class TracingConfig(ConfigSection, frozen=True):
     otlp: CollectorUrl
     sample: Share = 0.05
     trust: bool = False
-    auth: UpstreamAuthSettings | None = None
+    auth: CollectorAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
     """Headers of each request to the collector."""
     buffer: PositiveInt = 10_000
@@ -210,7 +215,7 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
 
     otlp: CollectorUrl
     interval: Timeout = 60.0
-    auth: UpstreamAuthSettings | None = None
+    auth: CollectorAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
 
 

@@ -4,10 +4,12 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
+from backends.http.interfaces import join_path
 from backends.interfaces import ExplainsSelection, RequestContext, RequestObserver, WorkerSelection
 from gateway.auth.api_keys import Principal, may_explain
 from gateway.emulation.execute import count_parts
@@ -169,7 +171,7 @@ def explain_upstream_request(
     return ExplainedUpstreamRequest(
         url=url,
         method=upstream_request.method,
-        path=upstream_request.path,
+        path=join_path(urlsplit(url).path.rstrip("/"), upstream_request.path),
         headers=mask_headers(upstream_request.headers),
         body=text,
         size=len(upstream_request.body),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -110,7 +111,9 @@ class ExplainedLimits(Struct, frozen=True):
 
 
 class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
-    """A request to a worker, with secrets as ``***``. ``url`` is the worker's base URL.
+    """A request to a worker, with secrets as ``***``.
+
+    ``url`` is the worker's, and ``path`` the whole path that was requested of its server.
 
     ``body`` is text, or base64 if it is not UTF-8. At most 64 KiB of a live request's body are
     kept; ``size`` is its full size in bytes.
@@ -386,7 +389,8 @@ def _format_candidate(one: WorkerCandidate, expected_url: str) -> str:
 
 
 def _format_upstream_request(sent: ExplainedUpstreamRequest) -> Iterator[LabelledLine]:
-    yield "upstream", f"{sent.method} {sent.url}{sent.path}"
+    origin = sent.url.removesuffix(urlsplit(sent.url).path)
+    yield "upstream", f"{sent.method} {origin}{sent.path}"
     yield from (("", f"{name}: {value}") for name, value in sent.headers)
     encoding = " in base64" if sent.base64 else ""
     yield "", f"{sent.size} bytes{encoding}:"

@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 from msgspec import Struct, field
 
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.interfaces import Deadline, WorkerSelection
 from backends.pool.attempt import AttemptRequest
 from backends.pool.load_balancing import PolicyName, make_policy
@@ -55,7 +55,10 @@ def _fail_if_called(*_: object) -> NoReturn:
 
 
 def make_pool(policy: PolicyName = "round_robin", most: int | None = None) -> WorkerPool:
-    workers = [WorkerConfig(url, max_concurrency=1, bearer=f"key-of-{url[7]}") for url in URLS]
+    workers = [
+        WorkerConfig(url, 1, 1, credentials=make_bearer_credentials(f"key-of-{url[7]}"))
+        for url in URLS
+    ]
     draws = iter([0.9, 0.1] * 100)
     return WorkerPool(workers, make_policy(policy, draws.__next__), PoolLimits(most), lambda: 0.0)
 
@@ -117,5 +120,5 @@ def test_explanation_shows_the_failed_worker_and_its_request() -> None:
     show.observe_failure(member, WorkerUnreachable("it is gone"))
 
     [(url, wire)] = seen.asked
-    assert (url, wire.headers) == (URLS[1], (("Authorization", "Bearer key-of-b"),))
+    assert (url, wire.headers) == (URLS[1], (("Authorization", "***"),))
     assert seen.failed == [(URLS[1], "WorkerUnreachable")]
