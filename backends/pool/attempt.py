@@ -469,7 +469,9 @@ class Attempt(AttemptTimeouts):
         """Read the error of a response whose status is not 200."""
         status, headers = response.status, response.headers
         if status < HTTPStatus.BAD_REQUEST:
-            return WorkerFailed(f"the worker answered {status}", status=status)
+            redirect = WorkerFailed(f"the worker answered {status}", status=status)
+            redirect.worker_status = status
+            return redirect
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # a part of the body is enough
@@ -477,7 +479,11 @@ class Attempt(AttemptTimeouts):
                 body += b"".join(chunks)
         payload = bytes(body[:_MAX_ERROR_BYTES])
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
-        return self.request.read_error(status, headers, payload)
+        error = self.request.read_error(status, headers, payload)
+        error.worker_status = status
+        if not error.worker_text:
+            error.worker_text = payload.decode("utf-8", "replace")
+        return error
 
     async def _read_body(
         self, response: UpstreamResponse, *, had_content: bool = True

@@ -10,7 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.http.interfaces import join_path
-from backends.interfaces import ExplainsSelection, RequestContext, RequestObserver, WorkerSelection
+from backends.interfaces import (
+    ExplainsSelection,
+    RequestContext,
+    RequestObserver,
+    WorkerFailure,
+    WorkerSelection,
+)
 from gateway.auth.api_keys import Principal, may_explain
 from gateway.emulation.execute import count_parts
 from gateway.explain.report import (
@@ -37,7 +43,7 @@ from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver,
 from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
-from protocols.core.errors import GatewayError, InternalError
+from protocols.core.errors import InternalError
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -352,11 +358,12 @@ class ExplanationRecorder:
         if len(attempt.sent) < _MAX_RECORDED_REQUESTS:
             attempt.sent.append(explain_upstream_request(url, wire, _MAX_BODY_BYTES))
 
-    def on_failure(self, url: str, error: GatewayError) -> None:
+    def on_failure(self, failure: WorkerFailure) -> None:
         """See ``backends.interfaces.RequestObserver``."""
         for sent in self._attempts[-1].sent:
-            if sent.url == url and not sent.error:
-                sent.error = type(error).__name__
+            if sent.url == failure.worker and not sent.error:
+                sent.error, sent.worker_text = failure.error, failure.text
+                sent.worker_status = failure.status
                 return
 
     # --- the explanation --------------------------------------------------------------------------

@@ -127,7 +127,10 @@ class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
     size: int
     base64: bool = False
     error: str = ""
-    """The error before the response began."""
+    """The error that ended the attempt."""
+    worker_status: int | None = None
+    worker_text: str = ""
+    """The status and the text of the worker's error."""
 
 
 class ExplainedAttempt(Struct, kw_only=True, omit_defaults=True):
@@ -396,7 +399,8 @@ def _format_upstream_request(sent: ExplainedUpstreamRequest) -> Iterator[Labelle
     yield "", f"{sent.size} bytes{encoding}:"
     yield from (("", line) for line in sent.body.splitlines())
     if sent.error:
-        yield "error", sent.error
+        status = "" if sent.worker_status is None else f", status {sent.worker_status}"
+        yield "error", f"{sent.error}{status}" + (sent.worker_text and f": {sent.worker_text}")
 
 
 def _format_response(response: ExplainedResponse) -> Iterator[LabelledLine]:
