@@ -24,6 +24,7 @@ from protocols.core.units import (
     Budget,
     CollectorUrl,
     ConfigSection,
+    CorsOrigin,
     Duration,
     FilePath,
     HeaderName,
@@ -243,6 +244,20 @@ class TlsConfig(ConfigSection, frozen=True):
     key: FilePath
 
 
+class CorsConfig(ConfigSection, frozen=True):
+    """Pages of other origins that may use the listener in a browser (CORS).
+
+    ``origins`` are written as the browser sends them: https://app.example. One label of the host,
+    or the port, may be ``*``: https://*.example.org, http://localhost:*. The origin ``*`` is every
+    one. ``headers`` are request headers that pages may send beside those of the protocols' clients,
+    or ``*``. Browsers keep the permission for ``max_age``.
+    """
+
+    origins: Annotated[tuple[CorsOrigin, ...], Meta(min_length=1)]
+    headers: tuple[HeaderName, ...] = ()
+    max_age: Duration = 600.0
+
+
 class ListenerProtocolConfig(ConfigSection, frozen=True):
     """A protocol on a listener. The protocol's own options stand beside ``name``."""
 
@@ -269,6 +284,8 @@ class ListenerConfig(ConfigSection, frozen=True):
     tls: TlsConfig | None = None
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    cors: CorsConfig | None = None
+    """Without it, browsers let no page of another origin use the listener."""
 
 
 class AdminConfig(ConfigSection, frozen=True):

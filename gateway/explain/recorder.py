@@ -35,7 +35,7 @@ from gateway.explain.report import (
     Explanation,
 )
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.http import ResponseWriter, ResponseWriterWrapper
 from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.strategies import ResponseStrategy, select_unset_defaults
 from gateway.routing.request_attributes import RequestAttributes
@@ -412,37 +412,16 @@ class ExplanationRecorder:
         self._stage_started_at = now
 
 
-class _ExplainWriter:
+class _ExplainWriter(ResponseWriterWrapper):
     """Adds the explanation to the headers of a response."""
 
     def __init__(self, writer: ResponseWriter, recorder: ExplanationRecorder) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._recorder = recorder
 
-    @property
-    def started(self) -> bool:
-        return self._writer.started
-
-    @property
-    def needs_drain(self) -> bool:
-        return self._writer.needs_drain
-
-    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        self._writer.send_response(
-            status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())), body
-        )
-
-    def start(self, status: int, headers: Headers) -> None:
-        self._writer.start(status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())))
-
-    def write(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    def finish(self) -> None:
-        self._writer.finish()
-
-    async def drain(self) -> None:
-        await self._writer.drain()
+    def extend_headers(self, headers: Headers) -> Headers:
+        """See ``ResponseWriterWrapper``."""
+        return (*headers, (EXPLAIN_HEADER, self._recorder.format_header()))
 
 
 def _shorten_selection(selection: WorkerSelection) -> WorkerSelection:

@@ -127,6 +127,9 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _LINE_END: Final = b"\r\n"
 _SINGLE_HEADERS: Final = frozenset({"authorization", "host"})
 """Headers that may occur only once. Of others, the first counts."""
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
+"""How a connection begins whose client takes HTTP/2 for granted (RFC 9113, section 3.4)."""
+HTTP2_MESSAGE: Final = "HTTP/2 is not supported: use HTTP/1.1, or a proxy that translates it"
 _HEAD_SIZE_FACTOR: Final = 8
 """The maximum head size, in maximum line sizes."""
 
@@ -375,6 +378,8 @@ class RequestParser:
     def _handle_parse_error(self) -> None:
         if self.body_request is not None:
             self.abort_body()
+        elif self._line.startswith(_HTTP2_PREFACE, self._line_start):
+            self.reject(505, HTTP2_MESSAGE)
         else:
             self.reject(400, "the request is not HTTP")
 
