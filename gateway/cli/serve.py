@@ -7,16 +7,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from backends.http.interfaces import join_path
 from gateway.config.errors import ConfigError
 from gateway.config.loader import (
     ConfigFetcher,
@@ -31,6 +34,7 @@ from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE, ShutdownSignal
 from protocols.core.errors import WorkerError
+from protocols.core.units import parse_alias
 
 if TYPE_CHECKING:
     from gateway.runtime.gateway import Gateway
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 
 
 # A gateway in one process, from start to stop.
+
+_MAX_SHOWN_MODELS: Final = 20
+"""How many names of models are printed at the start."""
 
 
 class ServerProcess(Struct, frozen=True):
@@ -49,6 +56,7 @@ class ServerProcess(Struct, frozen=True):
     access_log: AccessLogWriter
     wait_for_warmup: bool
     handover_path: str | None
+    has_changed: Callable[[], bool] | None
 
     async def run(self) -> int:
         """Serve until a signal to stop; a second one ends at once. Returns the exit code."""
@@ -65,7 +73,7 @@ class ServerProcess(Struct, frozen=True):
         )
         assert gateway.reloader is not None  # noqa: S101 - it was created with a source
         shutdown = ShutdownSignal()
-        reload_trigger = ReloadTrigger(gateway.reloader, self.watched_file)
+        reload_trigger = ReloadTrigger(gateway.reloader, self.watched_file, self.has_changed)
         asyncio.get_running_loop().add_signal_handler(
             signal.SIGHUP, reload_trigger.reload_requested.set
         )
@@ -84,7 +92,9 @@ class ServerProcess(Struct, frozen=True):
         if not urls:
             await gateway.stop()
             return 0
-        models = ", ".join(info.name for info in gateway.router.list_models()) or "any"
+        names = [info.name for info in gateway.router.list_models()]
+        more = f" and {len(names) - _MAX_SHOWN_MODELS} more" * (len(names) > _MAX_SHOWN_MODELS)
+        models = ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(reload_trigger.run())]
@@ -203,6 +213,7 @@ def serve(target: str | None, port: int | None, log_level: str, **options: Any) 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     fetch, file = _make_fetcher(target, port, insecure=options["insecure"])
     load_config, watched_file = ConfigReader(fetch), file if options["watch"] else None
+    polls = isinstance(fetch, WorkerProxyFetcher) and options["watch"]
     try:
         initial_config = load_config()
     except ConfigError as error:
@@ -210,7 +221,13 @@ def serve(target: str | None, port: int | None, log_level: str, **options: Any) 
         sys.exit(1)
     if options["processes"] == 1:
         sys.exit(
-            run_gateway(initial_config, load_config, watched_file, handover=options["handover"])
+            run_gateway(
+                initial_config,
+                load_config,
+                watched_file,
+                handover=options["handover"],
+                has_changed=load_config.has_changed if polls else None,
+            )
         )
     if options["handover"] is not None:
         raise click.UsageError("--handover works only with one process")
@@ -222,7 +239,12 @@ def serve(target: str | None, port: int | None, log_level: str, **options: Any) 
     sys.exit(
         run_supervisor(
             ServePlan(
-                initial_config, load_config, options["processes"], watched_file, log_level.upper()
+                initial_config,
+                load_config,
+                options["processes"],
+                watched_file,
+                log_level.upper(),
+                polls,
             )
         )
     )
@@ -239,6 +261,8 @@ def _make_fetcher(
     name, values = _choose_built_in(target)
     env = values if port is None else {**values, "PORT": str(port)}
     text, shown_name = read_built_in_config(name)
+    if name == "proxy":
+        return WorkerProxyFetcher(ConfigText(text.encode(), shown_name, env, insecure)), None
     return partial(ConfigText, text.encode(), shown_name, env, insecure), None
 
 
@@ -255,6 +279,81 @@ def _choose_built_in(target: str | None) -> tuple[str, Mapping[str, str]]:
             raise click.UsageError(f"no such file: {target}")
         case _:
             return "local", {"MODEL": target}
+
+
+# The models of a worker that is served without a file.
+
+_LISTING_TIMEOUT: Final = 2.0
+"""Seconds until the worker counts as unreachable."""
+_MAX_LISTING_SIZE: Final = 8 << 20
+_MAX_MODELS: Final = 10_000
+
+
+class _ListedModel(Struct):
+    id: str
+
+
+class _ModelListing(Struct):
+    data: list[_ListedModel]
+
+
+class WorkerProxyFetcher:
+    """A ``ConfigFetcher``: the built-in configuration for one worker, with the worker's models.
+
+    As long as the worker was never reached, or if it lists a name that a model can't have, any name
+    is passed on to it. If it is unreachable later, the last known models stay.
+    """
+
+    def __init__(self, template: ConfigText) -> None:
+        self._template = template
+        self._url = template.env_overrides["WORKER"]
+        self._names: Sequence[str] | None = None
+
+    def __call__(self) -> ConfigText:
+        """The current text."""
+        names = list_worker_models(self._url)
+        if names is not None and set(names) != set(self._names or ()):
+            self._names = names
+        if not self._names:
+            return self._template
+        config: dict[str, Any] = msgspec.yaml.decode(self._template.data)
+        config["models"] = {name: {"backend": "worker"} for name in self._names}
+        return replace(self._template, data=msgspec.json.encode(config))
+
+
+def list_worker_models(url: str) -> Sequence[str] | None:
+    """The models that a worker lists, and ``*`` if one has no valid name; None if it lists none."""
+    import httpx  # noqa: PLC0415 - only this command needs it at the start
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
+    parts = urlsplit(url)
+    path = join_path(parts.path.rstrip("/"), "/v1/models")
+    body = b""
+    try:
+        with httpx.stream(
+            "GET",
+            f"{parts.scheme}://{parts.netloc}{path}",
+            timeout=_LISTING_TIMEOUT,
+            trust_env=False,
+        ) as response:
+            response.raise_for_status()
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MAX_LISTING_SIZE:
+                    return None
+        listing = msgspec.json.decode(body, type=_ModelListing)
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    names = dict.fromkeys(model.id for model in listing.data[:_MAX_MODELS])
+    valid_names = [name for name in names if _is_model_name(name)]
+    return valid_names if len(valid_names) == len(names) else [*valid_names, "*"]
+
+
+def _is_model_name(name: str) -> bool:
+    try:
+        return parse_alias(name) == name
+    except ValueError:
+        return False
 
 
 def read_built_in_config(name: str) -> tuple[str, str]:
@@ -274,10 +373,12 @@ def run_gateway(
     *,
     wait_for_warmup: bool = False,
     handover: str | None = None,
+    has_changed: Callable[[], bool] | None = None,
 ) -> int:
     """Serve ``initial_config`` until a signal to stop. Returns the exit code.
 
-    ``load_config`` reloads the configuration on SIGHUP, or when ``watched_file`` changes. With
+    ``load_config`` reloads the configuration on SIGHUP, when ``watched_file`` changes, or when
+    ``has_changed``, which is asked now and then in a thread, says so. With
     ``wait_for_warmup`` the ports are opened only after every backend has warmed up.
     ``handover``: see ``gateway.runtime.handover``.
     """
@@ -288,7 +389,13 @@ def run_gateway(
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
         process = ServerProcess(
-            initial_config, load_config, watched_file, access_log, wait_for_warmup, handover
+            initial_config,
+            load_config,
+            watched_file,
+            access_log,
+            wait_for_warmup,
+            handover,
+            has_changed,
         )
         return runner.run(process.run())
 
