@@ -284,6 +284,8 @@ class ListenerConfig(ConfigSection, frozen=True):
     tls: TlsConfig | None = None
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    default_model: NonEmptyStr | None = None
+    """The model whose workers get images, audio and moderations that name no model."""
     cors: CorsConfig | None = None
     """Without it, browsers let no page of another origin use the listener."""
 

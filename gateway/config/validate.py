@@ -13,6 +13,7 @@ from gateway.config.schema import (
     ApiKeyConfig,
     Config,
     KeyRateLimitConfig,
+    ListenerConfig,
     ModelConfig,
     RouteConfig,
     RouteMatchConfig,
@@ -552,11 +553,24 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
                 _check_model(model, ("models", name), backends, context)
         check_fallbacks(config.models, targets, context)
         check_shadows(config, targets, context)
+    if names is not None and is_set(config.listeners):
+        _check_default_models(config.listeners, names, context)
     if is_set(config.keys):
         _check_keys(config.keys, names, context)
     if names is not None:
         check_rate_limits(config, names, context)
     check_routes(config, context)
+
+
+def _check_default_models(
+    listeners: Sequence[ListenerConfig], names: Mapping[str, str], context: ValidationContext
+) -> None:
+    """Report default models of listeners that do not exist."""
+    for n, listener in enumerate(listeners):
+        name = listener.default_model if is_set(listener) else None
+        if is_set(name) and name is not None and name not in names and _WILDCARD_MODEL not in names:
+            message = f"there is no model {quote(name)}; {suggest_name(name, names)}"
+            context.add_issue(("listeners", n, "default_model"), message)
 
 
 # --- pools ---------------------------------------------------------------------------------------

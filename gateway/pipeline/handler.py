@@ -30,6 +30,7 @@ from gateway.pipeline.http import (
     get_client_request_id,
     parse_seconds,
 )
+from gateway.pipeline.proxy import ProxiedBody, forward_request, get_proxy_adapter
 from gateway.pipeline.recorder import (
     EXPLAIN_HEADER,
     NULL_RECORDER,
@@ -47,6 +48,7 @@ from protocols.core.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
+    InvalidParameter,
     RequestNotFound,
     Unauthorized,
     UnsupportedFeature,
@@ -82,6 +84,8 @@ class HandlerSettings(Struct, frozen=True):
     """Whether requests without a key may request an explanation."""
     config_hash: str = ""
     """The configuration's hash, for the access log."""
+    default_model: str = ""
+    """The model of forwarded requests that name none; "" if they are refused."""
 
 
 class Tracer(Protocol):
@@ -250,6 +254,9 @@ class RequestHandler:
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
+            if match.endpoint.task == "proxy":
+                await self._forward(match, request, principal, recorder)
+                return
             if match.endpoint.method != "GET":  # the body of a GET request is not read
                 body = await http.body(self._settings.max_body_size)
                 if "content-encoding" in headers:
@@ -282,6 +289,40 @@ class RequestHandler:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
+
+    async def _forward(
+        self,
+        match: EndpointMatch,
+        request: ActiveRequest,
+        principal: Principal | None,
+        recorder: ExplainRecorder,
+    ) -> None:
+        """Forward a request that is not translated. Raises GatewayError."""
+        http, record, adapter = request.http, request.record, match.mount.adapter
+        body = ProxiedBody(http, self._settings.max_body_size)
+        client_request = await body.find_model(
+            get_proxy_adapter(adapter),
+            lambda beginning: _make_client_request(match, http, record, beginning),
+        )
+        recorder.record_request(adapter, client_request, principal, http.peer)
+        model = body.model or self._settings.default_model
+        if not model:
+            text = "you must provide the field 'model'"
+            raise InvalidParameter(text, param="model", problem="missing")
+        routed = RoutedRequest(
+            adapter,
+            client_request,
+            RoutingInfo(model),
+            self._make_context(client_request, NULL_RECORDER, record),
+            request.writer,
+            record,
+            principal,
+            http.peer,
+            recorder,
+        )
+        route = self._route_request(routed)
+        self._reserve_limits(routed, route, request, None)
+        await forward_request(routed, route, body)
 
     async def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
         """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
@@ -349,13 +390,24 @@ class RequestHandler:
         generates = routed.client_request.endpoint.task == "generate"
         if self._limiter is not None:
             body = routed.client_request.body if generates else None
-            reservation = request.reservation = self._limiter.reserve(
-                routed.record.key, route.requested_model, route.model.info, body, routed.adapter
-            )
-            if reservation is not None:
-                reservation.check()
-                routed.reservation, routed.headers = reservation, reservation.headers
+            self._reserve_limits(routed, route, request, body)
         return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
+
+    def _reserve_limits(
+        self, routed: RoutedRequest, route: Route, request: ActiveRequest, body: bytes | None
+    ) -> None:
+        """Take the request's part of its key's limits; ``body`` is None if it asks for no tokens.
+
+        Raises RateLimitExceeded, QuotaExceeded or Overloaded.
+        """
+        if self._limiter is None:
+            return
+        reservation = request.reservation = self._limiter.reserve(
+            routed.record.key, route.requested_model, route.model.info, body, routed.adapter
+        )
+        if reservation is not None:
+            reservation.check()
+            routed.reservation, routed.headers = reservation, reservation.headers
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.

@@ -21,6 +21,7 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     SupportsCancel,
     SupportsPassthrough,
+    SupportsProxy,
     UpstreamAdapter,
     UpstreamRequest,
 )
@@ -75,6 +76,11 @@ class RestrictedAdapter:
             )
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
+        if isinstance(adapter, SupportsProxy):
+            self.find_proxied_model, self.get_proxied_path = (
+                adapter.find_proxied_model,
+                adapter.get_proxied_path,
+            )
         if isinstance(adapter, SupportsPassthrough):
             self.prepare_passthrough = partial(self._prepare_passthrough, adapter)
 

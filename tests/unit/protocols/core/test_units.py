@@ -97,6 +97,10 @@ def test_unit_is_parsed_and_formatted(unit: str, text: str, value: object, writt
         *[("digest", text) for text in ("", "ab" * 31, "xy" * 32, "ab" * 33)],
         *[("prefix", text) for text in ("", "/", "a", "/a/", "//a", "/a//b", "/.", "/..", "/a?b")],
         *[("address", text) for text in ("", ":", "a", "a:", "a:-1", "a b:1", "1.2.3:80", "[a]:1")],
+        *[
+            ("origin", text)
+            for text in ("", "a.example", "https://a/", "https://*.*", "http://a:x")
+        ],
         *[("device", text) for text in ("", "CPU", "cuda:", "cuda:1:2")],
         *[("worker", text) for text in ("", "http:", "//w", "http://w:0", "http://w//a", "w:80")],
         *[("worker", text) for text in ("http://[", "http://u@w", "http://w?a", "http:///a")],
