@@ -9,13 +9,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
 import transformers
 from msgspec import Struct
 from safetensors import SafetensorError
+
+from backends.torch.ipc import EngineTask
 
 # Locating a model.
 #
@@ -31,7 +33,6 @@ class ModelError(Exception):
 
 
 ProgressReport = Callable[[str], None]
-EngineTask = Literal["generate", "embed"]
 
 
 class ModelLocation(Struct, frozen=True):
@@ -155,10 +156,19 @@ def _download_model(path: str, report: ProgressReport) -> Path:
 def _detect_task(folder: Path) -> EngineTask:
     if (folder / "modules.json").is_file():
         return "embed"
-    names = read_model_config(folder).get("architectures") or ()
+    config = read_model_config(folder)
+    names = config.get("architectures") or ()
+    if any("SequenceClassification" in name for name in names) and _has_one_label(config):
+        return "rerank"
     if not names or any("CausalLM" in name or "LMHead" in name for name in names):
         return "generate"
     return "embed"
+
+
+def _has_one_label(config: dict[str, Any]) -> bool:
+    """Whether a classifier gives one score. Two labels are the default of transformers."""
+    labels = config.get("id2label")
+    return config.get("num_labels") == 1 or (isinstance(labels, dict) and len(labels) == 1)
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig
 
 from backends.torch import loader
+from backends.torch.ipc import EngineTask
 from backends.torch.loader import (
-    EngineTask,
     ModelError,
     ModelLocation,
     compute_weight_bytes,
