@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from backends.torch.model_files import EngineTask
 from backends.torch.settings import WatermarkSettings
 from protocols.core.errors import (
     ContextTooLong,
@@ -283,10 +284,6 @@ class CreditCommand(Struct, frozen=True, tag="credit"):
 
     request_id: int
     tokens: int
-
-
-EngineTask = Literal["generate", "embed", "rerank"]
-"""What a model computes; an embedding model reranks by the similarity of its vectors."""
 
 
 class ReadyEvent(Struct, frozen=True, tag="ready"):

@@ -14,15 +14,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from backends.torch.embeddings import EncoderInput, count_positions, pad_inputs
 from backends.torch.ipc import RerankCommand, ScoresEvent
 from backends.torch.loader import (
-    ModelError,
     ModelLocation,
     load_pretrained,
     load_weights,
     pick_device,
     pick_dtype,
-    read_model_config,
 )
 from backends.torch.model import prepack_linears
+from backends.torch.model_files import ModelError, read_model_config
 from backends.torch.settings import EngineSettings
 from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 

@@ -25,7 +25,8 @@ from backends.torch.ipc import (
     ScoresEvent,
     TokenizeCommand,
 )
-from backends.torch.loader import ModelError, ModelLocation, find_model
+from backends.torch.loader import ModelLocation, find_model
+from backends.torch.model_files import ModelError
 from backends.torch.rerank import load_cross_encoder, read_activation
 from backends.torch.settings import EngineSettings
 from tests.tiny_model import byte_tokenizer
@@ -56,8 +57,7 @@ def save_model(folder: Path, labels: int = 1, **config: Any) -> ModelLocation:
             intermediate_size=64,
             max_position_embeddings=64,
             initializer_range=0.5,
-            num_labels=labels,
-            **config,
+            **{"num_labels": labels, **config},
         )
     )
     model.save_pretrained(folder)
