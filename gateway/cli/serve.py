@@ -361,7 +361,7 @@ def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: 
 @click.option("--threads", type=int, help="CPU threads; by default, as many as torch chooses.")
 @click.option(
     "--task",
-    type=click.Choice(["generate", "embedding"]),
+    type=click.Choice(["generate", "embedding", "rerank"]),
     help="The model's task, if its files do not say it.",
 )
 @click.option(

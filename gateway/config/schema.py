@@ -21,6 +21,7 @@ from backends.pool.settings import (
 )
 from backends.torch.settings import TorchSettings
 from protocols import PROTOCOLS
+from protocols.core.catalog import ModelTask
 from protocols.core.units import (
     Budget,
     CollectorUrl,
@@ -392,7 +393,7 @@ class ModelConfig(ConfigSection, frozen=True):
     model: NonEmptyStr | None = None
     versions: Annotated[Mapping[Name, TargetConfig], Meta(min_length=1)] | None = None
     split: TrafficSplitConfig | None = None
-    task: Literal["chat", "embedding"] = "chat"
+    task: ModelTask = "chat"
     limits: ModelLimitsConfig = ModelLimitsConfig()
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
     on_loss: OnLoss | None = None
