@@ -20,6 +20,7 @@ from backends.pool.settings import (
 )
 from backends.torch.settings import TorchSettings
 from protocols import PROTOCOLS
+from protocols.core.catalog import ModelTask
 from protocols.core.units import (
     Budget,
     CollectorUrl,
@@ -298,6 +299,9 @@ class AdminConfig(ConfigSection, frozen=True):
 
     address: ListenAddress
     sha256: Sha256Digest | None = None
+    key_for: Literal["all", "changes"] = "all"
+    """What needs the key: all requests except health checks, or only those that change something
+    (workers, reload, drain, cancel), which is possible on loopback addresses."""
 
 
 class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
@@ -413,7 +417,7 @@ class ModelConfig(ConfigSection, frozen=True):
     model: NonEmptyStr | None = None
     versions: Annotated[Mapping[Name, TargetConfig], Meta(min_length=1)] | None = None
     split: TrafficSplitConfig | None = None
-    task: Literal["chat", "embedding"] = "chat"
+    task: ModelTask = "chat"
     limits: ModelLimitsConfig = ModelLimitsConfig()
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
     on_loss: OnLoss | None = None

@@ -109,6 +109,7 @@ class ServePlan(Struct, frozen=True):
     """The initial configuration, its reader, the number of processes and the watched file.
 
     ``polls_reader``: the reader is asked now and then whether the configuration has changed.
+    ``admin_key`` is shown in the web UI's URL.
     """
 
     initial_config: LoadedConfig
@@ -116,6 +117,7 @@ class ServePlan(Struct, frozen=True):
     process_count: int
     watched_file: str | None = None
     log_level: str = "INFO"
+    admin_key: str | None = None
     polls_reader: bool = False
 
 
@@ -223,6 +225,10 @@ class Supervisor(Collector):
         names, addresses = ", ".join(models) or "any", " and ".join(urls)
         count = self._plan.process_count
         click.echo(f"interlingua serves {names} on {addresses} ({count} processes)", err=True)
+        if self._admin_proxy is not None:
+            click.echo(
+                f"web UI: {listeners.build_ui_url(urls[-1], self._plan.admin_key)}", err=True
+            )
 
     async def _wait_closed(self) -> None:
         """Wait until all processes have exited."""

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
+from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_explain
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
@@ -45,13 +45,11 @@ from gateway.routing.paths import EndpointMatch, PathRouter
 from gateway.routing.router import PrincipalCatalog, Route, Router
 from protocols.core.catalog import Catalog
 from protocols.core.errors import (
-    DeadlineExceeded,
     GatewayError,
     InternalError,
     InvalidParameter,
     RequestNotFound,
     Unauthorized,
-    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -60,7 +58,6 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
-    SupportsTokenize,
 )
 
 log = logging.getLogger("interlingua")
@@ -69,6 +66,7 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
+_PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that need a model."""
 
@@ -214,7 +212,7 @@ class RequestHandler:
         request = ActiveRequest(http, writer, record)
         self.running_count += 1
         try:
-            if http.path in self._static_pages:
+            if http.path in self._static_pages and http.method in _PAGE_METHODS:
                 send_reply(writer, self._static_pages[http.path](), record)
             else:
                 await self._process_request(request)
@@ -387,11 +385,11 @@ class RequestHandler:
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
         route = self._route_request(routed)
-        generates = routed.client_request.endpoint.task == "generate"
         if self._limiter is not None:
-            body = routed.client_request.body if generates else None
+            takes_tokens = routed.client_request.endpoint.task == "generate"
+            body = routed.client_request.body if takes_tokens else None
             self._reserve_limits(routed, route, request, body)
-        return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
+        return self.dispatcher.dispatch(routed, route)
 
     def _reserve_limits(
         self, routed: RoutedRequest, route: Route, request: ActiveRequest, body: bytes | None
@@ -489,36 +487,6 @@ def _send_error(
         return
     response = adapter.encode_error(error, client_request)
     send_reply(request.writer, response, request.record, request.headers)
-
-
-async def _tokenize(request: RoutedRequest, route: Route) -> None:
-    """Answer with the tokens of a text. Raises UnsupportedFeature."""
-    adapter, client_request, context, backend = (
-        request.adapter,
-        request.client_request,
-        request.context,
-        route.target.backend,
-    )
-    if not isinstance(adapter, SupportsTokenize) or not isinstance(backend, Tokenizer):
-        raise UnsupportedFeature(
-            f"the model {route.model.info.name!r} does not support tokenization"
-        )
-    text = (
-        await asyncio.to_thread(adapter.read_text, client_request)
-        if context.offload_to_thread
-        else adapter.read_text(client_request)
-    )
-    try:
-        async with asyncio.timeout(context.deadline.remaining()):
-            tokens = await backend.tokenize(text, context)
-    except TimeoutError:
-        raise DeadlineExceeded("the request's time is up") from None
-    send_reply(
-        request.writer,
-        adapter.encode_tokens(client_request, tokens),
-        request.record,
-        request.headers,
-    )
 
 
 def _make_client_request(
