@@ -36,6 +36,7 @@ from protocols.core.units import SCALAR_TYPES, RateValue, Secret, has_dot_segmen
         ("weight", "90", 90, 90),
         ("weight", "90%", 90, 90),
         ("model", "*", "*", "*"),
+        ("model", "openai/*", "openai/*", "openai/*"),
         ("model", "org/name:tag_1.0-x", "org/name:tag_1.0-x", "org/name:tag_1.0-x"),
         ("header", "X-User-Id", "X-User-Id", "X-User-Id"),
         ("sticky", "header:X-User-Id", "header:x-user-id", "header:x-user-id"),
