@@ -116,9 +116,7 @@ class ServerProcess(Struct, frozen=True):
         if not urls:
             await gateway.stop()
             return 0
-        names = [info.name for info in gateway.router.list_models()]
-        more = f" and {len(names) - _MAX_SHOWN_MODELS} more" * (len(names) > _MAX_SHOWN_MODELS)
-        models = ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
+        models = _describe_models([info.name for info in gateway.router.list_models()])
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         if gateway.admin_server is not None:
             page = listeners.build_ui_url(urls[-1], self.options.admin_key)
@@ -163,6 +161,11 @@ class ServerProcess(Struct, frozen=True):
                 handover.listen()
             inherited.confirm_serving()
         return urls
+
+
+def _describe_models(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN_MODELS} more" * (len(names) > _MAX_SHOWN_MODELS)
+    return ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
 
 
 async def _stop_after_handover(
