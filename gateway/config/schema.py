@@ -407,6 +407,10 @@ class ModelConfig(ConfigSection, frozen=True):
 
     Without a split, the highest numbered version gets all the traffic; clients can still name the
     others. Options of a single protocol stand under that protocol's name.
+
+    A model whose name ends with ``*``, such as ``openai/*``, serves every name with this beginning
+    that no other model has; the longest beginning counts. In ``model``, ``*`` is the rest of the
+    requested name. The model ``*`` serves all names, which its workers get as they are.
     """
 
     extra_field: ClassVar[str] = "options"
