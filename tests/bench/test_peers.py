@@ -9,29 +9,31 @@ import msgspec
 import pytest
 
 from tests.bench import peers
+from tests.bench.gateways import FROM_TRITON, OPENAI, Gateway, LaunchContext, read_version
+from tests.bench.interlingua import AIOHTTP_SERVER, BARE_SERVER, INTERLINGUA
 from tests.bench.load_generator import Load
-from tests.bench.ours import ECHO, OURS, REFERENCE
-from tests.bench.targets import FROM_TRITON, OPENAI, Gateway, Seat, read_version
 
 
-@pytest.mark.parametrize("gateway", [*peers.PEERS, OURS, REFERENCE], ids=lambda one: str(one.name))
+@pytest.mark.parametrize(
+    "gateway", [*peers.PEERS, INTERLINGUA, AIOHTTP_SERVER], ids=lambda one: str(one.name)
+)
 def test_each_gateway_is_configured_with_its_port_and_upstream(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    seat = Seat(43210, 54321, tmp_path, 43211)
+    context = LaunchContext(43210, 54321, tmp_path, 43211)
     assert gateway.start is not None
-    start = gateway.start(seat)
+    start = gateway.start(context)
     files = [file.read_text("utf-8") for file in tmp_path.iterdir()]
-    told = "\n".join([*start.command, *gateway.headers(seat), *files])
+    told = "\n".join([*start.command, *gateway.headers(context), *files])
     assert "43210" in told
     assert "54321" in told
     assert "{port}" not in told
-    assert gateway.ways
+    assert gateway.pairs
 
 
 def test_bare_protocol_server_has_no_upstream(tmp_path: Path) -> None:
-    assert ECHO.start is not None
-    assert ECHO.start(Seat(43210, 54321, tmp_path, 1)).command[-1] == "43210"
+    assert BARE_SERVER.start is not None
+    assert BARE_SERVER.start(LaunchContext(43210, 54321, tmp_path, 1)).command[-1] == "43210"
 
 
 def test_peer_version_is_none_if_not_installed(
@@ -85,7 +87,7 @@ def test_pinned_peer_versions_are_installed(
 
 
 @pytest.mark.parametrize("size", [650, 40_000, 1_000_000])
-@pytest.mark.parametrize("way", [OPENAI, FROM_TRITON], ids=lambda one: str(one.name))
-def test_request_bodies_have_about_the_configured_size(way: Any, size: int) -> None:
-    body = msgspec.json.encode(way.body("mock", Load(name="any", size=size)))
+@pytest.mark.parametrize("pair", [OPENAI, FROM_TRITON], ids=lambda one: str(one.name))
+def test_request_bodies_have_about_the_configured_size(pair: Any, size: int) -> None:
+    body = msgspec.json.encode(pair.body("mock", Load(name="any", size=size)))
     assert size * 0.8 < len(body) < size * 1.2

@@ -9,16 +9,16 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from tests.bench import micro, report, running
+from tests.bench import micro, report, runner
 from tests.bench.__main__ import main
+from tests.bench.gateways import Gateway
+from tests.bench.interlingua import BARE_SERVER
 from tests.bench.load_generator import Outcome
 from tests.bench.load_generator import Spread as Times
-from tests.bench.ours import ECHO
 from tests.bench.results import Results, Sample, StartMeasurement, Step, format_number, read
-from tests.bench.targets import Gateway
 
 TIMES = Times(100.0, 150.0, 200.0, 250.0)
-OURS = ("interlingua", "interlingua, reference front")
+INTERLINGUA = ("interlingua", "interlingua, reference front")
 GOOD = Outcome(1000, 0, "", 1000, 32, 2.0, TIMES, None, None, TIMES)
 
 
@@ -49,7 +49,7 @@ def make_results(*cpus: float, others: float = 0.01) -> Results:
 
 
 def test_report_of_an_idle_machine_contains_absolute_numbers() -> None:
-    text = report.page(make_results(40.0, 60.0, 50.0))
+    text = report.render_report(make_results(40.0, 60.0, 50.0))
     assert (
         "| interlingua | OpenAI to OpenAI | 3 | 2.50 (2.00-3.00) | 50.0 (40.0-60.0) | 500"
         " | 100 / 200 | 0 |" in text
@@ -63,7 +63,7 @@ def test_report_of_an_idle_machine_contains_absolute_numbers() -> None:
 
 
 def test_report_of_a_noisy_machine_contains_only_ratios() -> None:
-    text = report.page(make_results(40.0, 60.0, others=0.5))
+    text = report.render_report(make_results(40.0, 60.0, others=0.5))
     assert "**A noisy machine.** Others used up to 50% of it" in text
     assert "| interlingua | OpenAI to OpenAI | 2 | 2.50 (2.00-3.00) | 0 |" in text
     assert "| interlingua | 40.0 (40.0-40.0) | 44.0 (44.0-44.0) | 9.50 |\n" in text
@@ -71,7 +71,7 @@ def test_report_of_a_noisy_machine_contains_only_ratios() -> None:
     moved = make_results(40.0)
     moved = replace(moved, samples=[replace(moved.samples[0], steady=False)])
     assert moved.noisy
-    assert "around 1 of 1" in report.page(moved)
+    assert "around 1 of 1" in report.render_report(moved)
 
 
 def test_revisions_are_compared_round_by_round() -> None:
@@ -80,10 +80,10 @@ def test_revisions_are_compared_round_by_round() -> None:
     ]
     found = make_results(44.0, 60.0, 50.0)
     found = replace(found, samples=[*found.samples, *older], against="revision 1")
-    text = report.page(found)
+    text = report.render_report(found)
     assert "### Beside revision 1" in text
     assert "| whole | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
-    assert "### Beside" not in report.page(make_results(40.0))
+    assert "### Beside" not in report.render_report(make_results(40.0))
     assert found.ratio_to("revision 2", make_sample("interlingua", 1.0).key) is None
 
 
@@ -91,27 +91,27 @@ def test_errors_of_the_compared_revision_do_not_fail_the_run() -> None:
     wrong = replace(GOOD, errors=1)
     for gateway, code in (("interlingua", 1), ("revision 1", 0)):
         samples = [replace(make_sample(gateway, 40.0), outcome=wrong)]
-        assert report.wrong(replace(make_results(), samples=samples)) == code
+        assert report.count_errors(replace(make_results(), samples=samples)) == code
 
 
 def test_report_omits_sections_without_measurements() -> None:
-    text = report.page(replace(make_results(40.0), steps=[], missing={}))
+    text = report.render_report(replace(make_results(40.0), steps=[], missing={}))
     assert "Single steps" not in text
     assert "Not measured" not in text
     alone = replace(make_sample("interlingua", 3.0, load="paced"), beside=None)
     assert (
         "| interlingua | OpenAI to OpenAI | 1 | - | 3.00 (3.00-3.00) | 500 | 100 / 200 | 0 |"
-        in (report.page(replace(make_results(), samples=[alone])))
+        in (report.render_report(replace(make_results(), samples=[alone])))
     )
 
 
 def test_only_errors_of_this_gateway_fail_a_run() -> None:
     bad = replace(GOOD, errors=1, why="time is up")
     run = make_results(40.0)
-    assert report.wrong(run) == 0
+    assert report.count_errors(run) == 0
     peers = [replace(one, outcome=bad) for one in run.samples if one.gateway == "nginx"]
-    assert report.wrong(replace(run, samples=peers)) == 0
-    assert report.wrong(replace(run, samples=[replace(run.samples[-1], outcome=bad)])) == 1
+    assert report.count_errors(replace(run, samples=peers)) == 0
+    assert report.count_errors(replace(run, samples=[replace(run.samples[-1], outcome=bad)])) == 1
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_only_errors_of_this_gateway_fail_a_run() -> None:
 def test_result_is_worse_only_beyond_the_spread(
     old: tuple[float, ...], new: tuple[float, ...], *, worse: bool, said: str
 ) -> None:
-    lines, found = report.compared(make_results(*old), make_results(*new))
+    lines, found = report.compare_results(make_results(*old), make_results(*new))
     assert found == worse
     assert lines[1].endswith(said)
     assert len(lines) == 2
@@ -135,21 +135,26 @@ def test_result_is_worse_only_beyond_the_spread(
 def test_change_within_the_baseline_noise_is_not_worse() -> None:
     old, new = make_results(40.0, 42.0), make_results(50.0, 52.0)
     shaky = replace(new, samples=[make_sample("nginx", 26.0, round_=2), *new.samples])
-    assert report.compared(old, new)[1]
+    assert report.compare_results(old, new)[1]
     for pair in ((old, shaky), (replace(old, samples=[*shaky.samples[:2], *old.samples]), new)):
-        lines, worse = report.compared(*pair)
+        lines, worse = report.compare_results(*pair)
         assert not worse
         assert not any(line.endswith("WORSE") for line in lines)
 
 
 def test_results_with_different_baselines_are_not_comparable() -> None:
-    lines, worse = report.compared(make_results(40.0), replace(make_results(40.0), baseline="echo"))
+    lines, worse = report.compare_results(
+        make_results(40.0), replace(make_results(40.0), baseline="echo")
+    )
     assert worse
     assert lines == ["not comparable: measured by nginx and by echo"]
-    assert report.compared(replace(make_results(), samples=[]), make_results(40.0)) == ([], False)
+    assert report.compare_results(replace(make_results(), samples=[]), make_results(40.0)) == (
+        [],
+        False,
+    )
     peer = replace(make_results(40.0), samples=[make_sample("haproxy", 20.0)])
     slower = replace(peer, samples=[make_sample("haproxy", 90.0)])
-    lines, worse = report.compared(peer, slower)
+    lines, worse = report.compare_results(peer, slower)
     assert lines[0].endswith("WORSE")
     assert not worse
 
@@ -161,7 +166,8 @@ def test_results_are_read_and_compared_from_files(tmp_path: Path) -> None:
     assert read(new) == make_results(80.0)
     invoke = CliRunner().invoke
     assert (
-        invoke(main, ["table", str(old)]).output.strip() == report.page(make_results(40.0)).strip()
+        invoke(main, ["table", str(old)]).output.strip()
+        == report.render_report(make_results(40.0)).strip()
     )
     assert invoke(main, ["compare", str(old), str(new)]).exit_code == 1
     assert invoke(main, ["compare", str(old), str(old)]).exit_code == 0
@@ -169,7 +175,8 @@ def test_results_are_read_and_compared_from_files(tmp_path: Path) -> None:
     for file in (old, new):
         assert invoke(main, ["table", str(file), "--into", str(page)]).exit_code == 0
     assert (
-        page.read_text() == f"How it is done.\n{report.MARK}\n\n{report.page(make_results(80.0))}"
+        page.read_text()
+        == f"How it is done.\n{report.MARK}\n\n{report.render_report(make_results(80.0))}"
     )
 
 
@@ -182,11 +189,11 @@ def test_unknown_peer_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("words", "gateways", "rounds", "streams"),
     [
-        (["--quick"], ["nginx", "bare protocol", *OURS], 2, False),
-        (["--quick", "--peers", "envoy"], ["bare protocol", *OURS, "envoy"], 2, False),
+        (["--quick"], ["nginx", "bare protocol", *INTERLINGUA], 2, False),
+        (["--quick", "--peers", "envoy"], ["bare protocol", *INTERLINGUA, "envoy"], 2, False),
         (
             ["--quick", "--peers", "nginx", "--against", "1"],
-            ["nginx", "bare protocol", OURS[0], "revision 1", OURS[1]],
+            ["nginx", "bare protocol", INTERLINGUA[0], "revision 1", INTERLINGUA[1]],
             4,
             False,
         ),
@@ -196,7 +203,7 @@ def test_unknown_peer_is_rejected() -> None:
                 "nginx",
                 "bare protocol",
                 "no gateway",
-                *OURS,
+                *INTERLINGUA,
                 "interlingua, two processes",
                 "haproxy",
             ],
@@ -214,20 +221,20 @@ def test_command_line_options_set_the_benchmark_plan(
     *,
     streams: bool,
 ) -> None:
-    plans: list[running.Plan] = []
+    plans: list[runner.Plan] = []
 
-    def run(plan: running.Plan, say: running.Say) -> Results:
+    def run(plan: runner.Plan, log: runner.Log) -> Results:
         plans.append(plan)
-        say("round 1")
+        log("round 1")
         return make_results(40.0)
 
     @contextmanager
     def at_revision(revision: str) -> Iterator[Gateway]:
-        yield replace(ECHO, name=f"revision {revision}")
+        yield replace(BARE_SERVER, name=f"revision {revision}")
 
     monkeypatch.setattr("tests.bench.__main__.at_revision", at_revision)
-    monkeypatch.setattr(running, "run", run)
-    monkeypatch.setattr(micro, "measured", lambda seconds: [Step("peek", seconds, 0.1, 0.2)])
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(micro, "measure_steps", lambda seconds: [Step("peek", seconds, 0.1, 0.2)])
     out = tmp_path / "out.json"
     told = CliRunner().invoke(main, ["run", "--json", str(out), *words])
     assert told.exit_code == 0
@@ -246,10 +253,10 @@ def test_command_line_options_set_the_benchmark_plan(
 def test_failed_run_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
-    def run(plan: running.Plan, say: running.Say) -> Results:
+    def run(plan: runner.Plan, log: runner.Log) -> Results:
         raise error
 
-    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(runner, "run", run)
     told = CliRunner().invoke(main, ["run", "--quick"])
     assert told.exit_code == 1
     assert said in told.output
@@ -271,7 +278,7 @@ def test_numbers_are_rounded_to_significant_digits(value: float, text: str) -> N
 
 
 def test_every_micro_benchmark_step_returns_its_result() -> None:
-    done = {name: act() for name, act in micro.steps()}
+    done = {name: act() for name, act in micro.list_steps()}
     assert len(done) > 15
     assert b"brown" in str(done["write an event, OpenAI"]).encode()
     assert b'"text_output":" brown"' in done["write an event, Triton"]  # type: ignore[operator]
@@ -280,5 +287,5 @@ def test_every_micro_benchmark_step_returns_its_result() -> None:
 
 
 def test_micro_benchmark_steps_are_timed() -> None:
-    found = micro.measured(0.001)
+    found = micro.measure_steps(0.001)
     assert all(0 < step.least <= step.cpu <= step.most for step in found)

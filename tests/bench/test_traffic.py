@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.bench import traffic
+from tests.bench.gateways import FROM_TRITON, OPENAI, TO_TRITON, ProtocolPair
 from tests.bench.load_generator import Form, Load
-from tests.bench.targets import FROM_TRITON, OPENAI, TO_TRITON, Way
 from tests.bench.traffic import COUNT, KEYS, MODELS, PROMPT, Request
 
-WAYS = (OPENAI, TO_TRITON, FROM_TRITON)
-EVERY = pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.name))
+PAIRS = (OPENAI, TO_TRITON, FROM_TRITON)
+EVERY = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: str(pair.name))
 FORMS = pytest.mark.parametrize("form", ["whole", "stream"])
 
 
@@ -22,14 +22,14 @@ def parse_headers(request: Request) -> Mapping[str, str]:
     return dict(line.lower().split(": ", 1) for line in request.headers)
 
 
-def make_varied_requests(way: Way, form: Form = "whole") -> Sequence[Request]:
-    return way.requests(Load(name="any", form=form))
+def make_varied_requests(pair: ProtocolPair, form: Form = "whole") -> Sequence[Request]:
+    return pair.requests(Load(name="any", form=form))
 
 
 @EVERY
 @FORMS
-def test_varied_requests_are_distinct(way: Way, form: Form) -> None:
-    requests = make_varied_requests(way, form)
+def test_varied_requests_are_distinct(pair: ProtocolPair, form: Form) -> None:
+    requests = make_varied_requests(pair, form)
     assert len(requests) == COUNT
     for name in ("x-request-id", "traceparent"):
         assert len({parse_headers(request)[name] for request in requests}) == COUNT
@@ -46,41 +46,41 @@ def test_same_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]
 
 
 @EVERY
-def test_keys_and_models_alternate(way: Way) -> None:
-    requests = make_varied_requests(way)
+def test_keys_and_models_alternate(pair: ProtocolPair) -> None:
+    requests = make_varied_requests(pair)
     keys = Counter(parse_headers(request)["authorization"] for request in requests)
     assert {key.removeprefix("bearer ") for key in keys} == {*KEYS}
-    names = Counter(get_model_name(way, request) for request in requests)
-    prefix = "triton-" if way is TO_TRITON else ""
+    names = Counter(get_model_name(pair, request) for request in requests)
+    prefix = "triton-" if pair is TO_TRITON else ""
     assert {*names} == {prefix + model for model in MODELS}
     assert len(MODELS) == 20
     assert min(keys.values()) > COUNT / len(KEYS) / 2
     assert min(names.values()) > COUNT / len(MODELS) / 2
     same = sum(
-        get_model_name(way, one) == get_model_name(way, two) for one, two in pairwise(requests)
+        get_model_name(pair, one) == get_model_name(pair, two) for one, two in pairwise(requests)
     )
     assert same < COUNT * 0.1
 
 
-def get_model_name(way: Way, request: Request) -> str:
-    if way is FROM_TRITON:
+def get_model_name(pair: ProtocolPair, request: Request) -> str:
+    if pair is FROM_TRITON:
         return request.path.split("/")[3]
     found: str = json.loads(request.body)["model"]
     return found
 
 
 @EVERY
-def test_single_key_load_uses_one_key(way: Way) -> None:
-    requests = way.requests(Load(name="any"), keys=1)
+def test_single_key_load_uses_one_key(pair: ProtocolPair) -> None:
+    requests = pair.requests(Load(name="any"), keys=1)
     assert {parse_headers(request)["authorization"] for request in requests} == {
         f"bearer {KEYS[0]}".lower()
     }
 
 
 @EVERY
-def test_prompt_lengths_cover_the_configured_range(way: Way) -> None:
+def test_prompt_lengths_cover_the_configured_range(pair: ProtocolPair) -> None:
     sizes = sorted(
-        len(get_prompt(json.loads(request.body))) for request in make_varied_requests(way)
+        len(get_prompt(json.loads(request.body))) for request in make_varied_requests(pair)
     )
     assert sizes[0] >= PROMPT[0]
     assert sizes[-1] <= PROMPT[1]
@@ -120,8 +120,8 @@ def test_headers_match_the_sdks() -> None:
 
 @FORMS
 def test_stream_load_requests_streams(form: Form) -> None:
-    for way in (OPENAI, TO_TRITON):
-        bodies = [json.loads(request.body) for request in make_varied_requests(way, form)]
+    for pair in (OPENAI, TO_TRITON):
+        bodies = [json.loads(request.body) for request in make_varied_requests(pair, form)]
         assert {body.get("stream", False) for body in bodies} == {form == "stream"}
         with_usage = sum("stream_options" in body for body in bodies)
         assert (COUNT / 3 < with_usage < COUNT) == (form == "stream")
@@ -130,10 +130,10 @@ def test_stream_load_requests_streams(form: Form) -> None:
 
 
 @EVERY
-def test_repeated_load_has_one_request(way: Way) -> None:
-    [request] = way.requests(Load(name="any", repeated=True))
-    assert request.path == way.path("whole")
-    assert json.loads(request.body) == way.body(way.model, Load(name="any"))
+def test_repeated_load_has_one_request(pair: ProtocolPair) -> None:
+    [request] = pair.requests(Load(name="any", repeated=True))
+    assert request.path == pair.path("whole")
+    assert json.loads(request.body) == pair.body(pair.model, Load(name="any"))
 
 
 def test_encoded_requests_have_a_length_prefix() -> None:

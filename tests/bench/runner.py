@@ -27,25 +27,25 @@ from msgspec import Struct
 
 from tests.bench import process
 from tests.bench.c_programs import CACHE
+from tests.bench.gateways import Gateway, LaunchCommand, LaunchContext, ProtocolPair
 from tests.bench.load_generator import OPEN, Load, LoadTarget, Outcome, Worker, command, run_load
 from tests.bench.results import MOVED, Results, Sample, StartMeasurement
-from tests.bench.targets import Gateway, Seat, Start, Way
 from tests.bench.traffic import KEYS, Request, encode_all
 
-_WHOLE: Final = Load(name="the first request")
-_WARM: Final = (
-    msgspec.structs.replace(_WHOLE, count=400, clients=8, seconds=1.0),
+_FIRST_REQUEST: Final = Load(name="the first request")
+_WARM_UP: Final = (
+    msgspec.structs.replace(_FIRST_REQUEST, count=400, clients=8, seconds=1.0),
     Load(name="the first streams", form="stream", count=16, clients=8, seconds=1.0),
 )
 _WATCHED: Final = 1.0
 """Seconds for which the rest of the machine is watched, at the beginning and at the end."""
 _CORES: Final = 2
 """With as many, the gateway has one for itself."""
-_OVER: Final = 120
+_MARGIN: Final = 120
 """Seconds by which a run may be late: what is begun is brought to its end."""
-_FILES: Final = 32_768
+_OPEN_FILES: Final = 32_768
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -65,15 +65,15 @@ class Plan(Struct, frozen=True, kw_only=True):
     """The gateway that ours is compared with in the end."""
 
 
-class Running(Struct, frozen=True):
+class RunningGateway(Struct, frozen=True):
     """A gateway that answers."""
 
     gateway: Gateway
     pid: int
-    asked: Callable[[Way, Load], LoadTarget]
+    asked: Callable[[ProtocolPair, Load], LoadTarget]
 
 
-class Failed(Exception):
+class StartFailed(Exception):
     """A gateway does not start, or does not answer rightly."""
 
 
@@ -86,42 +86,42 @@ def lock_machine() -> Iterator[None]:
         yield
 
 
-def run(plan: Plan, say: Say) -> Results:
+def run(plan: Plan, log: Log) -> Results:
     """Carry the plan out. Raises BlockingIOError while another run goes on."""
     with lock_machine(), tempfile.TemporaryDirectory(prefix="bench-") as folder:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES, most), most))
         others = process.busy(_WATCHED)
-        round_ = _Round(plan, Path(folder), say)
-        with round_.client, closing(Worker(plan.seconds + _OVER, round_.beside)) as worker:
-            round_.all(worker)
+        session = _Runner(plan, Path(folder), log)
+        with session.client, closing(Worker(plan.seconds + _MARGIN, session.client_core)) as worker:
+            session.run_rounds(worker)
         return Results(
             when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             machine=process.machine(),
             revision=_revision(),
             others=max(others, process.busy(_WATCHED)),
-            baseline=round_.baseline,
-            versions=round_.versions,
-            missing=round_.missing,
-            against=plan.against if plan.against not in round_.missing else "",
-            samples=round_.samples,
-            starts=round_.starts,
+            baseline=session.baseline,
+            versions=session.versions,
+            missing=session.missing,
+            against=plan.against if plan.against not in session.missing else "",
+            samples=session.samples,
+            starts=session.starts,
             steps=[],
         )
 
 
-class _Round:
+class _Runner:
     """The rounds of a plan, and what they found."""
 
-    def __init__(self, plan: Plan, folder: Path, say: Say) -> None:
+    def __init__(self, plan: Plan, folder: Path, log: Log) -> None:
         self._plan = plan
         self._folder = folder
-        self._say = say
+        self._say = log
         self._until = time.monotonic() + plan.seconds
         self.client = httpx.Client(trust_env=False, timeout=10)
         cores = sorted(os.sched_getaffinity(0))
-        self._core = cores[0] if len(cores) >= _CORES else None
-        self.beside = cores[-1] if len(cores) >= _CORES else None
+        self._gateway_core = cores[0] if len(cores) >= _CORES else None
+        self.client_core = cores[-1] if len(cores) >= _CORES else None
         """Where the clients and the worker run."""
         self.baseline = ""
         self.versions: dict[str, str] = {}
@@ -129,7 +129,7 @@ class _Round:
         self.samples: list[Sample] = []
         self.starts: list[StartMeasurement] = []
 
-    def all(self, worker: Worker) -> None:
+    def run_rounds(self, worker: Worker) -> None:
         """Round by round, as long as there is time."""
         for gateway in self._plan.gateways:
             if (version := gateway.version()) is None:
@@ -137,27 +137,29 @@ class _Round:
             else:
                 self.versions[gateway.name] = version
         for number in range(1, self._plan.rounds + 1):
-            if self._late:
+            if self._time_is_up:
                 break
             self._say(f"round {number} of {self._plan.rounds}")
             with ExitStack() as stack:
-                running = self._start(number, worker, stack)
+                running = self._start_gateways(number, worker, stack)
                 for load in self._plan.loads:
-                    self._put(number, load, running, worker)
-                self._settle(number, running, worker)
+                    self._run_load(number, load, running, worker)
+                self._measure_memory(number, running, worker)
 
     @property
-    def _late(self) -> bool:
+    def _time_is_up(self) -> bool:
         return time.monotonic() > self._until
 
-    def _start(self, number: int, worker: Worker, stack: ExitStack) -> list[Running]:
+    def _start_gateways(
+        self, number: int, worker: Worker, stack: ExitStack
+    ) -> list[RunningGateway]:
         running = []
         for gateway in self._plan.gateways:
             if gateway.name in self.missing:
                 continue
             try:
-                one, seconds = self._one(gateway, worker, stack)
-            except Failed as why:
+                one, seconds = self._start_gateway(gateway, worker, stack)
+            except StartFailed as why:
                 self.missing[gateway.name] = f"does not run here (round {number}): {why}"
                 self._say(f"  {gateway.name}: {why}")
                 continue
@@ -166,37 +168,43 @@ class _Round:
             self.starts.append(StartMeasurement(gateway.name, number, seconds, memory, memory))
         return running
 
-    def _one(self, gateway: Gateway, worker: Worker, stack: ExitStack) -> tuple[Running, float]:
-        """Start a gateway; gives how many seconds it took to its first answer. Raises Failed."""
+    def _start_gateway(
+        self, gateway: Gateway, worker: Worker, stack: ExitStack
+    ) -> tuple[RunningGateway, float]:
+        """Start a gateway and time its first response, in seconds. Raises StartFailed."""
         folder = self._folder / gateway.name
         folder.mkdir(exist_ok=True)
-        seat = Seat(_free_port(), worker.port, folder, _free_port())
+        context = LaunchContext(_free_port(), worker.port, folder, _free_port())
         began, process_ = time.monotonic(), worker.process
         if gateway.start is None:
-            seat = Seat(worker.port, worker.port, folder, worker.port)
+            context = LaunchContext(worker.port, worker.port, folder, worker.port)
         else:
-            process_ = stack.enter_context(_started(gateway.start(seat), folder, self._core))
-        headers = gateway.headers(seat)
+            process_ = stack.enter_context(
+                _run_process(gateway.start(context), folder, self._gateway_core)
+            )
+        headers = gateway.headers(context)
         shared = not headers and gateway.keys == len(KEYS)
 
-        def asked(way: Way, load: Load) -> LoadTarget:
-            name = f"{way.name}-{load.form}-{load.size if load.repeated else 'varied'}.requests"
+        def asked(pair: ProtocolPair, load: Load) -> LoadTarget:
+            name = f"{pair.name}-{load.form}-{load.size if load.repeated else 'varied'}.requests"
             file = (self._folder if shared else folder) / name
             if not file.exists():
-                file.write_bytes(encode_all(way.requests(load, gateway.keys), headers))
-            return LoadTarget(seat.port, file, way.end)
+                file.write_bytes(encode_all(pair.requests(load, gateway.keys), headers))
+            return LoadTarget(context.port, file, pair.end)
 
-        one = Running(gateway, process_.pid, asked)
+        one = RunningGateway(gateway, process_.pid, asked)
         seconds = []
-        for way in gateway.ways:
-            first = way.requests(_WHOLE, gateway.keys)[0]
-            self._wait(process_, seat.port, first, headers, began + gateway.patience)
+        for pair in gateway.pairs:
+            first = pair.requests(_FIRST_REQUEST, gateway.keys)[0]
+            self._wait_for_response(
+                process_, context.port, first, headers, began + gateway.start_timeout
+            )
             seconds.append(time.monotonic() - began)
-        for way in gateway.ways:
-            self._warm(one, way, worker)
+        for pair in gateway.pairs:
+            self._warm_up(one, pair, worker)
         return one, seconds[0]
 
-    def _wait(
+    def _wait_for_response(
         self,
         started: "subprocess.Popen[bytes]",
         port: int,
@@ -204,7 +212,7 @@ class _Round:
         headers: Sequence[str],
         until: float,
     ) -> None:
-        """Until it answers as it should. Raises Failed."""
+        """Until it answers as it should. Raises StartFailed."""
         named = dict(header.split(": ", 1) for header in (*request.headers, *headers))
         url, why = f"http://127.0.0.1:{port}{request.path}", ""
         while time.monotonic() < until and started.poll() is None:
@@ -217,92 +225,98 @@ class _Round:
                     return
                 why = f"{answer.status_code} {answer.text[:200]}"
             time.sleep(0.01)
-        raise Failed(f"no answer on {request.path}: {why}")
+        raise StartFailed(f"no answer on {request.path}: {why}")
 
-    def _warm(self, one: Running, way: Way, worker: Worker) -> None:
+    def _warm_up(self, one: RunningGateway, pair: ProtocolPair, worker: Worker) -> None:
         worker.pace(0)
-        for load in _WARM:
+        for load in _WARM_UP:
             if load.form in one.gateway.forms:
-                found = run_load(load, one.asked(way, load), self.beside)
+                found = run_load(load, one.asked(pair, load), self.client_core)
                 if found.errors:
-                    raise Failed(f"{way.name}, {load.form}: {found.why}")
+                    raise StartFailed(f"{pair.name}, {load.form}: {found.why}")
 
-    def _put(self, number: int, load: Load, running: Sequence[Running], worker: Worker) -> None:
+    def _run_load(
+        self, number: int, load: Load, running: Sequence[RunningGateway], worker: Worker
+    ) -> None:
         """A load on each gateway, with the baseline between them."""
         worker.pace(load.pace)
         able = [one for one in running if load.form in one.gateway.forms]
         first = able[0] if able and able[0] is running[0] else None
-        names = dict.fromkeys(way.name for one in able for way in one.gateway.ways)
-        ways = [
-            (one, way)
+        names = dict.fromkeys(pair.name for one in able for pair in one.gateway.pairs)
+        pairs = [
+            (one, pair)
             for name in names
             for one in able
-            for way in one.gateway.ways
-            if way.name == name
+            for pair in one.gateway.pairs
+            if pair.name == name
         ]
         if number % 2 == 0:
-            ways.reverse()  # whoever is measured first has no advantage
-        before = self._baseline(load, first)
-        for start in range(0, len(ways), self._plan.group):
-            if self._late:
+            pairs.reverse()  # whoever is measured first has no advantage
+        before = self._measure_baseline(load, first)
+        for start in range(0, len(pairs), self._plan.group):
+            if self._time_is_up:
                 self._say(f"  {load.name}: time is up, and the rest is left out")
                 return
-            before = self._group(
-                number, load, ways[start : start + self._plan.group], first, before
+            before = self._measure_group(
+                number, load, pairs[start : start + self._plan.group], first, before
             )
 
-    def _group(
+    def _measure_group(
         self,
         number: int,
         load: Load,
-        ways: Sequence[tuple[Running, Way]],
-        baseline: Running | None,
+        pairs: Sequence[tuple[RunningGateway, ProtocolPair]],
+        baseline: RunningGateway | None,
         before: float | None,
     ) -> float | None:
         """Measure these; gives what the baseline took after them."""
         for left in reversed(range(self._plan.tries)):
-            found = [(one, way, *self._cpu(load, one, way)) for one, way in ways]
-            after = self._baseline(load, baseline)
-            steady = before is None or after is None or _about(before, after)
+            found = [(one, pair, *self._measure_cpu(load, one, pair)) for one, pair in pairs]
+            after = self._measure_baseline(load, baseline)
+            steady = before is None or after is None or _is_close(before, after)
             beside = None if before is None or after is None else (before + after) / 2
             before = after
             if steady or not left:
-                self._keep(number, load, found, beside, steady=steady)
+                self._record_samples(number, load, found, beside, steady=steady)
                 break
         return before
 
-    def _keep(
+    def _record_samples(
         self,
         number: int,
         load: Load,
-        found: Sequence[tuple[Running, Way, float, Outcome]],
+        found: Sequence[tuple[RunningGateway, ProtocolPair, float, Outcome]],
         beside: float | None,
         *,
         steady: bool,
     ) -> None:
-        for one, way, cpu, outcome in found:
+        for one, pair, cpu, outcome in found:
             name = one.gateway.name
             sample = Sample(
-                name, way.name, load.name, load.unit, number, cpu, beside, steady, outcome
+                name, pair.name, load.name, load.unit, number, cpu, beside, steady, outcome
             )
             self.samples.append(sample)
-            self._say(_line(sample))
+            self._say(_format_sample(sample))
 
-    def _baseline(self, load: Load, baseline: Running | None) -> float | None:
+    def _measure_baseline(self, load: Load, baseline: RunningGateway | None) -> float | None:
         if baseline is None:
             return None
         self.baseline = baseline.gateway.name
-        return self._cpu(load, baseline, baseline.gateway.ways[0])[0]
+        return self._measure_cpu(load, baseline, baseline.gateway.pairs[0])[0]
 
-    def _cpu(self, load: Load, one: Running, way: Way) -> tuple[float, Outcome]:
+    def _measure_cpu(
+        self, load: Load, one: RunningGateway, pair: ProtocolPair
+    ) -> tuple[float, Outcome]:
         """What a load costs the gateway, in microseconds for each of its units."""
         before = process.cpu(one.pid)
-        outcome = run_load(load, one.asked(way, load), self.beside)
+        outcome = run_load(load, one.asked(pair, load), self.client_core)
         used = process.cpu(one.pid) - before
         units = outcome.tokens if load.unit == "token" else outcome.completed
         return used / 1000 / max(units, 1), outcome
 
-    def _settle(self, number: int, running: Sequence[Running], worker: Worker) -> None:
+    def _measure_memory(
+        self, number: int, running: Sequence[RunningGateway], worker: Worker
+    ) -> None:
         """What is in memory when all is done; and with a thousand streams, in the first round."""
         for place, began in enumerate(self.starts):
             found = [one for one in running if one.gateway.name == began.gateway]
@@ -310,14 +324,16 @@ class _Round:
                 continue
             told = msgspec.structs.replace(began, after=process.memory(found[0].pid))
             opens = self._plan.streams and number == 1 and OPEN.form in found[0].gateway.forms
-            if opens and not self._late:
-                told = self._opened(told, found[0], worker)
+            if opens and not self._time_is_up:
+                told = self._measure_open_streams(told, found[0], worker)
             self.starts[place] = told
 
-    def _opened(self, began: StartMeasurement, one: Running, worker: Worker) -> StartMeasurement:
+    def _measure_open_streams(
+        self, began: StartMeasurement, one: RunningGateway, worker: Worker
+    ) -> StartMeasurement:
         worker.pace(OPEN.pace)
-        asked = one.asked(one.gateway.ways[0], OPEN)
-        opening = [*command(OPEN, asked, self.beside), "grace=30"]
+        asked = one.asked(one.gateway.pairs[0], OPEN)
+        opening = [*command(OPEN, asked, self.client_core), "grace=30"]
         with subprocess.Popen(opening, stdout=subprocess.PIPE) as load:
             time.sleep(OPEN.seconds + 2)
             memory = process.memory(one.pid) - began.after
@@ -328,22 +344,24 @@ class _Round:
         return msgspec.structs.replace(began, streams=memory, streams_failed=outcome.errors)
 
 
-def _about(one: float, other: float) -> bool:
+def _is_close(one: float, other: float) -> bool:
     return max(one, other) <= min(one, other) * (1 + MOVED)
 
 
-def _line(sample: Sample) -> str:
+def _format_sample(sample: Sample) -> str:
     beside = f"{sample.ratio:6.2f} x baseline" if sample.ratio is not None else ""
     wrong = f"  {sample.outcome.errors} errors: {sample.outcome.why}" * bool(sample.outcome.errors)
     noise = "" if sample.steady else "  (noisy)"
     return (
-        f"  {sample.load:28} {sample.gateway:28} {sample.way:17} {sample.cpu:10.1f} us a"
+        f"  {sample.load:28} {sample.gateway:28} {sample.pair:17} {sample.cpu:10.1f} us a"
         f" {sample.unit:8}{beside}{noise}{wrong}"
     )
 
 
 @contextmanager
-def _started(start: Start, folder: Path, core: int | None) -> Iterator["subprocess.Popen[bytes]"]:
+def _run_process(
+    start: LaunchCommand, folder: Path, core: int | None
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A gateway's process, with all that it starts itself."""
     taskset = shutil.which("taskset")
     pinned = [] if core is None or taskset is None else [taskset, "-c", str(core)]
@@ -360,10 +378,10 @@ def _started(start: Start, folder: Path, core: int | None) -> Iterator["subproce
     try:
         yield started
     finally:
-        _end(started)
+        _stop_process(started)
 
 
-def _end(started: "subprocess.Popen[bytes]") -> None:
+def _stop_process(started: "subprocess.Popen[bytes]") -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # SIGINT waits for nobody
         try:
             os.killpg(started.pid, number)

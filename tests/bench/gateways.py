@@ -1,4 +1,4 @@
-"""What is measured: a gateway is how to start it, and the ways through it.
+"""What is measured: a gateway is how to start it, and the pairs through it.
 
 Each is told the port to listen on, the worker's port, and a folder for its files. One that is not
 installed says so, and how to have it; ``python -m tests.bench install`` does what can be done.
@@ -21,17 +21,17 @@ KEY: Final = KEYS[0]
 _PROSE: Final = "Tell me, in plain words, what the brown fox did, and why the dog let it be. "
 
 
-class Seat(Struct, frozen=True):
+class LaunchContext(Struct, frozen=True):
     """Where a gateway is to listen, who answers it, and where it may keep files."""
 
     port: int
-    worker: int
+    worker_port: int
     folder: Path
-    spare: int
+    spare_port: int
     """Another port, for what it would serve beside."""
 
 
-class Start(Struct, frozen=True):
+class LaunchCommand(Struct, frozen=True):
     """A command, what is added to its environment, and where it runs."""
 
     command: Sequence[str]
@@ -39,8 +39,8 @@ class Start(Struct, frozen=True):
     folder: Path | None = None
 
 
-class Way(Struct, frozen=True):
-    """A way through a gateway. ``{model}`` in its paths is ``model``.
+class ProtocolPair(Struct, frozen=True):
+    """The client's and the worker's protocol. ``{model}`` in its paths is ``model``.
 
     ``varied`` gives the requests of a varied load from its form and how many keys there are;
     ``body`` gives that of a repeated load.
@@ -69,20 +69,20 @@ class Gateway(Struct, frozen=True, kw_only=True):
     """One that can be measured. ``version`` is None where it is not installed.
 
     ``headers`` are lines. ``forms``: what it is able to do. ``keys``: how many API keys it can
-    have. ``patience`` is how long its start may take, in seconds.
+    have. ``start_timeout`` is how long its start may take, in seconds.
     """
 
     name: str
-    start: Callable[[Seat], Start] | None
+    start: Callable[[LaunchContext], LaunchCommand] | None
     """None is the worker itself."""
     version: Callable[[], str | None]
     get: str = ""
     """How to have it."""
-    ways: Sequence[Way] = ()
-    headers: Callable[[Seat], Sequence[str]] = lambda seat: ()
+    pairs: Sequence[ProtocolPair] = ()
+    headers: Callable[[LaunchContext], Sequence[str]] = lambda context: ()
     forms: frozenset[Form] = frozenset({"whole", "stream"})
     keys: int = len(KEYS)
-    patience: float = 15.0
+    start_timeout: float = 15.0
 
 
 def _chat(model: str, load: Load) -> Mapping[str, object]:
@@ -121,14 +121,14 @@ def _generate(model: str, load: Load) -> Mapping[str, object]:
 TRITON_PREFIX: Final = "triton-"
 """Of the public names of models whose workers speak Triton's protocol."""
 
-OPENAI: Final = Way(
+OPENAI: Final = ProtocolPair(
     "OpenAI to OpenAI",
     {"whole": "/v1/chat/completions", "stream": "/v1/chat/completions"},
     _chat,
     lambda form, keys: traffic.chat_requests(form, keys=keys),
     end="data: [DONE]",
 )
-TO_TRITON: Final = Way(
+TO_TRITON: Final = ProtocolPair(
     "OpenAI to Triton",
     OPENAI.paths,
     _chat,
@@ -136,7 +136,7 @@ TO_TRITON: Final = Way(
     TRITON_PREFIX + OPENAI.model,
     OPENAI.end,
 )
-FROM_TRITON: Final = Way(
+FROM_TRITON: Final = ProtocolPair(
     "Triton to OpenAI",
     {
         "whole": "/v2/models/{model}/generate",

@@ -15,14 +15,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.bench.targets import (
+from tests.bench.gateways import (
     FROM_TRITON,
     OPENAI,
     TO_TRITON,
     TRITON_PREFIX,
     Gateway,
-    Seat,
-    Start,
+    LaunchCommand,
+    LaunchContext,
     make_constant,
 )
 from tests.bench.traffic import KEYS, MODELS
@@ -65,18 +65,20 @@ def keywords(tree: Path) -> Keywords:
     return Keywords("dialects", "dialect", "front: reference", "template")
 
 
-def start(seat: Seat, tree: Path = ROOT, *, processes: int = 1, aiohttp: bool = False) -> Start:
+def start(
+    context: LaunchContext, tree: Path = ROOT, *, processes: int = 1, aiohttp: bool = False
+) -> LaunchCommand:
     """``interlingua serve`` with keys, limits, retries, metrics and a log line for each request.
 
     ``tree`` is the folder whose gateway it is. ``aiohttp`` chooses aiohttp's HTTP server.
     """
-    template = seat.folder / "chat.jinja"
+    template = context.folder / "chat.jinja"
     template.write_text(_TEMPLATE, "utf-8")
-    file = seat.folder / "gateway.yaml"
+    file = context.folder / "gateway.yaml"
     words = keywords(tree)
     config = _CONFIG.format(
-        port=seat.port,
-        worker=seat.worker,
+        port=context.port,
+        worker=context.worker_port,
         template=template,
         template_key=words.template,
         protocols=words.protocols,
@@ -88,7 +90,7 @@ def start(seat: Seat, tree: Path = ROOT, *, processes: int = 1, aiohttp: bool = 
     file.write_text(config, "utf-8")
     more = ["--processes", str(processes)] if processes > 1 else []
     command = [sys.executable, "-m", "gateway", "serve", str(file), *more]
-    return Start(command, {"PYTHONPATH": str(tree)}, tree)
+    return LaunchCommand(command, {"PYTHONPATH": str(tree)}, tree)
 
 
 def _models() -> Iterator[str]:
@@ -124,51 +126,53 @@ def at_revision(revision: str) -> Iterator[Gateway]:
                 name=f"revision {revision}",
                 start=partial(start, tree=tree),
                 version=make_constant(f"{revision}, with the same Python and libraries"),
-                ways=OURS.ways,
+                pairs=INTERLINGUA.pairs,
             )
         finally:
             remove = [git, "-C", str(ROOT), "worktree", "remove", "--force", str(tree)]
             subprocess.run(remove, capture_output=True, check=True)
 
 
-def echo(seat: Seat) -> Start:
+def echo(context: LaunchContext) -> LaunchCommand:
     """What everything else in Python can be measured by."""
-    return Start([sys.executable, str(Path(__file__).with_name("echo.py")), str(seat.port)])
+    return LaunchCommand(
+        [sys.executable, str(Path(__file__).with_name("echo.py")), str(context.port)]
+    )
 
 
 _LIBRARIES: Final = ", ".join(
     f"{name} {version(name)}" for name in ("uvloop", "httptools", "aiohttp", "msgspec")
 )
-OURS: Final = Gateway(
+INTERLINGUA: Final = Gateway(
     name="interlingua",
     start=start,
     version=make_constant(
         f"{version('interlingua')} (Python {platform.python_version()}, {_LIBRARIES})"
     ),
-    ways=(OPENAI, TO_TRITON, FROM_TRITON),
+    pairs=(OPENAI, TO_TRITON, FROM_TRITON),
 )
-REFERENCE: Final = Gateway(
+AIOHTTP_SERVER: Final = Gateway(
     name="interlingua, reference front",
     start=partial(start, aiohttp=True),
     version=make_constant(f"aiohttp {version('aiohttp')} in the place of our own listener"),
-    ways=(OPENAI,),
+    pairs=(OPENAI,),
 )
-TWO: Final = Gateway(
+TWO_PROCESSES: Final = Gateway(
     name="interlingua, two processes",
     start=partial(start, processes=2),
     version=make_constant("--processes 2; here they share a core"),
-    ways=(OPENAI,),
+    pairs=(OPENAI,),
 )
-ECHO: Final = Gateway(
+BARE_SERVER: Final = Gateway(
     name="bare protocol",
     start=echo,
     version=make_constant(f"uvloop {version('uvloop')}, no parser, no worker"),
-    ways=(OPENAI,),
+    pairs=(OPENAI,),
     forms=frozenset({"whole"}),
 )
 DIRECT: Final = Gateway(
     name="no gateway",
     start=None,
     version=make_constant("the worker's own share"),
-    ways=(OPENAI,),
+    pairs=(OPENAI,),
 )
