@@ -1,7 +1,6 @@
-"""What is measured: a gateway is how to start it, and the pairs through it.
+"""What is measured: a gateway is how to start it, and the protocols of its clients and workers.
 
-Each is told the port to listen on, the worker's port, and a folder for its files. One that is not
-installed says so, and how to have it; ``python -m tests.bench install`` does what can be done.
+A gateway that is not installed reports that, and how to install it.
 """
 
 import re
@@ -13,26 +12,32 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.bench import traffic
-from tests.bench.load_generator import Form, Load
-from tests.bench.traffic import KEYS, Request
+from tests.bench import loads, traffic
+from tests.bench.loads import KEYS, MANY, Form, Kind, Load, Traffic
+from tests.bench.traffic import Request
 
 KEY: Final = KEYS[0]
-_PROSE: Final = "Tell me, in plain words, what the brown fox did, and why the dog let it be. "
+REPEATED_MODEL: Final = "mock"
+"""The model of repeated requests."""
 
 
 class LaunchContext(Struct, frozen=True):
-    """Where a gateway is to listen, who answers it, and where it may keep files."""
+    """The ports that a gateway is to use, and a folder for its files.
+
+    ``spare_port`` is for what it would serve besides, and ``tls_port`` for TLS with
+    ``certificate``, a file that also has the private key.
+    """
 
     port: int
     worker_port: int
     folder: Path
     spare_port: int
-    """Another port, for what it would serve beside."""
+    tls_port: int = 0
+    certificate: Path = Path()
 
 
 class LaunchCommand(Struct, frozen=True):
-    """A command, what is added to its environment, and where it runs."""
+    """A command, what is added to its environment, and its working directory."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = {}
@@ -40,123 +45,103 @@ class LaunchCommand(Struct, frozen=True):
 
 
 class ProtocolPair(Struct, frozen=True):
-    """The client's and the worker's protocol. ``{model}`` in its paths is ``model``.
-
-    ``varied`` gives the requests of a varied load from its form and how many keys there are;
-    ``body`` gives that of a repeated load.
-    """
+    """The protocols of clients and workers. ``end`` is what streams must end with."""
 
     name: str
-    paths: Mapping[Form, str]
-    body: Callable[[str, Load], Mapping[str, object]]
-    varied: Callable[[Form, int], Sequence[Request]]
-    model: str = "mock"
+    kinds: frozenset[Kind]
+    make_requests: Callable[[Traffic, Form], Sequence[Request]]
     end: str = ""
 
-    def requests(self, load: Load, keys: int = len(KEYS)) -> Sequence[Request]:
-        """What a load sends."""
-        if not load.repeated:
-            return self.varied(load.form, keys)
-        body = self.body(self.model, load)
-        return [traffic.repeated_request(self.path(load.form), body)]
-
-    def path(self, form: Form) -> str:
-        """Where such requests go."""
-        return self.paths[form].format(model=self.model)
+    def supports(self, load: Load) -> bool:
+        """Whether there are requests for the load."""
+        return load.traffic.kind in self.kinds and (load.pairs is None or self.name in load.pairs)
 
 
 class Gateway(Struct, frozen=True, kw_only=True):
-    """One that can be measured. ``version`` is None where it is not installed.
+    """One that can be measured. ``version`` returns None if it is not installed.
 
-    ``headers`` are lines. ``forms``: what it is able to do. ``keys``: how many API keys it can
-    have. ``start_timeout`` is how long its start may take, in seconds.
+    ``headers`` are lines that are added to each request. ``keys``: how many API keys it can have.
+    ``start_timeout`` is in seconds.
     """
 
     name: str
     start: Callable[[LaunchContext], LaunchCommand] | None
-    """None is the worker itself."""
+    """None stands for the worker itself."""
     version: Callable[[], str | None]
-    get: str = ""
-    """How to have it."""
+    install_hint: str = ""
     pairs: Sequence[ProtocolPair] = ()
     headers: Callable[[LaunchContext], Sequence[str]] = lambda context: ()
+    loads: frozenset[str] | None = None
+    """Names of the loads that it gets; None: all."""
     forms: frozenset[Form] = frozenset({"whole", "stream"})
-    keys: int = len(KEYS)
+    keys: int = MANY
+    tls: bool = False
     start_timeout: float = 15.0
 
-
-def _chat(model: str, load: Load) -> Mapping[str, object]:
-    """A conversation of about the load's size."""
-    told = _PROSE * max(1, (load.size - 210) // len(_PROSE))
-    messages = [
-        {"role": "system", "content": "You are a helpful assistant. Be brief, and be right."},
-        {"role": "user", "content": told},
-    ]
-    more: Mapping[str, object] = {}
-    if load.form == "stream":
-        more = {"stream": True, "stream_options": {"include_usage": True}}
-    return {
-        "model": model,
-        "messages": messages,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "max_tokens": 512,
-        **more,
-    }
-
-
-def _generate(model: str, load: Load) -> Mapping[str, object]:
-    """A prompt of about the load's size."""
-    del model
-    told = _PROSE * max(1, (load.size - 100) // len(_PROSE))
-    return {
-        "text_input": told,
-        "stream": load.form == "stream",
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "max_tokens": 512,
-    }
+    def supports(self, load: Load) -> bool:
+        """Whether it gets this load."""
+        return (
+            load.form in self.forms
+            and (self.tls or not load.tls)
+            and (self.loads is None or load.name in self.loads)
+            and (load.gateways is None or self.name in load.gateways)
+        )
 
 
 TRITON_PREFIX: Final = "triton-"
 """Of the public names of models whose workers speak Triton's protocol."""
 
+
+def _make_openai_requests(wanted: Traffic, form: Form) -> Sequence[Request]:
+    if wanted.kind == "repeated":
+        return traffic.repeated_chat(wanted, form, REPEATED_MODEL)
+    if wanted.kind == "embeddings":
+        return traffic.embedding_requests(wanted)
+    return traffic.chat_requests(wanted, form)
+
+
+def _make_requests_for_triton(wanted: Traffic, form: Form) -> Sequence[Request]:
+    if wanted.kind == "repeated":
+        return traffic.repeated_chat(wanted, form, TRITON_PREFIX + REPEATED_MODEL)
+    return traffic.chat_requests(wanted, form, TRITON_PREFIX, full=False)
+
+
+def _make_triton_requests(wanted: Traffic, form: Form) -> Sequence[Request]:
+    if wanted.kind == "repeated":
+        return traffic.repeated_generate(wanted, form, REPEATED_MODEL)
+    return traffic.generate_requests(wanted, form)
+
+
+_CHAT_END: Final = "data: [DONE]"
 OPENAI: Final = ProtocolPair(
-    "OpenAI to OpenAI",
-    {"whole": "/v1/chat/completions", "stream": "/v1/chat/completions"},
-    _chat,
-    lambda form, keys: traffic.chat_requests(form, keys=keys),
-    end="data: [DONE]",
+    loads.OPENAI_PAIR,
+    frozenset({"mixed", "repeated", "images", "embeddings"}),
+    _make_openai_requests,
+    _CHAT_END,
 )
 TO_TRITON: Final = ProtocolPair(
-    "OpenAI to Triton",
-    OPENAI.paths,
-    _chat,
-    lambda form, keys: traffic.chat_requests(form, TRITON_PREFIX, keys=keys, full=False),
-    TRITON_PREFIX + OPENAI.model,
-    OPENAI.end,
+    loads.TO_TRITON_PAIR, frozenset({"mixed", "repeated"}), _make_requests_for_triton, _CHAT_END
 )
 FROM_TRITON: Final = ProtocolPair(
-    "Triton to OpenAI",
-    {
-        "whole": "/v2/models/{model}/generate",
-        "stream": "/v2/models/{model}/generate_stream",
-    },
-    _generate,
-    lambda form, keys: traffic.generate_requests(form, keys=keys),
+    loads.FROM_TRITON_PAIR, frozenset({"mixed", "repeated"}), _make_triton_requests
+)
+FROM_MINDIE: Final = ProtocolPair(
+    loads.FROM_MINDIE_PAIR,
+    frozenset({"mixed"}),
+    traffic.mindie_requests,
 )
 
 
 def read_version(pattern: str, *command: str) -> str | None:
-    """What a command says of its version; None where it is not here."""
+    """What a command reports as its version; None if it is not installed."""
     program = shutil.which(command[0])
     if program is None:
         return None
-    told = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
-    found = re.search(pattern, told.stdout + told.stderr)
-    return found[1] if found else "?"
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    match = re.search(pattern, done.stdout + done.stderr)
+    return match[1] if match else "?"
 
 
 def make_constant(version: str) -> Callable[[], str]:
-    """For what is always here."""
+    """For what is always installed."""
     return lambda: version

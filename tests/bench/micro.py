@@ -26,8 +26,9 @@ from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.openai.endpoints import OpenAI
 from protocols.triton.endpoints import Triton
-from tests.bench.gateways import FROM_TRITON, KEY, OPENAI
-from tests.bench.load_generator import Load
+from tests.bench import traffic
+from tests.bench.gateways import KEY
+from tests.bench.loads import Form
 from tests.bench.results import Step
 
 _REPETITIONS: Final = 5
@@ -80,8 +81,8 @@ def _response_context() -> ResponseContext:
     return ResponseContext("r1", 1_763_690_000, "mock", "1", "served", _context().clock)
 
 
-def _call(load: Load) -> ClientRequest:
-    body = msgspec.json.encode(OPENAI.body("mock", load))
+def _call(size: int = 650, form: Form = "whole") -> ClientRequest:
+    body = msgspec.json.encode(traffic.chat_body(size, form, "mock"))
     endpoint = OpenAI().endpoints[0]
     return ClientRequest(endpoint, {}, {}, "", body, endpoint.path, "r1", 1_763_690_000.0)
 
@@ -90,7 +91,7 @@ def _request_steps() -> Iterator[tuple[str, Call]]:
     """What is done once a request."""
     openai, context = OpenAI(), _response_context()
     for size, said in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
-        call = _call(Load(name=said, size=size))
+        call = _call(size)
         yield f"read model and stream of a body, {said}", partial(openai.read_routing_info, call)
         rename = partial(openai.prepare_passthrough, openai, call, context)
         yield f"check a body and rename its model, {said}", rename
@@ -108,7 +109,7 @@ def _request_steps() -> Iterator[tuple[str, Call]]:
 def _event_steps() -> Iterator[tuple[str, Call]]:
     """What is done once a token."""
     openai, triton, context = OpenAI(), Triton("vllm"), _response_context()
-    call = _call(Load(name="stream", form="stream"))
+    call = _call(form="stream")
     request = openai.decode_request(call)
     assert isinstance(request, GenerationRequest)
     splitter = sse.SseParser()
@@ -123,7 +124,7 @@ def _event_steps() -> Iterator[tuple[str, Call]]:
     same = openai.create_encoder(call, request, context)
     yield "write an event, OpenAI", lambda: same.encode_events(events)
     asked = triton.endpoints[1]
-    body = msgspec.json.encode(FROM_TRITON.body("mock", Load(name="stream", form="stream")))
+    body = msgspec.json.encode(traffic.generate_body(650, "stream"))
     called = ClientRequest(asked, {"model": "mock"}, {}, "", body, asked.path, "r1", 0.0)
     wanted = triton.decode_request(called)
     other = triton.create_encoder(called, wanted, context)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tests.bench import interlingua, runner
 from tests.bench.gateways import Gateway, LaunchCommand, LaunchContext, ProtocolPair
-from tests.bench.load_generator import Load
+from tests.bench.loads import Load
 
 _ROOT: Final = Path(__file__).parents[2]
 _PROFILED_GATEWAY: Final = Path(__file__).with_name("profiled_gateway.py")
@@ -40,20 +40,23 @@ def record_profile(load: Load, pair: ProtocolPair) -> Stacks:
         out = Path(folder) / "stacks.json"
 
         def start(context: LaunchContext) -> LaunchCommand:
-            told = interlingua.start(context)
-            _, _, _, *arguments = told.command  # what stands behind "python -m gateway"
+            command = interlingua.start(context)
+            _, _, _, *arguments = command.command  # what follows "python -m gateway"
             return replace(
-                told, command=[sys.executable, str(_PROFILED_GATEWAY), str(out), *arguments]
+                command, command=[sys.executable, str(_PROFILED_GATEWAY), str(out), *arguments]
             )
 
         one = Gateway(
             name="profiled", start=start, version=interlingua.INTERLINGUA.version, pairs=(pair,)
         )
         plan = runner.Plan(
-            gateways=[one], loads=[load], rounds=1, seconds=60, group=1, tries=1, streams=False
+            gateways=[one], loads=[load], rounds=1, seconds=60, group_size=1, attempts=1
         )
         found = runner.run(plan, lambda _: None)
-        wrong = [*found.missing.values(), *(s.outcome.why for s in found.samples if s.outcome.why)]
+        wrong = [
+            *found.missing.values(),
+            *(s.outcome.last_error for s in found.samples if s.outcome.errors),
+        ]
         if wrong or not out.exists():
             raise RuntimeError(f"no profile: {wrong[0] if wrong else 'it did not end by itself'}")
         stacks = msgspec.json.decode(out.read_bytes(), type=list[tuple[list[str], int]])

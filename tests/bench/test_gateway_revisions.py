@@ -9,7 +9,7 @@ import yaml
 from tests.bench import interlingua
 from tests.bench.gateways import LaunchContext
 from tests.bench.interlingua import Keywords
-from tests.bench.traffic import KEYS, MODELS
+from tests.bench.loads import KEYS, MODELS
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def test_benchmark_configuration_uses_the_keys_of_its_revision(
     config = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))
     [listener] = config["listeners"]
     assert listener[protocols][0] == "openai"
+    assert {one["name"] for one in listener[protocols][1:]} == {"triton", "mindie"}
     assert listener[server] == aiohttp
     assert [backend[protocol] for backend in config["backends"].values()] == ["openai", "triton"]
     assert len(config["keys"]) == len(KEYS)
@@ -43,6 +44,19 @@ def test_benchmark_configuration_uses_the_keys_of_its_revision(
     interlingua.start(context, tree)
     [listener] = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))["listeners"]
     assert server not in listener
+
+
+def test_tls_and_all_features_are_configured(tmp_path: Path) -> None:
+    pem = tmp_path / "certificate.pem"
+    context = LaunchContext(43210, 54321, tmp_path, 43211, 43212, pem)
+    interlingua.start(context, all_features=True)
+    config = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))
+    plain, tls = config["listeners"]
+    assert "tls" not in plain
+    assert tls["address"] == "127.0.0.1:43212"
+    assert tls["tls"] == {"cert": str(pem), "key": str(pem)}
+    assert config["defaults"]["limits"]["concurrent"]
+    assert config["observe"]["usage"] == f"{tmp_path}/usage.sqlite"
 
 
 def run_git(folder: Path, *words: str) -> str:

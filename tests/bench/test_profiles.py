@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from tests.bench import profiles, runner
 from tests.bench.gateways import OPENAI
-from tests.bench.load_generator import Load
-from tests.bench.traffic import repeated_request
+from tests.bench.loads import Load, Traffic
+from tests.bench.traffic import repeated_chat
 
 ROOT = Path(__file__).parents[2]
 LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
@@ -18,7 +18,7 @@ LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
     monkeypatch.setattr(runner, "CACHE", tmp_path)
-    monkeypatch.setattr(runner, "_WATCHED", 0.01)
+    monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
 
 def test_profile_contains_request_functions_but_no_runner() -> None:
@@ -29,8 +29,8 @@ def test_profile_contains_request_functions_but_no_runner() -> None:
 
 
 def test_failed_load_has_no_profile() -> None:
-    request = repeated_request(OPENAI.path("whole"), OPENAI.body("no-such-model", LOAD))
-    pair = replace(OPENAI, varied=lambda form, keys: [request])
+    requests = repeated_chat(Traffic(), "whole", "no-such-model")
+    pair = replace(OPENAI, make_requests=lambda traffic, form: requests)
     with pytest.raises(RuntimeError, match="no profile: does not run here"):
         profiles.record_profile(LOAD, pair)
 

@@ -1,6 +1,7 @@
 """Varied requests: distinct, the same for the same seed, and as real clients send them."""
 
 import json
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -9,11 +10,27 @@ from typing import Any
 import pytest
 
 from tests.bench import traffic
-from tests.bench.gateways import FROM_TRITON, OPENAI, TO_TRITON, ProtocolPair
-from tests.bench.load_generator import Form, Load
-from tests.bench.traffic import COUNT, KEYS, MODELS, PROMPT, Request
+from tests.bench.gateways import (
+    FROM_MINDIE,
+    FROM_TRITON,
+    OPENAI,
+    REPEATED_MODEL,
+    TO_TRITON,
+    ProtocolPair,
+)
+from tests.bench.loads import (
+    BODY_SIZES,
+    KEYS,
+    MODELS,
+    STYLE_BURSTS,
+    Form,
+    Traffic,
+    make_model_names,
+)
+from tests.bench.responses import STYLES
+from tests.bench.traffic import COUNT, PROMPT, Request
 
-PAIRS = (OPENAI, TO_TRITON, FROM_TRITON)
+PAIRS = (OPENAI, TO_TRITON, FROM_TRITON, FROM_MINDIE)
 EVERY = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: str(pair.name))
 FORMS = pytest.mark.parametrize("form", ["whole", "stream"])
 
@@ -23,7 +40,7 @@ def parse_headers(request: Request) -> Mapping[str, str]:
 
 
 def make_varied_requests(pair: ProtocolPair, form: Form = "whole") -> Sequence[Request]:
-    return pair.requests(Load(name="any", form=form))
+    return pair.make_requests(Traffic(), form)
 
 
 @EVERY
@@ -36,12 +53,14 @@ def test_varied_requests_are_distinct(pair: ProtocolPair, form: Form) -> None:
     assert len({request.body for request in requests}) > COUNT * 0.99
 
 
-@pytest.mark.parametrize("make", [traffic.chat_requests, traffic.generate_requests])
+@pytest.mark.parametrize(
+    "make", [traffic.chat_requests, traffic.generate_requests, traffic.mindie_requests]
+)
 def test_same_seed_gives_the_same_requests(make: Callable[..., Sequence[Request]]) -> None:
-    found = [*make("stream")]
+    found = [*make(Traffic(), "stream")]
     make.cache_clear()  # type: ignore[attr-defined]
-    assert found == [*make("stream")]
-    other = make("stream", seed=21)
+    assert found == [*make(Traffic(), "stream")]
+    other = make(Traffic(), "stream", seed=21)
     assert not {request.body for request in found} & {request.body for request in other}
 
 
@@ -63,15 +82,15 @@ def test_keys_and_models_alternate(pair: ProtocolPair) -> None:
 
 
 def get_model_name(pair: ProtocolPair, request: Request) -> str:
-    if pair is FROM_TRITON:
-        return request.path.split("/")[3]
+    if pair in {FROM_TRITON, FROM_MINDIE}:
+        return request.path.split("/")[-2]
     found: str = json.loads(request.body)["model"]
     return found
 
 
 @EVERY
 def test_single_key_load_uses_one_key(pair: ProtocolPair) -> None:
-    requests = pair.requests(Load(name="any"), keys=1)
+    requests = pair.make_requests(Traffic(keys=1), "whole")
     assert {parse_headers(request)["authorization"] for request in requests} == {
         f"bearer {KEYS[0]}".lower()
     }
@@ -129,11 +148,57 @@ def test_stream_load_requests_streams(form: Form) -> None:
     assert paths == {"generate_stream" if form == "stream" else "generate"}
 
 
-@EVERY
-def test_repeated_load_has_one_request(pair: ProtocolPair) -> None:
-    [request] = pair.requests(Load(name="any", repeated=True))
-    assert request.path == pair.path("whole")
-    assert json.loads(request.body) == pair.body(pair.model, Load(name="any"))
+@pytest.mark.parametrize("size", [650, 40_000, 1_000_000])
+@pytest.mark.parametrize("pair", [OPENAI, TO_TRITON, FROM_TRITON], ids=lambda one: str(one.name))
+def test_repeated_load_has_one_request_of_its_size(pair: ProtocolPair, size: int) -> None:
+    [request] = pair.make_requests(Traffic(kind="repeated", size=size), "whole")
+    assert get_model_name(pair, request).removeprefix("triton-") == REPEATED_MODEL
+    assert size * 0.8 < len(request.body) < size * 1.2
+
+
+def test_tool_load_has_tools_in_every_request() -> None:
+    bodies = [
+        json.loads(request.body) for request in OPENAI.make_requests(Traffic(tools=1), "whole")
+    ]
+    assert all("tools" in body for body in bodies)
+    turns = sum(body["messages"][-1]["role"] == "tool" for body in bodies)
+    assert 0.4 < turns / COUNT < 0.6
+
+
+@pytest.mark.parametrize("load", BODY_SIZES[:4], ids=lambda load: str(load.name))
+def test_image_load_has_distinct_bodies_of_its_size(load: Any) -> None:
+    requests = OPENAI.make_requests(load.traffic, "whole")
+    assert 6 <= len({request.body for request in requests}) == len(requests) <= COUNT
+    for request in requests[:6]:
+        assert load.traffic.size * 0.8 < len(request.body) < load.traffic.size * 1.1 + 4_000
+        parts = json.loads(request.body)["messages"][-1]["content"]
+        assert [part["type"] for part in parts[:2]] == ["text", "image_url"]
+        url = parts[1]["image_url"]["url"]
+        assert b64decode(url.removeprefix("data:image/jpeg;base64,")).startswith(b"\xff\xd8")
+
+
+def test_embedding_load_has_one_to_two_thousand_inputs() -> None:
+    requests = OPENAI.make_requests(Traffic(kind="embeddings"), "whole")
+    bodies = [json.loads(request.body) for request in requests]
+    sizes = sorted(1 if isinstance(body["input"], str) else len(body["input"]) for body in bodies)
+    assert sizes[0] == 1
+    assert 1_500 < sizes[-1] <= 2_000
+    assert 20 < sizes[len(sizes) // 2] < 100
+    formats = Counter(body.get("encoding_format") for body in bodies)
+    assert formats["base64"] > formats[None] > 0
+    assert {request.path for request in requests} == {"/v1/embeddings"}
+
+
+def test_style_loads_cover_every_worker_style() -> None:
+    styles = [{name.rpartition("-")[0] for name in load.traffic.models} for load in STYLE_BURSTS]
+    assert [*map(len, styles)] == [1] * len(styles)
+    assert set.union(*styles) == {*STYLES}
+
+
+def test_model_names_choose_every_worker_style_in_turn() -> None:
+    names = make_model_names(1_000)
+    assert len({*names}) == 1_000
+    assert Counter(name.rpartition("-")[0] for name in names) == dict.fromkeys(STYLES, 250)
 
 
 def test_encoded_requests_have_a_length_prefix() -> None:
