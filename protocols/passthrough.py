@@ -21,9 +21,10 @@ from msgspec.structs import replace
 
 from protocols.chat.decoder import EmbeddingCounter, GenerationDecoder, TextChunk, read_text_chunks
 from protocols.chat.errors import raise_worker_error
-from protocols.chat.field_types import NONEMPTY_STRING, read_messages
+from protocols.chat.field_types import NONEMPTY_STRING, convert_messages
+from protocols.chat.messages import check_tool_results
 from protocols.chat.responses import ResponseStyle
-from protocols.core.errors import ClientError, GatewayError, WorkerFailed
+from protocols.core.errors import ClientError, GatewayError, InvalidParameter, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -195,10 +196,14 @@ class _CompiledRule(Struct, frozen=True):
         usage: Literal["none", "final"] = self.rule.default_usage if stream else "final"
         if stream and (options := getattr(body, "stream_options", None)):
             usage = "final" if options.include_usage else "none"
+        messages = convert_messages(body.messages) if self.kind == "chat" else ()
+        if messages is None:
+            raise InvalidParameter("a message without content", param="messages")
+        check_tool_results(messages)
         return GenerationRequest(
             model=model,
             kind=self.kind,
-            messages=read_messages(body.messages) if self.kind == "chat" else (),
+            messages=tuple(messages),
             prompts=_as_tuple(body.prompt) if self.kind == "completion" else (),
             n=None if n is UNSET else n,
             stream=stream,

@@ -28,9 +28,9 @@ from protocols.chat.field_types import (
     PLAIN_MESSAGES,
     TOOL_FIELDS,
     build_count_type,
-    is_valid_chat,
 )
 from protocols.chat.messages import MessageStyle
+from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
 from protocols.core.errors import GatewayError, MalformedRequest
