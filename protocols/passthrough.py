@@ -12,16 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 from urllib.parse import quote
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from protocols.chat.decoder import EmbeddingCounter, GenerationDecoder, TextChunk, read_text_chunks
 from protocols.chat.errors import raise_worker_error
-from protocols.chat.field_types import NONEMPTY_STRING, convert_messages
+from protocols.chat.field_types import convert_messages
 from protocols.chat.messages import check_tool_results
 from protocols.chat.responses import ResponseStyle
 from protocols.core.errors import ClientError, GatewayError, InvalidParameter, WorkerFailed
@@ -51,13 +51,12 @@ from protocols.core.request import (
 )
 from protocols.core.sse import DONE_EVENT, normalize_newlines
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
-from protocols.params import Param
+from protocols.params import Param, find_common_type
 
 _encode = msgspec.json.Encoder().encode
 
 # --- rules ----------------------------------------------------------------------------------------
 
-_INT64_MAX: Final = 2**63 - 1
 _GATEWAY_FIELDS: Final = frozenset(
     {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
 )
@@ -100,7 +99,7 @@ def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
             or param.loss_reason
         ):
             continue
-        if (shared := _find_common_type(param, other)) is not None:
+        if (shared := find_common_type(param, other)) is not None:
             types.setdefault(param.wire, shared | UnsetType)
     required = {name for name, kind in types.items() if UnsetType not in get_args(kind)}
     body = msgspec.defstruct(
@@ -116,33 +115,6 @@ def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
 def list_body_fields(decoder: msgspec.json.Decoder[Any]) -> frozenset[str]:
     """The fields that the decoder knows."""
     return frozenset(decoder.type.__struct_fields__)
-
-
-def _find_common_type(worker: Param, client: Param) -> Any:
-    """The type that both rows accept; None if only a translation can decide."""
-    match client.type:
-        case "bool":
-            return bool
-        case "str":
-            return Literal[client.choices] if client.choices else str
-        case "int" | "strict int" | "float" as name:
-            return _build_number_type(worker, client, float if name == "float" else int)
-        case "strings":
-            most = min((p.max_items for p in (worker, client) if p.max_items), default=None)
-            return NONEMPTY_STRING | Annotated[list[NONEMPTY_STRING], Meta(max_length=most)]
-        case _:
-            return None
-
-
-def _build_number_type(worker: Param, client: Param, kind: type) -> Any:
-    low = max((p.minimum for p in (worker, client) if p.minimum is not None), default=None)
-    high = min((p.maximum for p in (worker, client) if p.maximum is not None), default=None)
-    if kind is int and high is not None:
-        high = min(high, _INT64_MAX)
-    above = any(p.exclusive_minimum and p.minimum == low for p in (worker, client))
-    below = any(p.exclusive_maximum and p.maximum == high for p in (worker, client))
-    bounds: dict[str, Any] = {"gt" if above else "ge": low, "lt" if below else "le": high}
-    return Annotated[kind, Meta(**bounds)]
 
 
 EncoderFactory = Callable[[Any, ResponseMetadata], ResponseEncoder]

@@ -20,8 +20,8 @@ from protocols.core.request import (
     Tool,
     ToolCall,
 )
+from protocols.params import NONEMPTY_STRING
 
-NONEMPTY_STRING = Annotated[str, Meta(min_length=1)]
 _Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 _OptionalText = str | UnsetType | None
 _Absent = UnsetType | None
@@ -141,15 +141,15 @@ class _Tool(_Valid):
     function: _Function
 
 
-class _FunctionToRead(_Function):
+class _RawFunction(_Function):
     """With the schema as the client wrote it."""
 
     parameters: Raw | UnsetType = UNSET
 
 
-class _ToolToRead(_Valid):
+class _RawTool(_Valid):
     type: Literal["function"]
-    function: _FunctionToRead
+    function: _RawFunction
 
     def to_tool(self) -> Tool:
         """The internal tool. Raises ValidationError if the parameters are no object."""
@@ -214,11 +214,12 @@ METADATA: Final[Any] = (
     ]
     | UnsetType
 )
-TOOLS: Final[Any] = list[_ToolToRead]
+TOOLS: Final[Any] = list[_RawTool]
 TOOL_FIELDS: Final[Mapping[str, Any]] = {
     "tools": Annotated[list[_Tool], Meta(min_length=1, max_length=128)] | UnsetType,
     "tool_choice": Literal["auto", "none", "required"] | FunctionChoice | UnsetType,
 }
+
 
 def convert_messages(messages: Sequence[Any]) -> list[Message] | None:
     """The internal messages; None if one of an assistant has neither text nor tool calls."""

@@ -63,7 +63,7 @@ def read_tools(
         tools = tuple([tool.to_tool() for tool in _decode_tools(raw)])
     except JSON_ERRORS:
         tools = ()  # some have another form, or are invalid
-    if 0 < len(tools) <= most and "function" in kinds:
+    if 0 < len(tools) <= most:
         return tools
     items = as_array(raw, "tools")
     if not items:
