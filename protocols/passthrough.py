@@ -12,14 +12,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from protocols.chat.decoder import EmbeddingCounter, GenerationDecoder, TextChunk, read_text_chunks
+from protocols.chat.decoder import (
+    EmbeddingCounter,
+    GenerationDecoder,
+    TextChunk,
+    WireChoice,
+    read_text_chunks,
+)
+from protocols.chat.embeddings import EmbeddingDecoder
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.field_types import convert_messages
 from protocols.chat.messages import check_tool_results
@@ -203,7 +210,7 @@ def _as_tuple(texts: str | list[str]) -> tuple[str, ...]:
 JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
 _STREAM_HEADERS: Final[Headers] = (("Content-Type", ResponseStyle().content_type),)
 FINISH_REASONS: Final = frozenset(
-    {b"stop", b"length", b"tool_calls", b"content_filter", b"function_call"}
+    {"stop", "length", "tool_calls", "content_filter", "function_call"}
 )
 
 
@@ -231,8 +238,8 @@ class PassthroughRules:
         self,
         rules: Mapping[str, PassthroughRule],
         *,
-        create_decoder: Callable[[Any], ResponseDecoder] | None = None,
-        finish_reasons: frozenset[bytes] = FINISH_REASONS,
+        create_decoder: "DecoderFactory | None" = None,
+        finish_reasons: frozenset[str] = FINISH_REASONS,
         unary_headers: Headers = JSON_HEADERS,
         stream_headers: Headers = _STREAM_HEADERS,
     ) -> None:
@@ -292,12 +299,12 @@ class PassthroughRules:
     def _create_reader(
         self, request: Request, response: PassthroughResponse, *, forwards: bool
     ) -> PassthroughReader:
-        decoder = self._create_decoder(request)
+        create_decoder = partial(self._create_decoder, request)
         if not request.stream:
-            reasons = None if type(request) is EmbeddingRequest else self._finish_reasons
-            return UnaryPassthroughReader(decoder, NameReplacer(response.names), reasons)
+            names = NameReplacer(response.names)
+            return StandardUnaryReader(create_decoder, names, self._finish_reasons)
         return StreamPassthroughReader(
-            decoder, partial(response.create_encoder, request), forwards=forwards
+            create_decoder(), partial(response.create_encoder, request), forwards=forwards
         )
 
 
@@ -309,12 +316,15 @@ def _can_forward(rule: PassthroughRule, unknown_fields: AbstractSet[str]) -> boo
 
 
 def create_passthrough_decoder(
-    request: Request, complaint: Callable[[bytes], None] = raise_worker_error
-) -> ResponseDecoder:
-    """The decoder of a response in the manner of OpenAI; embeddings are only counted."""
-    if isinstance(request, EmbeddingRequest):
-        return EmbeddingCounter(request, complaint)
-    return GenerationDecoder(request, complaint=complaint)
+    request: Request,
+    complaint: Callable[[bytes], None] = raise_worker_error,
+    *,
+    skims: bool = False,
+) -> "UnaryDecoder":
+    """A ``DecoderFactory`` for responses in the manner of OpenAI."""
+    if not isinstance(request, EmbeddingRequest):
+        return GenerationDecoder(request, complaint=complaint, skips_logprobs=skims)
+    return (EmbeddingCounter if skims else EmbeddingDecoder)(request, complaint)
 
 
 # --- responses ------------------------------------------------------------------------------------
@@ -325,9 +335,6 @@ _MAX_EVENT_BYTES: Final = 1 << 20
 _DONE_BLOCK: Final = DONE_EVENT[:-2]
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
-_FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*+:\s*+(?:"([^"]*+)")?')
-_TOOL_CALLS: Final = re.compile(rb'"tool_calls"\s*+:\s*+\[\s*+[^\]\s]')
-_FUNCTION_CALL: Final = re.compile(rb'"function_call"\s*+:\s*+\{')
 
 
 _QUOTED_KEYS: Final = {key: b'"%b"' % key.encode() for key in ("id", "model", "model_name")}
@@ -345,21 +352,31 @@ class NameReplacer:
     """
 
     def __init__(self, names: Mapping[str, str], only: str | None = None) -> None:
-        self._names = names
+        self._values = [(key, _encode(name)) for key, name in names.items()]
         self._only = only
 
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
-        for key, name in self._names.items():
-            quoted_key, pattern, value = _QUOTED_KEYS[key], _PATTERNS[key], _encode(name)
-            end: int | None = None
-            while (start := data.rfind(quoted_key, 0, end)) >= 0:
-                found = pattern.match(data, start)
-                if found is not None and (self._only is None or self._is_only(found[1])):
-                    value_start, value_end = found.span(1)
-                    data = data[:value_start] + value + data[value_end:]
-                end = start
+        for key, value in self._values:
+            start = data.find(_QUOTED_KEYS[key])
+            if start >= 0:
+                data = self._replace_values(data, start, key, value)
         return data
+
+    def _replace_values(self, data: bytes, start: int, key: str, value: bytes) -> bytes:
+        """``data`` with the new values of a key, which first occurs at ``start``."""
+        quoted_key, match = _QUOTED_KEYS[key], _PATTERNS[key].match
+        copied = 0
+        parts: list[bytes] = []
+        while start >= 0:
+            found = match(data, start)
+            if found is not None and (self._only is None or self._is_only(found[1])):
+                value_start, value_end = found.span(1)
+                parts += (data[copied:value_start], value)
+                copied = value_end
+            start = data.find(quoted_key, start + 1)
+        parts.append(data[copied:])
+        return b"".join(parts)
 
     def _is_only(self, value: bytes) -> bool:
         try:
@@ -369,21 +386,11 @@ class NameReplacer:
 
 
 class UnaryPassthroughReader:
-    """Reads a unary response.
+    """Reads a unary response that may hold anything; a stream is encoded."""
 
-    The client's encoder writes it instead if it deviates from the protocol, or is a stream.
-    Without ``finish_reasons`` it may hold anything.
-    """
-
-    def __init__(
-        self,
-        decoder: ResponseDecoder,
-        names: NameReplacer,
-        finish_reasons: frozenset[bytes] | None = None,
-    ) -> None:
+    def __init__(self, decoder: ResponseDecoder, names: NameReplacer) -> None:
         self._decoder = decoder
         self._names = names
-        self._finish_reasons = finish_reasons
         self._chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
@@ -395,19 +402,64 @@ class UnaryPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         body = b"".join(self._chunks).strip()
         events = self._decoder.close()
-        is_plain = self._is_plain(body, events[-1:])
-        return self._names.replace(body) if is_plain else None, events
+        return self._names.replace(body) if body[:1] == b"{" else None, events
 
-    def _is_plain(self, body: bytes, end: Sequence[Event]) -> bool:
+
+class UnaryDecoder(ResponseDecoder, Protocol):
+    """A decoder that also tells how the worker wrote the choices of a unary response."""
+
+    @property
+    def unary_choices(self) -> Sequence[WireChoice]:
+        """The choices, once they are decoded; none of embeddings, and of a stream."""
+
+
+class DecoderFactory(Protocol):
+    """Creates the decoder of the response to a request.
+
+    ``skims``: it decodes a unary response only as far as the gateway itself needs it.
+    """
+
+    def __call__(self, request: Any, *, skims: bool = False) -> UnaryDecoder:
+        """The decoder."""
+
+
+class StandardUnaryReader(UnaryPassthroughReader):
+    """Reads a unary response that is decoded and encoded if it deviates from the protocol."""
+
+    def __init__(
+        self,
+        create_decoder: Callable[..., UnaryDecoder],
+        names: NameReplacer,
+        finish_reasons: frozenset[str],
+    ) -> None:
+        """``create_decoder`` is a DecoderFactory without its first argument."""
+        self._skimmer = create_decoder(skims=True)
+        super().__init__(self._skimmer, names)
+        self._create_decoder = create_decoder
+        self._finish_reasons = finish_reasons
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        body = b"".join(self._chunks).strip()
+        events = self._decoder.close()
         if body[:1] != b"{":
-            return False
-        reasons = self._finish_reasons
-        return reasons is None or (
-            StreamEnd(has_ignored_usage=True) not in end
-            and reasons.issuperset(_FINISH_REASON.findall(body))
-            and not (b'"tool_calls"' in body and _TOOL_CALLS.search(body))
-            and not (b'"function_call"' in body and _FUNCTION_CALL.search(body))
-            and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
+            return None, events
+        if self._is_standard(body, events):
+            return self._names.replace(body), events
+        decoder = self._create_decoder()
+        return None, [*decoder.feed(body), *decoder.close()]
+
+    def _is_standard(self, body: bytes, events: Sequence[Event]) -> bool:
+        """Whether the client may have the body as the worker wrote it."""
+        for choice in self._skimmer.unary_choices:
+            message = choice.message
+            if choice.finish_reason not in self._finish_reasons or (
+                message is not None and (message.tool_calls or message.function_call is not None)
+            ):
+                return False
+        end = events[-1] if events else None
+        return not (type(end) is StreamEnd and end.has_ignored_usage) and not (
+            b"\\u00" in body and _ESCAPED_LETTER.search(body)
         )
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from protocols.chat.errors import raise_worker_error
 from protocols.core import sse
@@ -127,6 +127,16 @@ class WireResponse(Struct, gc=False):
     error: Any = None
 
 
+class _ChoiceWithoutLogprobs(WireChoice, gc=False):
+    """A choice whose log probabilities are not decoded: the field has a name that none sends."""
+
+    logprobs: WireLogprobs | None = field(default=None, name="(skipped)")
+
+
+class _ResponseWithoutLogprobs(WireResponse, gc=False):
+    choices: list[_ChoiceWithoutLogprobs] | None = None  # type: ignore[assignment]
+
+
 class WireEmbedding(Struct):
     """One embedding: numbers, or base64 of little-endian float32."""
 
@@ -222,6 +232,7 @@ class WireEmbeddingSummary(Struct):
 
 
 decode_response = msgspec.json.Decoder(WireResponse).decode
+decode_response_without_logprobs = msgspec.json.Decoder(_ResponseWithoutLogprobs).decode
 decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
 decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
@@ -515,13 +526,34 @@ class _ChoiceState:
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index
-        self.tool_calls = ToolCallAssembler(index)
+        self.tool_calls: ToolCallAssembler | None = None  # from its first call on
         self.is_ended = False
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
 
 
+def _has_only_text(wire: WireChoice, delta: WireDelta | None) -> bool:
+    """Whether a choice has no more than a text and a finish reason, as most have."""
+    return (
+        wire.logprobs is None
+        and not wire.token_ids
+        and (
+            delta is None
+            or (
+                type(delta.content) is not list
+                and not delta.reasoning_content
+                and not delta.reasoning
+                and not delta.refusal
+                and not delta.tool_calls
+                and delta.function_call is None
+            )
+        )
+    )
+
+
 class EmbeddingCounter:
     """Decodes only the number, the model and the usage of embeddings."""
+
+    unary_choices: Sequence[WireChoice] = ()
 
     def __init__(self, request: EmbeddingRequest, complaint: Callable[[bytes], None]) -> None:
         self._request = request
@@ -557,7 +589,7 @@ class GenerationDecoder:
     The first byte decides which: see ``sse.ResponseBodyReader``. ``echoes``: the worker was asked
     to return the prompt. ``complaint`` raises the error in a body that is no response.
     ``ends_calls``: the end of the stream also ends a choice that called a tool and has no finish
-    reason.
+    reason. ``skips_logprobs``: log probabilities are not needed.
     """
 
     def __init__(
@@ -567,8 +599,10 @@ class GenerationDecoder:
         echoes: bool = False,
         complaint: Callable[[bytes], None] = raise_worker_error,
         ends_calls: bool = False,
+        skips_logprobs: bool = False,
     ) -> None:
         self._request = request
+        self._decode = decode_response_without_logprobs if skips_logprobs else decode_response
         self._expects_echo = echoes
         self._raise_if_error = complaint
         self._end_closes_tool_calls = ends_calls
@@ -580,6 +614,8 @@ class GenerationDecoder:
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
         self._pending_error: GatewayError | None = None
+        self.unary_choices: Sequence[WireChoice] = ()
+        """The choices of a unary response, as the worker wrote them."""
         self._accepts_texts = False
         """Whether the first choice has begun and not ended, so that text chunks may follow."""
 
@@ -587,8 +623,10 @@ class GenerationDecoder:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
-        payloads = self._sse_parser.feed(self._body_reader.feed(data))
         events: list[Event] = []
+        if not (data := self._body_reader.feed(data)):
+            return events
+        payloads = self._sse_parser.feed(data)
         try:
             if type(payloads) is list:
                 for start in range(0, len(payloads), _CHUNKS_PER_BATCH):
@@ -610,8 +648,8 @@ class GenerationDecoder:
             return ()
         if (body := self._body_reader.unary_body) is not None:
             events: list[Event] = []
-            self._read_json(bytes(body), events, is_unary=True)
-            return [*events, *self._build_end_events()]
+            self._read_json(body, events, is_unary=True)
+            return events + self._build_end_events()
         try:
             self._sse_parser.close()
         except StreamBroken:
@@ -665,9 +703,10 @@ class GenerationDecoder:
         """End the choices whose last event was a tool call."""
         events: list[Event] = []
         for index, choice in self._choices.items():
-            if not choice.is_ended and choice.tool_calls.started_count:
+            calls = choice.tool_calls
+            if not choice.is_ended and calls is not None and calls.started_count:
                 choice.is_ended = True
-                choice.tool_calls.close()
+                calls.close()
                 events.append(ChoiceEnd("tool_calls", index))
         return events
 
@@ -686,17 +725,19 @@ class GenerationDecoder:
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read_json(self, body: bytes, events: list[Event], *, is_unary: bool) -> None:
+    def _read_json(self, body: bytes | bytearray, events: list[Event], *, is_unary: bool) -> None:
         try:
-            wire = decode_response(body)
+            wire = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            self._raise_if_error(body)
+            self._raise_if_error(bytes(body))
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.choices is None or wire.error is not None:
-            self._raise_if_error(body)
+            self._raise_if_error(bytes(body))
         choices = wire.choices or []
-        if is_unary and not choices:
-            raise WorkerFailed("The worker's answer has no choices.")
+        if is_unary:
+            if not choices:
+                raise WorkerFailed("The worker's answer has no choices.")
+            self.unary_choices = choices
         self._add_metadata(wire, events)
         usage = None if wire.usage is None else read_usage(wire.usage, self._usage_reader)
         counts = (
@@ -713,6 +754,8 @@ class GenerationDecoder:
             if (choice.finish_reason or is_unary) and not state.is_ended:
                 events.append(self._finish_choice(choice, state))
         self._add_usage(usage, events)
+        if is_unary:
+            return
         first = self._choices.get(0)
         self._accepts_texts = (
             self._has_metadata
@@ -755,6 +798,12 @@ class GenerationDecoder:
     ) -> None:
         own_events: list[Event] = []
         text, delta = wire.text or "", wire.delta or wire.message
+        if _has_only_text(wire, delta) and choice.pending_prompt is None and not choice.is_ended:
+            if delta is not None:
+                text = delta.content or ""  # type: ignore[assignment] # never a list here
+            if text:
+                events.append(TextDelta(text, choice.index, count))
+            return
         if delta is not None:
             reasoning = delta.reasoning_content or delta.reasoning
             if reasoning and isinstance(reasoning, str):
@@ -769,6 +818,8 @@ class GenerationDecoder:
             if delta.refusal:
                 own_events.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
+                if choice.tool_calls is None:
+                    choice.tool_calls = ToolCallAssembler(choice.index)
                 own_events += choice.tool_calls.read_delta(delta)
         if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
@@ -793,7 +844,8 @@ class GenerationDecoder:
 
     def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> ChoiceEnd:
         choice.is_ended = True
-        choice.tool_calls.close()
+        if choice.tool_calls is not None:
+            choice.tool_calls.close()
         reason = WORKER_FINISH_REASONS.get(wire.finish_reason or "", "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")

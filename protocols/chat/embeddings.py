@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.decoder import (
+    WireChoice,
     decode_embedding,
     decode_embedding_response,
     read_text,
@@ -111,8 +112,10 @@ def encode_base64(values: tuple[float, ...]) -> str:
 class EmbeddingDecoder:
     """Decodes the response to an EmbeddingRequest."""
 
+    unary_choices: Sequence[WireChoice] = ()
+
     def __init__(
-        self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
+        self, request: EmbeddingRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
         self._request = request
         self._raise_if_error = complaint

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, ValidationError
 
-from protocols.chat.params import NULL
+from protocols.chat.params import null_to_none
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -141,10 +141,13 @@ class _Tool(_Valid):
     function: _Function
 
 
-class _RawFunction(_Function):
-    """With the schema as the client wrote it."""
+class _RawFunction(_Valid):
+    """A function with the schema as the client wrote it."""
 
+    name: _Name
+    description: _OptionalText = UNSET
     parameters: Raw | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
 
 
 class _RawTool(_Valid):
@@ -154,10 +157,9 @@ class _RawTool(_Valid):
     def to_tool(self) -> Tool:
         """The internal tool. Raises ValidationError if the parameters are no object."""
         body = self.function
-        schema, description, strict = body.parameters, body.description, body.strict
-        if schema is UNSET or schema == NULL:
-            schema = None
-        elif memoryview(schema)[0] != _OPENING_BRACE:
+        description, strict = body.description, body.strict
+        schema = None if body.parameters is UNSET else null_to_none(body.parameters)
+        if schema is not None and memoryview(schema)[0] != _OPENING_BRACE:
             raise ValidationError
         return Tool(
             body.name,
