@@ -82,6 +82,10 @@ def _build_error(body: bytes, error: Exception) -> MalformedRequest:
         case msgspec.ValidationError():
             return MalformedRequest("the body must be a JSON object", problem="object")
         case _:
+            try:
+                _decode_any(body)
+            except JSON_ERRORS as e:
+                error = e  # it says more than the error of a value that is not decoded
             at = _BYTE_OFFSET.search(str(error))
             text = str(error) if body.strip() else "the body is empty"
             return MalformedRequest(text, at=int(at[1]) if at else None)
