@@ -173,12 +173,15 @@ class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of 
 
     by_wire: ParamIndex
     by_field: ParamIndex
+    label_fields: frozenset[str]
+    """The wire names of labels."""
 
     def __new__(cls, *rows: Param) -> Self:
         """Create the table of these rows."""
         table = super().__new__(cls, rows)
         table.by_wire = ParamIndex("wire", rows)
         table.by_field = ParamIndex("field", rows)
+        table.label_fields = frozenset(row.wire for row in rows if row.field.startswith("labels."))
         return table
 
 
