@@ -24,6 +24,7 @@ from protocols.chat.decoder import (
     GenerationDecoder,
     TextChunk,
     WireChoice,
+    find_failed_line,
     read_text_chunks,
 )
 from protocols.chat.embeddings import EmbeddingDecoder
@@ -56,7 +57,7 @@ from protocols.core.request import (
     Request,
     ResponseOptions,
 )
-from protocols.core.sse import DONE_EVENT, normalize_newlines
+from protocols.core.sse import is_plain_event, normalize_newlines, split_plain_events
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
 from protocols.params import Param, find_common_type
 
@@ -329,10 +330,9 @@ def create_passthrough_decoder(
 
 # --- responses ------------------------------------------------------------------------------------
 
-_EVENTS_PER_CHECK: Final = 32
-"""How many events are checked together."""
+_MAX_BATCH: Final = 128
+"""How many events are checked together, at most."""
 _MAX_EVENT_BYTES: Final = 1 << 20
-_DONE_BLOCK: Final = DONE_EVENT[:-2]
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
 
@@ -463,7 +463,8 @@ class StandardUnaryReader(UnaryPassthroughReader):
         )
 
 
-_chunk_decoder: Final = msgspec.json.Decoder(TextChunk)
+_decode_chunk: Final = msgspec.json.Decoder(TextChunk).decode
+_decode_chunks: Final = msgspec.json.Decoder(TextChunk).decode_lines
 
 
 class _TextEvents:
@@ -484,8 +485,8 @@ class _TextEvents:
         """
         replacements = []
         try:
-            sample = _chunk_decoder.decode(block[6:])
-            shown = _chunk_decoder.decode(written.rpartition(b"data: ")[2])
+            sample = _decode_chunk(block[6:])
+            shown = _decode_chunk(written.rpartition(b"data: ")[2])
             for key, old, new in (
                 ("model", sample.model, shown.model),
                 ("id", sample.id, shown.id),
@@ -502,46 +503,32 @@ class _TextEvents:
             return None
         return cls(sample, replacements)
 
-    def forward(self, block: bytes, count: int) -> tuple[bytes, Sequence[Event]] | None:
-        """The events as the client may have them, and their text.
+    def forward(self, payloads: Sequence[bytes], events: list[Event]) -> bytes | int:
+        """The events with these payloads as the client may have them; their text is added.
 
-        ``block`` has ``count`` events, without the last blank line. None if one of them must be
-        decoded.
+        If one of them must be decoded, the number of those that need not be, before it.
         """
-        chunks = self._parse(block, count)
-        if chunks is None:
-            return None
+        try:
+            if len(payloads) == 1:
+                data = payloads[0]
+                chunks: Sequence[TextChunk] = (_decode_chunk(data),)
+            else:
+                data = b"\n\ndata: ".join(payloads)
+                chunks = _decode_chunks(b"\n".join(payloads))
+        except JSON_ERRORS as e:
+            return find_failed_line(e)
+        if len(chunks) != len(payloads):
+            return 0
         for old, new in self._replacements:
-            parts = block.split(old)
-            if len(parts) != count + 1:
-                return None
-            block = new.join(parts)
+            parts = data.split(old)
+            if len(parts) != len(payloads) + 1:
+                return 0
+            data = new.join(parts)
         for chunk in chunks:
             if chunk.model != self._model or chunk.id != self._id:
-                return None
-        events: list[Event] = []
+                return 0
         read_text_chunks(chunks, events)
-        return block + b"\n\n", events
-
-    @staticmethod
-    def _parse(block: bytes, count: int) -> Sequence[TextChunk] | None:
-        """The chunks of these events, if each is one line with a piece of text."""
-        if not block.startswith(b"data: {") or b"\r" in block:
-            return None
-        try:
-            if count == 1:
-                return (_chunk_decoder.decode(block[6:]),)
-            if block.count(b"\n") != 2 * count - 2:
-                return None
-            chunks = _chunk_decoder.decode_lines(block[6:].replace(b"\n\ndata: ", b"\n"))
-        except JSON_ERRORS:
-            return None
-        return chunks if len(chunks) == count else None
-
-
-def _is_one_line(data: bytes) -> bool:
-    """Whether this is one complete event of one line, as most reads are."""
-    return data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
+        return b"data: %b\n\n" % data
 
 
 class StreamPassthroughReader:
@@ -575,10 +562,11 @@ class StreamPassthroughReader:
         if self._pending_error is not None:
             raise self._pending_error
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._text_events is not None and not self._pending and _is_one_line(data):
-            forwarded = self._text_events.forward(data[:-2], 1)
-            if forwarded is not None:
-                return forwarded
+        events: list[Event] = []
+        if self._text_events is not None and not self._pending and is_plain_event(data):
+            forwarded = self._text_events.forward((data[6:-2],), events)
+            if isinstance(forwarded, bytes):
+                return forwarded, events
         if not self._has_started and (self._is_unary or self._begins_object(data)):
             pending, self._pending, self._is_unary = bytes(self._pending), bytearray(), True
             return None, self._decoder.feed(pending + data)
@@ -587,7 +575,6 @@ class StreamPassthroughReader:
             return b"", ()
         self._has_started = True
         out: list[bytes] = []
-        events: list[Event] = []
         try:
             self._read_events(complete, out, events)
         except GatewayError as error:
@@ -628,28 +615,35 @@ class StreamPassthroughReader:
 
     def _read_events(self, complete: bytes, out: list[bytes], events: list[Event]) -> None:
         """Forward or decode these events."""
-        blocks = complete.split(b"\n\n")
-        blocks.pop()
-        start = 0
-        while start < len(blocks):
-            size = 1 if self._text_events is None else _EVENTS_PER_CHECK
-            self._read_blocks(blocks[start : start + size], out, events)
-            start += size
-
-    def _read_blocks(self, blocks: list[bytes], out: list[bytes], events: list[Event]) -> None:
-        """Forward these events together, or halve them until those to decode are found."""
-        if self._text_events is not None and blocks[-1] != _DONE_BLOCK:
-            forwarded = self._text_events.forward(b"\n\n".join(blocks), len(blocks))
-            if forwarded is not None:
-                out.append(forwarded[0])
-                events += forwarded[1]
-                return
-        if len(blocks) == 1:
-            self._decode(blocks[0], out, events)
+        payloads = split_plain_events(complete)
+        if payloads is not None:
+            self._read_payloads(payloads, out, events)
             return
-        middle = len(blocks) // 2
-        self._read_blocks(blocks[:middle], out, events)
-        self._read_blocks(blocks[middle:], out, events)
+        for block in complete.split(b"\n\n")[:-1]:
+            if block.startswith(b"data: ") and block.find(b"\n") < 0:
+                self._read_payloads([block[6:]], out, events)
+            else:
+                self._decode(block, out, events)
+
+    def _read_payloads(
+        self, payloads: Sequence[bytes], out: list[bytes], events: list[Event]
+    ) -> None:
+        """Forward these events in batches, or decode them one by one.
+
+        Batches double while they can be forwarded, so that no input costs more than its length.
+        """
+        start, size = 0, 1
+        while start < len(payloads):
+            batch = payloads[start : start + size]
+            forwarded = self._text_events.forward(batch, events) if self._text_events else 0
+            if isinstance(forwarded, bytes):
+                out.append(forwarded)
+                start, size = start + len(batch), min(2 * size, _MAX_BATCH)
+            elif forwarded:
+                size = forwarded
+            else:
+                self._decode(b"data: " + payloads[start], out, events)
+                start, size = start + 1, 1
 
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -30,6 +31,7 @@ from protocols.core.events import (
 )
 from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
+from protocols.json_body import JSON_ERRORS
 
 # Real workers vary, so any key may be missing or null.
 
@@ -215,6 +217,15 @@ def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
                 events.append(ReasoningDelta(reasoning))
         if text:
             events.append(TextDelta(text))
+
+
+_LINE_NUMBER: Final = re.compile(r"`\$\[(\d+)\]")
+
+
+def find_failed_line(error: Exception) -> int:
+    """The number of the line that ``decode_lines`` could not decode, from 0; 0 if unknown."""
+    found = _LINE_NUMBER.search(str(error))
+    return 0 if found is None else int(found[1])
 
 
 class WireEmbeddingItem(Struct):
@@ -516,7 +527,8 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
-_CHUNKS_PER_BATCH: Final = 32
+_MAX_BATCH: Final = 128
+"""How many text chunks are decoded together, at most."""
 
 
 class _ChoiceState:
@@ -572,7 +584,7 @@ class EmbeddingCounter:
             raise StreamBroken("The worker's answer is empty.")
         try:
             wire = decode_embedding_summary(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         if len(wire.data) != len(self._request.inputs):
@@ -629,11 +641,10 @@ class GenerationDecoder:
         payloads = self._sse_parser.feed(data)
         try:
             if type(payloads) is list:
-                for start in range(0, len(payloads), _CHUNKS_PER_BATCH):
-                    self._read_payloads(payloads[start : start + _CHUNKS_PER_BATCH], events)
+                self._read_payloads(payloads, events)
             else:
-                for payload in payloads:
-                    self._read_payload(payload, events)
+                for payload in payloads:  # they may end in an error
+                    self._read_payloads((payload,), events)
         except GatewayError as error:
             if not events:
                 raise
@@ -664,30 +675,35 @@ class GenerationDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
-        """Decode text chunks together; halve the batch until the other chunks are found."""
-        if len(payloads) == 1:
-            self._read_payload(payloads[0], events)
-        elif not self._read_texts(payloads, events):
-            middle = len(payloads) // 2
-            self._read_payloads(payloads[:middle], events)
-            self._read_payloads(payloads[middle:], events)
+        """Decode text chunks together, and each other chunk alone."""
+        start, size = 0, 1
+        while start < len(payloads):
+            count = self._read_texts(payloads[start : start + size], events)
+            if count == size:
+                size = min(2 * size, _MAX_BATCH)
+            elif count == 0:
+                self._read_payload(payloads[start], events)
+                count = size = 1
+            start += count
 
-    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> bool:
-        """Decode these chunks if all are text chunks of a choice that goes on."""
+    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
+        """Decode the first of these chunks that are text chunks of a choice that goes on.
+
+        Returns their number.
+        """
         if not self._accepts_texts:
-            return False
+            return 0
         try:
             chunks = _decode_text_chunks(b"\n".join(payloads))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False
+        except JSON_ERRORS as e:
+            count = find_failed_line(e)
+            return self._read_texts(payloads[:count], events) if count else 0
         if len(chunks) != len(payloads):
-            return False
+            return 0
         read_text_chunks(chunks, events)
-        return True
+        return len(chunks)
 
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
-        if self._read_texts((payload,), events):
-            return
         if self._is_done or not (text := payload.strip()):
             return
         if text != _DONE_PAYLOAD:
@@ -728,7 +744,7 @@ class GenerationDecoder:
     def _read_json(self, body: bytes | bytearray, events: list[Event], *, is_unary: bool) -> None:
         try:
             wire = self._decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except JSON_ERRORS as e:
             self._raise_if_error(bytes(body))
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.choices is None or wire.error is not None:
