@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.decoder import (
+    WireChoice,
     decode_embedding,
     decode_embedding_response,
     read_text,
@@ -88,8 +89,10 @@ def encode_base64(values: tuple[float, ...]) -> str:
 class EmbeddingDecoder(UnaryDecoder):
     """Decodes the response to an EmbeddingRequest."""
 
+    unary_choices: Sequence[WireChoice] = ()
+
     def __init__(
-        self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
+        self, request: EmbeddingRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
         super().__init__(complaint)
         self._request = request

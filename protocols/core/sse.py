@@ -45,6 +45,16 @@ def collect_events(
     return events, None
 
 
+def is_plain_event(data: bytes) -> bool:
+    """Whether ``data`` is one complete event that is one line ``data: ...``."""
+    return (
+        data.find(b"\n") == len(data) - 2
+        and data.endswith(b"\n\n")
+        and data.startswith(b"data: ")
+        and data.find(b"\r") < 0
+    )
+
+
 def split_plain_events(data: bytes) -> list[bytes] | None:
     """The data of complete events that are each one line ``data: ...``, as nearly all are.
 
