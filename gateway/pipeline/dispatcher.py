@@ -18,7 +18,7 @@ from backends.interfaces import RequestContext
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
-from gateway.pipeline.recorder import ExplainRecorder
+from gateway.pipeline.recorder import NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.responder import Responder
 from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
 from gateway.pipeline.strategies import ResponseStrategy
@@ -226,7 +226,8 @@ class Dispatcher:
             context.attempt_trace.set_request(prepared.request)
         if prepared.request.timeout is not None:
             context.deadline.shorten(prepared.request.timeout)
-        request.explain_recorder.record_attempt(strategy, self._max_body_size)
+        if request.explain_recorder is not NULL_RECORDER:
+            request.explain_recorder.record_attempt(strategy, self._max_body_size)
         if request.summary is not None:
             request.summary.start()
             strategy.observe_events = request.summary.add_events

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import RequestContext
+from backends.interfaces import RequestContext, StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.strategies import ResponseStrategy
@@ -102,7 +102,7 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                await self._send_unary()
+                self._send_unary(await self._strategy.send_unary())
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -192,12 +192,12 @@ class Responder(Struct, eq=False):
             self._writer.write(chunk)
         return not (self._writer.started and self._writer.needs_drain)
 
-    async def _send_unary(self) -> None:
-        """Read all events and send a unary response."""
+    def _send_unary(self, items: Sequence[StreamItem]) -> None:
+        """Send the unary response that these items are."""
         strategy, record, reasons = self._strategy, self._record, []
         body: bytes | None = None
         batches: list[Event] = []
-        for data, batch in await strategy.send_unary():
+        for data, batch in items:
             body = data or body
             batches += batch
         events = strategy.process_events(batches)
