@@ -54,6 +54,8 @@ class Responder(Struct, eq=False):
     """Uses the context's clock."""
     _headers: Headers = ()
     """Headers of the response beside the strategy's: the rate-limit headers."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The event loop, if it is known: asking for the running one takes a system call."""
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
@@ -92,7 +94,7 @@ class Responder(Struct, eq=False):
 
     async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
         running_requests.add(self)
