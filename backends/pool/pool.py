@@ -446,13 +446,6 @@ class PoolBackend:
             if passthrough is None
             else self._build_passthrough_request(passthrough, context)
         )
-        criteria = ANY_WORKER
-        if (
-            self._make_routing_key is not None
-            or request.request.priority is not None
-            or context.preempt is not None
-        ):
-            criteria = self._build_criteria(request.request, context)
         observer = context.observer
         reporter = (
             None
@@ -460,12 +453,7 @@ class PoolBackend:
             else SelectionReporter(observer, self._settings, self._workers, request)
         )
         now = self._clock()
-        retry: RetryState | None = None
-        if not context.attempt_history.pool_urls:
-            self._retry_budget.record_request(now)
-        else:
-            retry = self._start_fallback(context.attempt_history, now)
-            criteria = replace(criteria, tried_keys=retry.tried)
+        criteria, retry = self._start_request(request.request, context, now)
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
@@ -510,6 +498,26 @@ class PoolBackend:
         return RetryState(
             self._retry_settings, self._retry_budget, metrics=self._metrics, history=history
         )
+
+    def _start_request(
+        self, request: Request, context: RequestContext, now: float
+    ) -> tuple[SelectionCriteria, RetryState | None]:
+        """The criteria for choosing a worker; the state of a request that failed in other pools.
+
+        Raises RetriesExhausted.
+        """
+        criteria, history = ANY_WORKER, context.attempt_history
+        if (
+            self._make_routing_key is not None
+            or request.priority is not None
+            or context.preempt is not None
+        ):
+            criteria = self._build_criteria(request, context)
+        if not history.pool_urls:
+            self._retry_budget.record_request(now)
+            return criteria, None
+        retry = self._start_fallback(history, now)
+        return replace(criteria, tried_keys=retry.tried), retry
 
     def _start_fallback(self, history: AttemptHistory, now: float) -> RetryState:
         """The state of a request that failed in other pools. Raises RetriesExhausted.

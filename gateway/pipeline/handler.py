@@ -249,18 +249,17 @@ class RequestHandler:
                     principal = self._authenticator.authenticate(headers)
                 except KeysPending:
                     principal = await self._authenticate_later(headers)
-            if principal is not None:
-                record.key = principal.name
+            record.key = "" if principal is None else principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._explain_policy(
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
-            if match.endpoint.method != "GET":  # the body of a GET request is not read
-                body = await http.body(self._settings.max_body_size)
-                if "content-encoding" in headers:
-                    body = await self._decompress_body(http, body)
+            has_body = match.endpoint.method != "GET"  # the body of a GET request is not read
+            body = await http.body(self._settings.max_body_size) if has_body else b""
+            if has_body and "content-encoding" in headers:
+                body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
             if recorder is not NULL_RECORDER:
                 recorder.record_request(adapter, client_request, principal, http.peer)
