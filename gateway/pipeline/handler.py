@@ -232,7 +232,11 @@ class RequestHandler:
     async def _process_request(self, request: ActiveRequest) -> None:
         http, record = request.http, request.record
         try:
-            match = await self._match_endpoint(http, record)
+            match = self.path_router.find_endpoint(http.method, http.path)
+            if match.alternatives:
+                match = await self._select_protocol(http, match)
+            adapter = match.mount.adapter
+            record.protocol = adapter.name
         except GatewayError as error:
             adapter = self.path_router.find_owner(http.path).adapter
             record.protocol = adapter.name
@@ -240,25 +244,28 @@ class RequestHandler:
             return
         if self._tracer is not None:
             self._tracer.start_trace(record, http)
-        adapter, headers, body = match.mount.adapter, http.headers, b""
+        headers, body = http.headers, b""
         try:
             principal = None
             if not match.endpoint.public:
-                principal = await self._authenticate(http.headers)
-            if principal is not None:
-                record.key = principal.name
+                try:
+                    principal = self._authenticator.authenticate(headers)
+                except KeysPending:
+                    principal = await self._authenticate_later(headers)
+            record.key = "" if principal is None else principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._explain_policy(
                     record, principal, open_to_all=self._settings.explain_without_key
                 )
                 request.writer = recorder.wrap_writer(request.writer)
-            if match.endpoint.method != "GET":  # the body of a GET request is not read
-                body = await http.body(self._settings.max_body_size)
-                if "content-encoding" in headers:
-                    body = await self._decompress_body(http, body)
+            has_body = match.endpoint.method != "GET"  # the body of a GET request is not read
+            body = await http.body(self._settings.max_body_size) if has_body else b""
+            if has_body and "content-encoding" in headers:
+                body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
-            recorder.record_request(adapter, client_request, principal, http.peer)
+            if recorder is not NULL_RECORDER:
+                recorder.record_request(adapter, client_request, principal, http.peer)
             if match.endpoint.task in _MODEL_TASKS:
                 info = (
                     adapter.read_routing_info(client_request)
@@ -286,16 +293,15 @@ class RequestHandler:
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
 
-    async def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
-        """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
-        match = self.path_router.find_endpoint(http.method, http.path)
-        if match.alternatives:
-            principal = None
-            with suppress(Unauthorized):  # raised again once the protocol of the error is known
-                principal = await self._authenticate(http.headers)
-            match = match.select_protocol(self._list_preferred_protocols(http, match, principal))
-        record.protocol = match.mount.adapter.name
-        return match
+    async def _select_protocol(self, http: HttpRequest, match: EndpointMatch) -> EndpointMatch:
+        """The endpoint of a path that several protocols have. Raises MethodNotAllowed."""
+        principal = None
+        with suppress(Unauthorized):  # raised again once the protocol of the error is known
+            try:
+                principal = self._authenticator.authenticate(http.headers)
+            except KeysPending:
+                principal = await self._authenticate_later(http.headers)
+        return match.select_protocol(self._list_preferred_protocols(http, match, principal))
 
     def _list_preferred_protocols(
         self, http: HttpRequest, match: EndpointMatch, principal: Principal | None
@@ -309,14 +315,10 @@ class RequestHandler:
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
 
-    async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal, or None if no keys are configured. Raises Unauthorized."""
-        authenticator = self._authenticator
-        try:
-            return authenticator.authenticate(headers)
-        except KeysPending:
-            await authenticator.wait_keys()
-            return authenticator.authenticate(headers)
+    async def _authenticate_later(self, headers: Mapping[str, str]) -> Principal | None:
+        """Authenticate once the issuer's keys are there. Raises Unauthorized."""
+        await self._authenticator.wait_keys()
+        return self._authenticator.authenticate(headers)
 
     async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
         """Decode the body in a thread: a small one may become a large one."""
@@ -393,7 +395,8 @@ class RequestHandler:
         route = self._router.route(
             routing_info.model, routing_info.version, routed.get_attributes, recorder.route_observer
         )
-        recorder.record_route(self._router, routing_info, route, routed.get_attributes)
+        if recorder is not NULL_RECORDER:
+            recorder.record_route(self._router, routing_info, route, routed.get_attributes)
         set_target_labels(record, route, routing_info.stream)
         record.split = route.split
         return route
