@@ -255,10 +255,7 @@ class RequestHandler:
             record.key = "" if principal is None else principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
-                recorder = self._explain_policy(
-                    record, principal, open_to_all=self._settings.explain_without_key
-                )
-                request.writer = recorder.wrap_writer(request.writer)
+                recorder = self._start_explanation(request, principal)
             has_body = match.endpoint.method != "GET"  # the body of a GET request is not read
             body = await http.body(self._settings.max_body_size) if has_body else b""
             if has_body and "content-encoding" in headers:
@@ -292,6 +289,16 @@ class RequestHandler:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
+
+    def _start_explanation(
+        self, request: ActiveRequest, principal: Principal | None
+    ) -> ExplainRecorder:
+        """The recorder of a request whose explanation is requested."""
+        recorder = self._explain_policy(
+            request.record, principal, open_to_all=self._settings.explain_without_key
+        )
+        request.writer = recorder.wrap_writer(request.writer)
+        return recorder
 
     async def _select_protocol(self, http: HttpRequest, match: EndpointMatch) -> EndpointMatch:
         """The endpoint of a path that several protocols have. Raises MethodNotAllowed."""
