@@ -222,10 +222,13 @@ def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
 _LINE_NUMBER: Final = re.compile(r"`\$\[(\d+)\]")
 
 
-def find_failed_line(error: Exception) -> int:
-    """The number of the line that ``decode_lines`` could not decode, from 0; 0 if unknown."""
+def find_failed_line(error: Exception, count: int) -> int:
+    """The number of lines before the one of ``count`` that ``decode_lines`` could not decode.
+
+    Half of all if the error does not tell.
+    """
     found = _LINE_NUMBER.search(str(error))
-    return 0 if found is None else int(found[1])
+    return count // 2 if found is None else min(int(found[1]), count - 1)
 
 
 class WireEmbeddingItem(Struct):
@@ -527,8 +530,9 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
+_MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128
-"""How many text chunks are decoded together, at most."""
+"""How many text chunks are decoded together, at first and at most."""
 
 
 class _ChoiceState:
@@ -676,15 +680,13 @@ class GenerationDecoder:
 
     def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
         """Decode text chunks together, and each other chunk alone."""
-        start, size = 0, 1
+        start, size = 0, _MIN_BATCH
         while start < len(payloads):
             count = self._read_texts(payloads[start : start + size], events)
-            if count == size:
-                size = min(2 * size, _MAX_BATCH)
-            elif count == 0:
+            if count == 0:
                 self._read_payload(payloads[start], events)
-                count = size = 1
-            start += count
+            size = min(2 * size, _MAX_BATCH) if count == size else _MIN_BATCH
+            start += count or 1
 
     def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
         """Decode the first of these chunks that are text chunks of a choice that goes on.
@@ -696,10 +698,10 @@ class GenerationDecoder:
         try:
             chunks = _decode_text_chunks(b"\n".join(payloads))
         except JSON_ERRORS as e:
-            count = find_failed_line(e)
+            count = find_failed_line(e, len(payloads))
             return self._read_texts(payloads[:count], events) if count else 0
         if len(chunks) != len(payloads):
-            return 0
+            return self._read_texts(payloads[: len(payloads) // 2], events)
         read_text_chunks(chunks, events)
         return len(chunks)
 
