@@ -509,25 +509,26 @@ class _TextEvents:
 
         If one of them must be decoded, a smaller number of events to try; 0 if it is the first.
         """
+        count = len(payloads)
         try:
-            if len(payloads) == 1:
+            if count == 1:
                 data = payloads[0]
                 chunks: Sequence[TextChunk] = (_decode_chunk(data),)
             else:
                 data = b"\n\ndata: ".join(payloads)
                 chunks = _decode_chunks(b"\n".join(payloads))
+                if len(chunks) != count:
+                    return count // 2
         except JSON_ERRORS as e:
-            return find_failed_line(e, len(payloads))
-        is_alike = len(chunks) == len(payloads)
-        for old, new in self._replacements:
-            parts = data.split(old)
-            is_alike = is_alike and len(parts) == len(payloads) + 1
-            data = new.join(parts)
+            return find_failed_line(e, count)
         for chunk in chunks:
             if chunk.model != self._model or chunk.id != self._id:
-                is_alike = False
-        if not is_alike:
-            return len(payloads) // 2
+                return count // 2
+        for old, new in self._replacements:
+            parts = data.split(old)
+            if len(parts) != count + 1:
+                return count // 2
+            data = new.join(parts)
         read_text_chunks(chunks, events)
         return b"data: %b\n\n" % data
 

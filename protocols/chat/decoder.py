@@ -201,6 +201,7 @@ class _BareTextChunk(TextChunk, gc=False):
     choices: tuple[_BareTextChunkChoice]
 
 
+_decode_text_chunk = msgspec.json.Decoder(_BareTextChunk).decode
 _decode_text_chunks = msgspec.json.Decoder(_BareTextChunk).decode_lines
 
 
@@ -640,6 +641,13 @@ class GenerationDecoder:
         if self._pending_error is not None:
             raise self._pending_error
         events: list[Event] = []
+        if (
+            self._accepts_texts
+            and sse.is_plain_event(data)
+            and self._sse_parser.is_between_events
+            and self._read_texts((data[6:-2],), events)
+        ):
+            return events
         if not (data := self._body_reader.feed(data)):
             return events
         payloads = self._sse_parser.feed(data)
@@ -695,15 +703,19 @@ class GenerationDecoder:
         """
         if not self._accepts_texts:
             return 0
+        count = len(payloads)
         try:
-            chunks = _decode_text_chunks(b"\n".join(payloads))
+            if count == 1:
+                chunks: Sequence[TextChunk] = (_decode_text_chunk(payloads[0]),)
+            else:
+                chunks = _decode_text_chunks(b"\n".join(payloads))
         except JSON_ERRORS as e:
-            count = find_failed_line(e, len(payloads))
-            return self._read_texts(payloads[:count], events) if count else 0
-        if len(chunks) != len(payloads):
-            return self._read_texts(payloads[: len(payloads) // 2], events)
+            fewer = find_failed_line(e, count)
+            return self._read_texts(payloads[:fewer], events) if fewer else 0
+        if len(chunks) != count:
+            return self._read_texts(payloads[: count // 2], events)
         read_text_chunks(chunks, events)
-        return len(chunks)
+        return count
 
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._is_done or not (text := payload.strip()):
