@@ -330,8 +330,9 @@ def create_passthrough_decoder(
 
 # --- responses ------------------------------------------------------------------------------------
 
+_MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128
-"""How many events are checked together, at most."""
+"""How many events are checked together, at first and at most."""
 _MAX_EVENT_BYTES: Final = 1 << 20
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
@@ -506,27 +507,28 @@ class _TextEvents:
     def forward(self, payloads: Sequence[bytes], events: list[Event]) -> bytes | int:
         """The events with these payloads as the client may have them; their text is added.
 
-        If one of them must be decoded, the number of those that need not be, before it.
+        If one of them must be decoded, a smaller number of events to try; 0 if it is the first.
         """
+        count = len(payloads)
         try:
-            if len(payloads) == 1:
+            if count == 1:
                 data = payloads[0]
                 chunks: Sequence[TextChunk] = (_decode_chunk(data),)
             else:
                 data = b"\n\ndata: ".join(payloads)
                 chunks = _decode_chunks(b"\n".join(payloads))
+                if len(chunks) != count:
+                    return count // 2
         except JSON_ERRORS as e:
-            return find_failed_line(e)
-        if len(chunks) != len(payloads):
-            return 0
-        for old, new in self._replacements:
-            parts = data.split(old)
-            if len(parts) != len(payloads) + 1:
-                return 0
-            data = new.join(parts)
+            return find_failed_line(e, count)
         for chunk in chunks:
             if chunk.model != self._model or chunk.id != self._id:
-                return 0
+                return count // 2
+        for old, new in self._replacements:
+            parts = data.split(old)
+            if len(parts) != count + 1:
+                return count // 2
+            data = new.join(parts)
         read_text_chunks(chunks, events)
         return b"data: %b\n\n" % data
 
@@ -632,7 +634,7 @@ class StreamPassthroughReader:
 
         Batches double while they can be forwarded, so that no input costs more than its length.
         """
-        start, size = 0, 1
+        start, size = 0, _MIN_BATCH
         while start < len(payloads):
             batch = payloads[start : start + size]
             forwarded = self._text_events.forward(batch, events) if self._text_events else 0
@@ -643,12 +645,13 @@ class StreamPassthroughReader:
                 size = forwarded
             else:
                 self._decode(b"data: " + payloads[start], out, events)
-                start, size = start + 1, 1
+                start, size = start + 1, _MIN_BATCH
 
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""
         decoded = self._decoder.feed(block + b"\n\n")
-        self._decoder.feed(b"")  # raises an error that the decoder holds back
+        if decoded:
+            self._decoder.feed(b"")  # raises an error that the decoder holds back
         if written := self._write(block, decoded):
             out.append(written)
         if not decoded:

@@ -201,6 +201,7 @@ class _BareTextChunk(TextChunk, gc=False):
     choices: tuple[_BareTextChunkChoice]
 
 
+_decode_text_chunk = msgspec.json.Decoder(_BareTextChunk).decode
 _decode_text_chunks = msgspec.json.Decoder(_BareTextChunk).decode_lines
 
 
@@ -222,10 +223,13 @@ def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
 _LINE_NUMBER: Final = re.compile(r"`\$\[(\d+)\]")
 
 
-def find_failed_line(error: Exception) -> int:
-    """The number of the line that ``decode_lines`` could not decode, from 0; 0 if unknown."""
+def find_failed_line(error: Exception, count: int) -> int:
+    """The number of lines before the one of ``count`` that ``decode_lines`` could not decode.
+
+    Half of all if the error does not tell.
+    """
     found = _LINE_NUMBER.search(str(error))
-    return 0 if found is None else int(found[1])
+    return count // 2 if found is None else min(int(found[1]), count - 1)
 
 
 class WireEmbeddingItem(Struct):
@@ -527,8 +531,9 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
+_MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128
-"""How many text chunks are decoded together, at most."""
+"""How many text chunks are decoded together, at first and at most."""
 
 
 class _ChoiceState:
@@ -636,6 +641,13 @@ class GenerationDecoder:
         if self._pending_error is not None:
             raise self._pending_error
         events: list[Event] = []
+        if (
+            self._accepts_texts
+            and sse.is_plain_event(data)
+            and self._sse_parser.is_between_events
+            and self._read_texts((data[6:-2],), events)
+        ):
+            return events
         if not (data := self._body_reader.feed(data)):
             return events
         payloads = self._sse_parser.feed(data)
@@ -676,15 +688,13 @@ class GenerationDecoder:
 
     def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
         """Decode text chunks together, and each other chunk alone."""
-        start, size = 0, 1
+        start, size = 0, _MIN_BATCH
         while start < len(payloads):
             count = self._read_texts(payloads[start : start + size], events)
-            if count == size:
-                size = min(2 * size, _MAX_BATCH)
-            elif count == 0:
+            if count == 0:
                 self._read_payload(payloads[start], events)
-                count = size = 1
-            start += count
+            size = min(2 * size, _MAX_BATCH) if count == size else _MIN_BATCH
+            start += count or 1
 
     def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
         """Decode the first of these chunks that are text chunks of a choice that goes on.
@@ -693,15 +703,19 @@ class GenerationDecoder:
         """
         if not self._accepts_texts:
             return 0
+        count = len(payloads)
         try:
-            chunks = _decode_text_chunks(b"\n".join(payloads))
+            if count == 1:
+                chunks: Sequence[TextChunk] = (_decode_text_chunk(payloads[0]),)
+            else:
+                chunks = _decode_text_chunks(b"\n".join(payloads))
         except JSON_ERRORS as e:
-            count = find_failed_line(e)
-            return self._read_texts(payloads[:count], events) if count else 0
-        if len(chunks) != len(payloads):
-            return 0
+            fewer = find_failed_line(e, count)
+            return self._read_texts(payloads[:fewer], events) if fewer else 0
+        if len(chunks) != count:
+            return self._read_texts(payloads[: count // 2], events)
         read_text_chunks(chunks, events)
-        return len(chunks)
+        return count
 
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
         if self._is_done or not (text := payload.strip()):

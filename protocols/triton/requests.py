@@ -436,7 +436,7 @@ def _read_field(
     if name in profile.inputs:
         request.add_input(tensors.build_tensor(profile.inputs[name], value, profile))
     elif type(value) in _SCALAR_TYPES:
-        request.add_parameter(name, fields)
+        request.add_parameter(name, value, fields)
     else:
         raise errors.build_parameter_type_error(name)
 
@@ -606,7 +606,7 @@ def _read_parameter(request: TritonRequest, name: str, fields: OrderedFields) ->
         text = "parameter keys starting with 'triton_' are reserved for Triton usage and should"
         raise errors.build_value_error(name, f"{text} not be specified.")
     elif isinstance(value, str | int | float):
-        request.add_parameter(name, fields)
+        request.add_parameter(name, value, fields)
     else:
         raise errors.build_parameter_type_error(name)
 

@@ -40,10 +40,10 @@ class TritonRequest(Struct):
     timeout: float | None = None
     """The timeout in seconds. Only infer has fields for it and for the priority."""
 
-    def add_parameter(self, name: str, fields: OrderedFields) -> None:
+    def add_parameter(self, name: str, value: Any, fields: OrderedFields) -> None:
         """Add a field as a parameter, unless there is one of that name."""
         if name not in self.parameters:
-            self.parameters[name] = fields.get_value(name)
+            self.parameters[name] = value
             self.raw_parameters[name] = fields[name]
 
     def add_input(self, tensor: InputTensor) -> None:
