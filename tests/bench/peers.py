@@ -337,6 +337,7 @@ PEERS: Final = (
         pairs=(OPENAI,),
         loads=COMPARED,
         keys=1,
+        removed_headers=frozenset({"Accept-Encoding"}),  # the clients read no gzip
         start_timeout=60.0,
     ),
 )

@@ -242,12 +242,14 @@ class _Runner:
         load: Load,
     ) -> LoadTarget:
         """The port of a gateway and the file of requests for a load, written when first needed."""
-        shared = not headers and gateway.keys >= load.traffic.keys
+        removed = gateway.removed_headers
+        shared = not headers and not removed and gateway.keys >= load.traffic.keys
         traffic = replace(load.traffic, keys=min(gateway.keys, load.traffic.keys))
         name = f"{pair.name}-{load.form}-{hash(traffic):x}.requests"
         file = (self._folder if shared else context.folder) / name
         if not file.exists():
-            file.write_bytes(encode_all(pair.make_requests(traffic, load.form), headers))
+            requests = pair.make_requests(traffic, load.form)
+            file.write_bytes(encode_all(requests, headers, removed))
         port = context.tls_port if load.tls else context.port
         return LoadTarget(port, file, "" if traffic.kind == "embeddings" else pair.end)
 
