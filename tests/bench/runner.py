@@ -410,22 +410,11 @@ class _Runner:
             return
         apart = len(self._cores) >= _APART
         two = ",".join(map(str, self._cores[:2]))
-        clients = ",".join(map(str, self._cores[2:] if apart else self._cores))
+        clients = ",".join(map(str, self._cores[2:-1] if apart else self._cores))
         load = replace(WHOLE, clients=64, count=40_000)
         worker.set_pace(0)
         if apart:
-            worker_cores = str(self._cores[-1])
-            subprocess.run(
-                [
-                    *pin_to_cores(worker_cores)[:1],
-                    "-p",
-                    "-c",
-                    worker_cores,
-                    str(worker.process.pid),
-                ],
-                check=True,
-                capture_output=True,
-            )
+            os.sched_setaffinity(worker.process.pid, self._cores[-1:])
         for _ in range(_SCALING_ROUNDS):
             for processes in (1, 2):
                 with ExitStack() as stack:
