@@ -150,10 +150,9 @@ def profile(load: str, pair: str, seconds: int) -> None:
 @main.command()
 @click.argument("names", nargs=-1)
 def install(names: tuple[str, ...]) -> None:
-    """Install peers, each in a folder of its own; without NAMES all that are not installed."""
-    missing = {peer.name for peer in PEERS if peer.version() is None}
+    """Install peers that are not installed, each in a folder of its own; without NAMES all."""
     for environment in ENVIRONMENTS:
-        if environment.name not in (names or missing):
+        if environment.is_installed or (names and environment.name not in names):
             continue
         click.echo(f"{environment.name}: {', '.join(environment.packages)}")
         try:

@@ -60,7 +60,8 @@ class ProtocolPair(Struct, frozen=True):
 class Gateway(Struct, frozen=True, kw_only=True):
     """One that can be measured. ``version`` returns None if it is not installed.
 
-    ``headers`` are lines that are added to each request. ``keys``: how many API keys it can have.
+    ``headers`` are lines that are added to each request, and those of the names in
+    ``removed_headers`` are left out. ``keys``: how many API keys it can have.
     ``start_timeout`` is in seconds.
     """
 
@@ -71,6 +72,7 @@ class Gateway(Struct, frozen=True, kw_only=True):
     install_hint: str = ""
     pairs: Sequence[ProtocolPair] = ()
     headers: Callable[[LaunchContext], Sequence[str]] = lambda context: ()
+    removed_headers: frozenset[str] = frozenset()
     loads: frozenset[str] | None = None
     """Names of the loads that it gets; None: all."""
     forms: frozenset[Form] = frozenset({"whole", "stream"})

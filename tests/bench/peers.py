@@ -126,14 +126,28 @@ class Environment(Struct, frozen=True):
         folder = {"pip": "bin", "npm": "node_modules/.bin", "debian": "usr/sbin"}[self.source]
         return self.folder / folder / name
 
-    def version(self, program: str) -> str | None:
-        """The pinned one, if its command is installed."""
-        return self.packages[0].rpartition("==")[2] if self.program(program).exists() else None
+    @property
+    def is_installed(self) -> bool:
+        """Whether exactly these packages are installed."""
+        return self._stamp.exists() and self._stamp.read_text("utf-8") == self._pins
+
+    def version(self) -> str | None:
+        """The pinned one, if it is installed."""
+        return self.packages[0].rpartition("==")[2] if self.is_installed else None
 
     def install(self) -> None:
         """Install it. Raises CalledProcessError, or FileNotFoundError without the installer."""
         self.folder.mkdir(parents=True, exist_ok=True)
         {"pip": self._run_pip, "npm": self._run_npm, "debian": self._unpack}[self.source]()
+        self._stamp.write_text(self._pins, "utf-8")
+
+    @property
+    def _stamp(self) -> Path:
+        return self.folder / "packages"
+
+    @property
+    def _pins(self) -> str:
+        return "\n".join((*self.packages, *map("==".join, self.overrides.items())))
 
     def _run_pip(self) -> None:
         _run([sys.executable, "-m", "venv", str(self.folder)])
@@ -260,7 +274,7 @@ def _router(environment: Environment, *command: str) -> Gateway:
     return Gateway(
         name=environment.name,
         start=start,
-        version=lambda: environment.version(command[0]),
+        version=environment.version,
         install_hint="python -m tests.bench install " + environment.name,
         pairs=(OPENAI,),
         loads=COMPARED,
@@ -312,7 +326,7 @@ PEERS: Final = (
     Gateway(
         name="envoy",
         start=_start_envoy,
-        version=lambda: _ENVOY_HOME.version("envoy"),
+        version=_ENVOY_HOME.version,
         install_hint="python -m tests.bench install envoy",
         pairs=(OPENAI,),
         loads=COMPARED,
@@ -322,7 +336,7 @@ PEERS: Final = (
     Gateway(
         name="portkey",
         start=_start_portkey,
-        version=lambda: _PORTKEY.version("gateway"),
+        version=_PORTKEY.version,
         install_hint="python -m tests.bench install portkey",
         pairs=(OPENAI,),
         loads=COMPARED,
@@ -332,11 +346,12 @@ PEERS: Final = (
     Gateway(
         name="litellm",
         start=_start_litellm,
-        version=lambda: _LITELLM_HOME.version("litellm"),
+        version=_LITELLM_HOME.version,
         install_hint="python -m tests.bench install litellm",
         pairs=(OPENAI,),
         loads=COMPARED,
         keys=1,
+        removed_headers=frozenset({"Accept-Encoding"}),  # the clients read no gzip
         start_timeout=60.0,
     ),
 )

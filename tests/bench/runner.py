@@ -242,12 +242,14 @@ class _Runner:
         load: Load,
     ) -> LoadTarget:
         """The port of a gateway and the file of requests for a load, written when first needed."""
-        shared = not headers and gateway.keys >= load.traffic.keys
+        removed = gateway.removed_headers
+        shared = not headers and not removed and gateway.keys >= load.traffic.keys
         traffic = replace(load.traffic, keys=min(gateway.keys, load.traffic.keys))
         name = f"{pair.name}-{load.form}-{hash(traffic):x}.requests"
         file = (self._folder if shared else context.folder) / name
         if not file.exists():
-            file.write_bytes(encode_all(pair.make_requests(traffic, load.form), headers))
+            requests = pair.make_requests(traffic, load.form)
+            file.write_bytes(encode_all(requests, headers, removed))
         port = context.tls_port if load.tls else context.port
         return LoadTarget(port, file, "" if traffic.kind == "embeddings" else pair.end)
 
@@ -408,22 +410,11 @@ class _Runner:
             return
         apart = len(self._cores) >= _APART
         two = ",".join(map(str, self._cores[:2]))
-        clients = ",".join(map(str, self._cores[2:] if apart else self._cores))
+        clients = ",".join(map(str, self._cores[2:-1] if apart else self._cores))
         load = replace(WHOLE, clients=64, count=40_000)
         worker.set_pace(0)
         if apart:
-            worker_cores = str(self._cores[-1])
-            subprocess.run(
-                [
-                    *pin_to_cores(worker_cores)[:1],
-                    "-p",
-                    "-c",
-                    worker_cores,
-                    str(worker.process.pid),
-                ],
-                check=True,
-                capture_output=True,
-            )
+            os.sched_setaffinity(worker.process.pid, self._cores[-1:])
         for _ in range(_SCALING_ROUNDS):
             for processes in (1, 2):
                 with ExitStack() as stack:

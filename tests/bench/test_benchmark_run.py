@@ -105,16 +105,21 @@ def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
 
 
 @pytest.mark.slow
-def test_open_streams_and_processes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_open_streams_and_processes_are_measured(
+    monkeypatch: pytest.MonkeyPatch, *, apart: bool
+) -> None:
     small = replace(OPEN, clients=50, count=50, pace=100_000)
     monkeypatch.setattr(runner, "OPEN", small)
     monkeypatch.setattr(runner, "_SCALING_ROUNDS", 1)
+    monkeypatch.setattr(runner, "_APART", 2 if apart else 1_000)
     plan = replace(make_plan(DIRECT), loads=[], open_streams=[INTERLINGUA, ABSENT], scaling=True)
     found = run(plan, lambda _: None)
     [streams] = found.open_streams
     assert (streams.gateway, streams.streams) == (INTERLINGUA.name, 50)
     assert streams.per_stream > 1
     assert [one.processes for one in found.scaling] == [1, 2]
+    assert [one.apart for one in found.scaling] == [apart, apart]
     assert found.compute_scaling() is not None
 
 

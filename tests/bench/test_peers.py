@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from tests.bench import peers
 from tests.bench.__main__ import main
@@ -43,13 +44,17 @@ def test_peer_version_is_none_if_not_installed(
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [peer.version() for peer in peers.PEERS] == [None] * len(peers.PEERS)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     for environment in peers.ENVIRONMENTS:
-        for name in ("envoy", "vllm-router", "smg", "gateway", "litellm"):
-            if environment.source == "debian":
-                continue
-            program = environment.program(name)
-            program.parent.mkdir(parents=True, exist_ok=True)
-            program.touch()
+        assert not environment.is_installed
+        if environment.source != "debian":
+            environment.install()
+            assert environment.is_installed
+            other = replace(environment, packages=(*environment.packages, "more==1"))
+            assert not other.is_installed
+    monkeypatch.undo()
+    monkeypatch.setattr(peers, "CACHE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     nginx = tmp_path / "nginx"
     nginx.write_text("#!/bin/sh\necho nginx version: nginx/9.9 >&2\n")
     nginx.chmod(0o755)
@@ -112,7 +117,7 @@ def test_debian_package_is_unpacked_into_its_folder(
         ["apt-get", "download", "some=1.0-*"],
         ["dpkg-deb", "-x", package, str(folder)],
     ]
-    assert not [*folder.iterdir()]
+    assert [file.name for file in folder.iterdir()] == ["packages"]
 
 
 def test_uninstallable_peer_is_left_out_with_the_reason(

@@ -438,10 +438,10 @@ def test_numbers_are_rounded_to_significant_digits(value: float, text: str) -> N
 def test_every_micro_benchmark_step_returns_its_result() -> None:
     done = {name: act() for name, act in micro.list_steps()}
     assert len(done) > 15
-    assert b"brown" in str(done["write an event, OpenAI"]).encode()
-    assert b'"text_output":" brown"' in done["write an event, Triton"]  # type: ignore[operator]
-    assert done["look up a key"] is not None
-    assert done["check a body and rename its model, 40 kB"] is not None
+    assert b"brown" in str(done["encode an event, OpenAI"]).encode()
+    assert b'"text_output":" brown"' in done["encode an event, Triton"]  # type: ignore[operator]
+    assert done["authenticate a key"] is not None
+    assert done["prepare a body for pass-through, 40 kB"] is not None
 
 
 def test_micro_benchmark_steps_are_timed() -> None:

@@ -210,3 +210,4 @@ def test_encoded_requests_have_a_length_prefix() -> None:
     written = traffic.encode_all(requests)
     assert written == b"%d\n%s%d\n%s" % (len(first), first, len(second), second)
     assert b"X-Id: 1\r\nX-More: 2\r\n" in traffic.encode_all(requests, ["X-More: 2"])
+    assert b"X-Id" not in traffic.encode_all(requests, [], {"X-Id"})

@@ -7,7 +7,7 @@ Some ask for log probabilities, some have tools, and half of these a turn with a
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from random import Random
 from typing import Any, Final
@@ -51,21 +51,25 @@ class Request(Struct, frozen=True):
     headers: Sequence[str]
     body: bytes
 
-    def encode(self, headers: Sequence[str] = ()) -> bytes:
-        """The bytes on the wire, with these headers added."""
+    def encode(self, headers: Sequence[str] = (), removed: Collection[str] = frozenset()) -> bytes:
+        """The bytes on the wire, with these headers added and others, by name, removed."""
         lines = [
             f"POST {self.path} HTTP/1.1",
             f"Host: {_HOST}",
-            *self.headers,
+            *(line for line in self.headers if line.partition(":")[0] not in removed),
             *headers,
             f"Content-Length: {len(self.body)}",
         ]
         return "\r\n".join([*lines, "", ""]).encode() + self.body
 
 
-def encode_all(requests: Sequence[Request], headers: Sequence[str] = ()) -> bytes:
+def encode_all(
+    requests: Sequence[Request],
+    headers: Sequence[str] = (),
+    removed: Collection[str] = frozenset(),
+) -> bytes:
     """What the client program reads: each request behind its length and a line feed."""
-    encoded = (request.encode(headers) for request in requests)
+    encoded = (request.encode(headers, removed) for request in requests)
     return b"".join(b"%d\n%s" % (len(one), one) for one in encoded)
 
 
