@@ -11,6 +11,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from gateway.cli.built_in import read_built_in_config
 from gateway.cli.keys import create_key
 from gateway.config.errors import ConfigError
 from gateway.config.jsonschema import build_schema
@@ -112,40 +113,16 @@ def _ask(options: dict[str, Any], *, interactive: bool) -> StarterAnswers:
 
 def format_starter(answers: StarterAnswers) -> str:
     """The configuration as YAML, with comments."""
-    workers = "\n".join(f"      - {_quote(url)}" for url in answers.workers)
-    return f"""\
-# yaml-language-server: $schema=./{SCHEMA_FILE}
-#
-# interlingua check FILE            all mistakes, with line and column
-# interlingua check --connect FILE  also connects to the workers
-# interlingua serve FILE            serves it, and reloads it when it changes
-version: 1
-
-# Where clients connect, and in which protocols.
-listeners:
-  - address: "127.0.0.1:8000" # "0.0.0.0:8000": from other machines, which needs API keys
-    protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
-
-# Metrics for Prometheus, and the web UI: http://127.0.0.1:8081/
-admin: {{address: "127.0.0.1:8081"}}
-
-# Pools of workers, which all serve the same models.
-backends:
-  workers:
-    protocol: openai # what the workers speak; also: triton, mindie, ovms, databricks, tgi
-    # profile: vllm # also: sglang, llamacpp, openai
-    workers:
-{workers}
-    # max_concurrency: 64 # requests to each worker at a time; more wait in a queue
-    # health: {{interval: 5s}} # active health checks
-
-# The models that clients may name.
-models:
-  {_quote(answers.model)}:
-    # aliases: [gpt-4o-mini] # further names
-    # fallback: [other-model] # if the workers fail before the first token
-{_format_targets(answers)}
-{_format_keys(answers)}"""
+    replacements = {
+        "      - $WORKERS\n": "".join(f"      - {_quote(url)}\n" for url in answers.workers),
+        "$MODEL": _quote(answers.model),
+        "    # $TARGETS\n": _format_targets(answers),
+        "# $KEYS\n": f"\n{_format_keys(answers)}",
+    }
+    text, _ = read_built_in_config("starter")
+    for placeholder, replacement in replacements.items():
+        text = text.replace(placeholder, replacement, 1)
+    return text
 
 
 def _format_targets(answers: StarterAnswers) -> str:
