@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from backends.aio import WriteBatcher
 from backends.http.connection import Http1Response, HttpConnection
-from backends.http.interfaces import ConnectionCounts
+from backends.http.interfaces import ConnectionCounts, join_path
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
@@ -31,7 +31,7 @@ _MAX_CACHED_PATH: Final = 256
 
 
 class WorkerOrigin(Struct, frozen=True):
-    """A worker's address. ``base_path`` precedes every path and has no trailing slash."""
+    """A worker's address. ``base_path`` has no trailing slash; see ``join_path``."""
 
     host: str
     port: int
@@ -71,9 +71,10 @@ def build_request_head(url: str, request: UpstreamRequest, extra_headers: Header
 def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
     """The request line and the headers common to requests. Raises InternalError."""
     if not _PATH_PATTERN.fullmatch(path):
-        raise InternalError(f"invalid request path {path[:100]!r}")
+        shown_path = path.partition("?")[0][:100]  # a query may hold a key
+        raise InternalError(f"invalid request path {shown_path!r}")
     origin = parse_origin(url)
-    request_line = f"{method} {origin.base_path}{path} HTTP/1.1\r\n"
+    request_line = f"{method} {join_path(origin.base_path, path)} HTTP/1.1\r\n"
     return request_line + _format_headers((("Host", origin.host_header), *headers))
 
 

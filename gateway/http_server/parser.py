@@ -141,6 +141,10 @@ _CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BEGUN_LINE: Final = re.compile(rb"[A-Z]{1,32}(?:-[A-Z]*)?(?: [!-~]*(?: [A-Z0-9/.]*)?)?\r?")
 """The beginning of a first line."""
 _CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0"
+"""How a connection begins whose client takes HTTP/2 for granted (RFC 9113, section 3.4)."""
+HTTP2_MESSAGE: Final = "HTTP/2 is not supported: use HTTP/1.1, or a proxy that translates it"
+_BAD_VERSION: Final = "only HTTP/1.1 and HTTP/1.0 are supported"
 _BAD_FIRST_LINE: Final = "the request's first line is not METHOD TARGET HTTP/1.1"
 _BAD_HEADER: Final = "a line of the request's head is not a header NAME: VALUE"
 
@@ -353,7 +357,8 @@ class RequestParser:
         headers, count = _parse_headers(lines)
         is_http10 = version != "1.1"
         if is_http10 and version != "1.0":
-            raise _HeadError(505, "only HTTP/1.1 and HTTP/1.0 are supported")
+            is_http2 = first_line == _HTTP2_PREFACE
+            raise _HeadError(505, HTTP2_MESSAGE if is_http2 else _BAD_VERSION)
         host = headers["host"] if "host" in headers else "," * (not is_http10)
         if "," in host or " " in host:
             raise _HeadError(400, "the request must have one header Host")

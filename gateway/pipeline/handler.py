@@ -11,7 +11,7 @@ An error before the response has begun is answered in the caller's protocol, by 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -65,6 +65,9 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
 _PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
+_LONG_LIST: Final = 100
+"""Models from which on building their list would delay other requests."""
+_CACHED_LISTS: Final = 32
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that need a model."""
 
@@ -165,6 +168,8 @@ class RequestHandler:
         self.dispatcher = Dispatcher(
             router, settings.max_body_size, services.shadow_manager, deadline_timer
         )
+        self._model_lists: dict[Hashable, tuple[tuple[bool, ...], HttpResponse]] = {}
+        """Responses with lists of models, and the readiness for which they are valid."""
         self.running_count = 0
         """How many requests are running."""
         self._idle_event: asyncio.Event | None = None
@@ -347,8 +352,29 @@ class RequestHandler:
         if client_request.endpoint.task == "stop":
             info = await asyncio.to_thread(adapter.read_routing_info, client_request)
             self._cancel_request(adapter, info, request.record, catalog)
-        response = adapter.handle_info_request(client_request, catalog)
+        response = await self._build_info_response(adapter, client_request, catalog)
         send_reply(request.writer, response, request.record)
+
+    async def _build_info_response(
+        self, adapter: ClientAdapter, client_request: ClientRequest, catalog: PrincipalCatalog
+    ) -> HttpResponse:
+        """A list of models is cached while no model changes; a long one is built in a thread."""
+        if not client_request.endpoint.lists_models:
+            return adapter.handle_info_request(client_request, catalog)
+        path = client_request.endpoint.path
+        key = (id(adapter), path, catalog.allowed_models, catalog.shows_targets)
+        readiness = self._router.read_readiness()
+        cached = self._model_lists.get(key)
+        if cached is not None and cached[0] == readiness:
+            return cached[1]
+        if self._router.model_count > _LONG_LIST:
+            response = await asyncio.to_thread(adapter.handle_info_request, client_request, catalog)
+        else:
+            response = adapter.handle_info_request(client_request, catalog)
+        if len(self._model_lists) >= _CACHED_LISTS:
+            self._model_lists.pop(next(iter(self._model_lists)))
+        self._model_lists[key] = readiness, response
+        return response
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""

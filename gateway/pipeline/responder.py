@@ -128,6 +128,8 @@ class Responder(Struct, eq=False):
             self._deadline_timer.remove(self)
             if context.first_attempt_at is not None:
                 self._record.overhead = context.first_attempt_at - context.received_at
+            if context.attempt_history.failures:
+                self._record.worker_failures = context.attempt_history.failures
 
     def _cancel_task(self) -> None:
         """Cancel the task once."""

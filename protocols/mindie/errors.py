@@ -239,7 +239,7 @@ def raise_worker_error(body: bytes) -> None:
     errors.raise_worker_error(body, _map_worker_error)
     if (match := _STREAM_ERROR_PATTERN.search(body)) is not None:
         error = WorkerFailed("The worker broke off its answer.")
-        error.add_note(f"the worker said: {match[0].decode()}")
+        error.worker_text = match[0].decode()
         raise error
 
 
