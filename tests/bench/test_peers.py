@@ -45,13 +45,13 @@ def test_peer_version_is_none_if_not_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [peer.version() for peer in peers.PEERS] == [None] * len(peers.PEERS)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
-    for environment in peers.ENVIRONMENTS:
-        assert not environment.is_installed
-        if environment.source != "debian":
-            environment.install()
-            assert environment.is_installed
-            other = replace(environment, packages=(*environment.packages, "more==1"))
-            assert not other.is_installed
+    environments = [one for one in peers.ENVIRONMENTS if one.source != "debian"]
+    assert not any(one.is_installed for one in environments)
+    for environment in environments:
+        environment.install()
+    assert all(one.is_installed for one in environments)
+    changed = [replace(one, packages=(*one.packages, "more==1")) for one in environments]
+    assert not any(one.is_installed for one in changed)
     monkeypatch.undo()
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
