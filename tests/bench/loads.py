@@ -171,6 +171,7 @@ def _images(size: int, label: str, clients: int, count: int) -> Load:
         name=f"images, body of {label}",
         clients=clients,
         count=count,
+        seconds=1.5,
         traffic=replace(_PLAIN, kind="images", size=size),
         pairs=_PASSED_THROUGH,
     )
@@ -188,7 +189,9 @@ BODY_SIZES: Final = (
 
 def _clients(count: int) -> Load:
     name = f"non-streaming, {count} client{'s' if count > 1 else ''}"
-    return replace(WHOLE, name=name, clients=count, count=4_000, pairs=_PASSED_THROUGH, rounds=2)
+    return replace(
+        WHOLE, name=name, clients=count, count=4_000, seconds=1.0, pairs=_PASSED_THROUGH, rounds=2
+    )
 
 
 CLIENTS: Final = (_clients(1), _clients(8), WHOLE, _clients(128), _clients(256))
@@ -200,6 +203,7 @@ def _many(name: str, models: int, keys: int) -> Load:
         WHOLE,
         name=name,
         count=4_000,
+        seconds=1.0,
         traffic=traffic,
         pairs=_PASSED_THROUGH,
         gateways=frozenset({BASELINE, MANY_MODELS}),

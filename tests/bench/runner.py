@@ -417,24 +417,35 @@ class _Runner:
             os.sched_setaffinity(worker.process.pid, self._cores[-1:])
         for _ in range(_SCALING_ROUNDS):
             for processes in (1, 2):
-                with ExitStack() as stack:
-                    gateway = replace(
-                        interlingua.INTERLINGUA,
-                        name=f"{processes} processes",
-                        start=partial(interlingua.start, processes=processes),
-                        pairs=interlingua.INTERLINGUA.pairs[:1],
-                    )
-                    cores = two if apart or processes > 1 else two.partition(",")[0]
-                    one, _ = self._start_gateway(gateway, worker, stack, cores)
-                    target = one.find_target(gateway.pairs[0], load)
-                    before = process.cpu(one.pid)
-                    outcome = run_load(load, target, clients)
-                    cpu = (process.cpu(one.pid) - before) / 1000 / max(outcome.completed, 1)
-                    rate = outcome.completed / outcome.seconds
-                    self.scaling.append(ScalingSample(processes, cpu, rate, apart))
-                    self._log(
-                        f"  {processes} processes: {cpu:.1f} us a request, {rate:,.0f} a second"
-                    )
+                cores = two if apart or processes > 1 else two.partition(",")[0]
+                try:
+                    sample = self._measure_processes(processes, load, worker, cores, clients)
+                except StartFailed as error:
+                    self._log(f"  {processes} processes: {error}")
+                    return
+                self.scaling.append(replace(sample, apart=apart))
+                self._log(
+                    f"  {processes} processes: {sample.cpu:.1f} us a request,"
+                    f" {sample.rate:,.0f} a second"
+                )
+
+    def _measure_processes(
+        self, processes: int, load: Load, worker: Worker, cores: str, clients: str
+    ) -> ScalingSample:
+        """Put a load on so many processes on these cores. Raises StartFailed."""
+        gateway = replace(
+            interlingua.INTERLINGUA,
+            name=f"{processes} processes",
+            start=partial(interlingua.start, processes=processes),
+            pairs=interlingua.INTERLINGUA.pairs[:1],
+        )
+        with ExitStack() as stack:
+            one, _ = self._start_gateway(gateway, worker, stack, cores)
+            target = one.find_target(gateway.pairs[0], load)
+            before = process.cpu(one.pid)
+            outcome = run_load(load, target, clients)
+            cpu = (process.cpu(one.pid) - before) / 1000 / max(outcome.completed, 1)
+        return ScalingSample(processes, cpu, outcome.completed / outcome.seconds, apart=False)
 
 
 def _is_close(one: float, other: float) -> bool:
