@@ -85,7 +85,7 @@ def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> s
         shown_path = path.partition("?")[0][:100]  # a query may hold a key
         raise InternalError(f"invalid request path {shown_path!r}")
     origin = parse_origin(url)
-    request_line = _end_line(f"{method} {join_path(origin.base_path, path)} HTTP/1.1")
+    request_line = f"{method} {join_path(origin.base_path, path)} HTTP/1.1\r\n"
     return request_line + _format_headers((("Host", origin.host_header), *headers))
 
 
@@ -97,15 +97,10 @@ def _format_headers(headers: Headers) -> str:
     """One line for each header. Raises InternalError for a line break in one."""
     text = ""
     for name, value in headers:
-        text += _end_line(f"{name}: {value}")
-    return text
-
-
-def _end_line(text: str) -> str:
-    """The line with CRLF. Raises InternalError if it holds a line break."""
-    if "\r" in text or "\n" in text or "\0" in text:
+        text += f"{name}: {value}\r\n"
+    if text.count("\n") + text.count("\r") != 2 * len(headers) or "\0" in text:
         raise InternalError("a request header contains a line break")
-    return f"{text}\r\n"
+    return text
 
 
 # Connecting to a worker: DNS, TCP and TLS within one timeout.

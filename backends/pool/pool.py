@@ -497,7 +497,6 @@ class PoolBackend:
             if passthrough is None
             else self._build_passthrough_request(passthrough, context)
         )
-        criteria = self._build_criteria(request.request, context)
         observer = context.observer
         reporter = (
             None
@@ -505,9 +504,7 @@ class PoolBackend:
             else SelectionReporter(observer, self._settings, self._workers, request)
         )
         now = self._clock()
-        retry = self._start_request(context.attempt_history, now)
-        if retry is not None:
-            criteria = replace(criteria, tried_keys=retry.tried)
+        criteria, retry = self._start_request(request.request, context, now)
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
@@ -552,15 +549,32 @@ class PoolBackend:
             self._retry_settings, self._retry_budget, metrics=self._metrics, history=history
         )
 
-    def _start_request(self, history: AttemptHistory, now: float) -> RetryState | None:
-        """The state of a request that failed in other pools, else None. Raises RetriesExhausted.
+    def _start_request(
+        self, request: AnyRequest, context: RequestContext, now: float
+    ) -> tuple[SelectionCriteria, RetryState | None]:
+        """The criteria for choosing a worker; the state of a request that failed in other pools.
+
+        Raises RetriesExhausted.
+        """
+        criteria, history = ANY_WORKER, context.attempt_history
+        if (
+            self._make_routing_key is not None
+            or request.priority is not None
+            or context.preempt is not None
+        ):
+            criteria = self._build_criteria(request, context)
+        if not history.pool_urls:
+            self._retry_budget.record_request(now)
+            return criteria, None
+        retry = self._start_fallback(history, now)
+        return replace(criteria, tried_keys=retry.tried), retry
+
+    def _start_fallback(self, history: AttemptHistory, now: float) -> RetryState:
+        """The state of a request that failed in other pools. Raises RetriesExhausted.
 
         It is sent to a worker that those pools do not have. If there is none, that is a retry, at a
         worker that was not tried.
         """
-        if not history.pool_urls:
-            self._retry_budget.record_request(now)
-            return None
         workers = self._workers.workers
         has_new_workers = not history.pool_urls.issuperset(self._list_urls())
         excluded_urls = history.pool_urls if has_new_workers else history.tried_urls
@@ -613,8 +627,6 @@ class PoolBackend:
 
     def _build_criteria(self, request: AnyRequest, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""
-        if self._make_routing_key is None and request.priority is None and context.preempt is None:
-            return ANY_WORKER
         routing_key = (
             NO_ROUTING_KEY
             if self._make_routing_key is None

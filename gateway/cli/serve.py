@@ -23,13 +23,11 @@ from gateway.cli.built_in import (
     find_config_file,
 )
 from gateway.cli.console import show_loading
-from gateway.cli.worker_models import WorkerProxyFetcher
 from gateway.config import listeners
 from gateway.config.errors import ConfigError
 from gateway.config.loader import (
     ConfigFetcher,
     ConfigReader,
-    ConfigText,
     LoadConfig,
     LoadedConfig,
     load_bytes,
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
 
 # A gateway in one process, from start to stop.
 
+
 _MAX_SHOWN_MODELS: Final = 20
 """How many names of models are printed at the start."""
 
@@ -56,6 +55,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
     watched_file: str | None = None
     """The file whose changes reload the configuration."""
+    has_changed: Callable[[], bool] | None = None
+    """Whether to reload the configuration; called now and then in a thread."""
     wait_for_warmup: bool = False
     """Whether the ports are opened only after every backend has warmed up."""
     handover: str | None = None
@@ -66,8 +67,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The key in the web UI's URL, which is printed."""
     open_browser: bool = False
     """Whether to open that URL."""
-    has_changed: Callable[[], bool] | None = None
-    """Asked now and then, in a thread, whether the configuration must be reloaded."""
 
 
 class ServerProcess(Struct, frozen=True):
@@ -116,7 +115,7 @@ class ServerProcess(Struct, frozen=True):
         if not urls:
             await gateway.stop()
             return 0
-        models = _describe_models([info.name for info in gateway.router.list_models()])
+        models = _format_names([info.name for info in gateway.router.list_models()])
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         if gateway.admin_server is not None:
             page = listeners.build_ui_url(urls[-1], self.options.admin_key)
@@ -163,8 +162,8 @@ class ServerProcess(Struct, frozen=True):
         return urls
 
 
-def _describe_models(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_SHOWN_MODELS} more" * (len(names) > _MAX_SHOWN_MODELS)
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN_MODELS} more" if len(names) > _MAX_SHOWN_MODELS else ""
     return ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
 
 
@@ -256,7 +255,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 )
 @click.option("--log-level", default="info", show_default=True)
 def serve(target: str | None, log_level: str, processes: int, **options: Any) -> None:
-    r"""Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
+    """Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
     MODEL is a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub. It is
     served under its own name, once it is loaded. Without TARGET, a small built-in model is served
@@ -279,16 +278,14 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
 
     Exit codes: 0 stopped, 1 the configuration is invalid, a model can't be loaded or a port is in
     use, 2 wrong usage.
-    """
+    """  # noqa: D301 - click reads \b
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     serve_options = msgspec.convert(
         {name: options[name] for name in ServeOptions.__struct_fields__}, ServeOptions
     )
     file = find_config_file(target)
     built_in = None if file else build_serve_config(target, serve_options)
-    fetch = _make_fetcher(file, built_in, serve_options)
-    reader = ConfigReader(fetch)
-    polls = isinstance(fetch, WorkerProxyFetcher) and options["watch"]
+    reader = ConfigReader(_make_fetcher(file, built_in, serve_options))
     try:
         initial_config = reader()
     except ConfigError as error:
@@ -296,23 +293,24 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
         sys.exit(1)
     watched_file = file if options["watch"] else None
     admin_key = built_in.admin_key if built_in else None
+    polls = options["watch"] and built_in is not None and built_in.worker_url is not None
     if processes > 1:
         if options["handover"] is not None:
             raise click.UsageError("--handover works only with one process")
         from gateway.multiprocess import supervisor  # noqa: PLC0415 - one process needs none
 
         plan = supervisor.ServePlan(
-            initial_config, reader, processes, watched_file, log_level.upper(), admin_key, polls
+            initial_config, reader, processes, watched_file, log_level.upper(), polls, admin_key
         )
         sys.exit(supervisor.run_supervisor(plan))
     run_options = RunOptions(
         watched_file=watched_file,
+        has_changed=reader.has_changed if polls else None,
         wait_for_warmup=built_in is not None and built_in.is_local_model,
         handover=options["handover"],
         port_hint=f"change it in {file}" if file else "choose another with --port or --admin-port",
         admin_key=admin_key,
         open_browser=options["open_browser"],
-        has_changed=reader.has_changed if polls else None,
     )
     sys.exit(run_gateway(initial_config, reader, run_options))
 
@@ -337,10 +335,7 @@ def _make_fetcher(
             raise click.UsageError(f"{file} sets what {', '.join(changed)} would; change it there")
         return make_file_fetcher(file, insecure=options.insecure)
     assert built_in is not None  # noqa: S101 - one of the two is given
-    text = ConfigText(built_in.data, built_in.name, {}, options.insecure)
-    if built_in.worker_url is not None:
-        return WorkerProxyFetcher(text, built_in.worker_url)
-    return lambda: text
+    return built_in.make_fetcher()
 
 
 def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: RunOptions) -> int:

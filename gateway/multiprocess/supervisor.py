@@ -117,8 +117,8 @@ class ServePlan(Struct, frozen=True):
     process_count: int
     watched_file: str | None = None
     log_level: str = "INFO"
-    admin_key: str | None = None
     polls_reader: bool = False
+    admin_key: str | None = None
 
 
 class Supervisor(Collector):

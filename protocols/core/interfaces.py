@@ -4,6 +4,7 @@ ClientAdapter        one wire protocol towards clients
 SupportsProxy        an adapter with endpoints that are forwarded without translation
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
+SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 SupportsRequestKinds an upstream adapter that carries more kinds of requests
@@ -53,6 +54,8 @@ class Endpoint(Struct, frozen=True):
     """No API key is required, so its response may not depend on any one model."""
     strict_slash: bool = False
     """A trailing slash makes it another path."""
+    lists_models: bool = False
+    """Its response depends on the catalog alone, so that it may be cached."""
 
 
 class ClientRequest(Struct, frozen=True, dict=True):
@@ -217,6 +220,14 @@ class RateLimitStatus(Struct, frozen=True):
     limit: int
     remaining: int
     reset_after: float
+
+
+@runtime_checkable
+class SupportsKeepAlive(Protocol):
+    """A client adapter of servers that close the connection after a response."""
+
+    def keep_connections(self) -> None:
+        """Keep connections from now on, unless the client closes them."""
 
 
 @runtime_checkable

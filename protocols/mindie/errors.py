@@ -74,6 +74,11 @@ _MALFORMED_BODY_ERRORS = {
 }
 
 
+def keep_connection(headers: Headers) -> Headers:
+    """The headers of a response after which the connection is kept."""
+    return tuple(header for header in headers if header not in CLOSE_HEADERS)
+
+
 def build_status_response(status: int, text: str) -> HttpResponse:
     """Build an error response in the common format."""
     return HttpResponse(

@@ -22,9 +22,9 @@ from protocols.chat.field_types import (
     RESPONSE_FORMAT,
     STREAM_OPTIONS,
     TOOL_FIELDS,
-    is_valid_chat,
 )
 from protocols.chat.messages import MessageStyle
+from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import (
     RequestReducer,
     RequestWriter,

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.cli.worker_models import list_worker_models
+from gateway.cli.built_in import list_worker_models
 from tests.fakes import ScriptedWorker, make_reply
 from tests.integration.test_command import Command
 
