@@ -173,7 +173,7 @@ class _FunctionName(_Valid):
     name: str
 
 
-class FunctionChoice(_Valid):
+class NamedFunctionChoice(_Valid):
     """A ``tool_choice`` that names a function."""
 
     type: Literal["function"]
@@ -219,7 +219,7 @@ METADATA: Final[Any] = (
 TOOLS: Final[Any] = list[_RawTool]
 TOOL_FIELDS: Final[Mapping[str, Any]] = {
     "tools": Annotated[list[_Tool], Meta(min_length=1, max_length=128)] | UnsetType,
-    "tool_choice": Literal["auto", "none", "required"] | FunctionChoice | UnsetType,
+    "tool_choice": Literal["auto", "none", "required"] | NamedFunctionChoice | UnsetType,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw
 
-from protocols.chat.field_types import TOOLS, FunctionChoice
+from protocols.chat.field_types import TOOLS, NamedFunctionChoice
 from protocols.chat.params import (
     as_array,
     as_object,
@@ -359,6 +359,6 @@ def is_valid_chat(body: Any, fields: AbstractSet[str]) -> bool:
     if "tools" not in fields:
         return _TOOL_DEPENDENT_FIELDS.isdisjoint(fields)
     choice = body.tool_choice
-    return not isinstance(choice, FunctionChoice) or any(
+    return not isinstance(choice, NamedFunctionChoice) or any(
         tool.function.name == choice.function.name for tool in body.tools
     )

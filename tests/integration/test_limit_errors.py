@@ -76,14 +76,14 @@ GATEWAY_LIMITS: dict[str, tuple[str, str, dict[str, Any], str, int, str]] = {
     ),
     "interlingua samples": (
         "{name: openai, profile: interlingua}", "/v1/completions", {"prompt": "hi"}, "best_of",
-        9000, "Invalid 'best_of': integer above maximum value. Expected a value <= 8192, but got "
-        "9000 instead.",
+        9000, ("Invalid 'best_of': integer above maximum value. Expected a value <= 8192, but got "
+        "9000 instead."),
     ),
     "interlingua alternatives of a chat": (
         "{name: openai, profile: interlingua}", "/v1/chat/completions",
         {"messages": MESSAGES["messages"], "logprobs": True}, "top_logprobs", 2000,
-        "Invalid 'top_logprobs': integer above maximum value. Expected a value <= 1000, but got "
-        "2000 instead.",
+        ("Invalid 'top_logprobs': integer above maximum value. Expected a value <= 1000, but got "
+        "2000 instead."),
     ),
     "triton alternatives": (
         "{name: triton, profile: vllm}", "/v2/models/chat/generate", {"text_input": "hi"},
