@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.bench import plots
 from tests.bench.goals import GOALS, read_p99, read_token_p99, render_goal
-from tests.bench.interlingua import ALL_FEATURES, INTERLINGUA
+from tests.bench.interlingua import ALL_FEATURES, BARE_SERVER, DIRECT, INTERLINGUA
 from tests.bench.loads import (
     BURST,
     FROM_TRITON_PAIR,
@@ -149,11 +149,15 @@ def _render_goals(results: Results) -> str:
 
 def _render_peers(results: Results) -> str:
     """Loads in rows and gateways in columns: ratios to the baseline, OpenAI on both sides."""
-    keys = [key for key in results.measured() if key[1] == OPENAI_PAIR]
-    gateways = list(dict.fromkeys(key[0] for key in keys))
-    loads = [load for load in results.loads() if sum(key[2] == load for key in keys) > 1]
-    if len(gateways) < 2 or not loads:
+    own = {results.baseline, INTERLINGUA.name}
+    keys = [
+        key for key in results.measured() if key[1] == OPENAI_PAIR and not _is_reference(key[0])
+    ]
+    peers = [name for name in dict.fromkeys(key[0] for key in keys) if name not in own]
+    if not peers:
         return ""
+    gateways = [results.baseline, INTERLINGUA.name, *peers]
+    loads = dict.fromkeys(key[2] for key in keys if key[0] in peers)
     rows = [
         [load, *(_format_cell(results, (gateway, OPENAI_PAIR, load)) for gateway in gateways)]
         for load in loads
@@ -164,6 +168,12 @@ def _render_peers(results: Results) -> str:
         " missing answers."
     )
     return f"### Beside other gateways\n\n{note}\n\n" + _render_table(("load", *gateways), rows)
+
+
+def _is_reference(gateway: str) -> bool:
+    """Whether it is a configuration of our own, or what there is without a gateway."""
+    variant = gateway != INTERLINGUA.name and gateway.startswith(INTERLINGUA.name)
+    return variant or gateway in {BARE_SERVER.name, DIRECT.name}
 
 
 def _format_cell(results: Results, key: Key) -> str:
@@ -244,14 +254,14 @@ def _round(value: float) -> str:
 
 
 def _render_own(results: Results) -> str:
-    """All measurements of our own gateway."""
+    """All measurements of our own gateway, and of what there is without a gateway."""
     rows = []
     for key in results.measured():
-        if not key[0].startswith(INTERLINGUA.name):
+        if key[0] != INTERLINGUA.name and not _is_reference(key[0]):
             continue
         row = [
             key[2],
-            key[0].partition(", ")[2] or "default",
+            "default" if key[0] == INTERLINGUA.name else key[0].removeprefix("interlingua, "),
             key[1],
             str(results.ratio(key) or "-"),
         ]
