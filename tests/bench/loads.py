@@ -245,9 +245,7 @@ FULL: Final = (
     *KEY_COUNTS.values(),
     *QUICK[QUICK.index(RATE) :],
 )
-COMPARED: Final = frozenset(
-    load.name for load in (UNARY, TOOLS, BURST, LARGEST, PACED, *BODY_SIZES[1:4])
-)
+COMPARED: Final = frozenset(load.name for load in (UNARY, TOOLS, BURST, PACED, *BODY_SIZES))
 """What other gateways than nginx get."""
 OPEN: Final = Load(
     name="open streams",
