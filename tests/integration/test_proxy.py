@@ -328,6 +328,9 @@ async def test_worker_error_is_filtered_for_the_client_and_logged_for_the_operat
     assert "CUDA" not in answer.text
     [failure] = gateway.records[0].worker_failures
     assert (failure.status, failure.text) == (500, "CUDA is out of memory, ***")
+    backend: Any = gateway.app.backends["media"]
+    assert backend.metrics.failures == {"500": 1}
+    assert backend.report_workers()[0].error == "500"
 
     said = b'{"error":{"message":"no such voice","param":"voice"}}'
     worker.answer = lambda writer: worker.send(writer, said, "application/json", "400 Bad")
