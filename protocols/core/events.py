@@ -62,11 +62,12 @@ class TextDelta(Struct, frozen=True, gc=False, tag=True):
 
 
 class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
-    """A piece of reasoning."""
+    """A piece of reasoning, its signature, or encrypted reasoning (``redacted``)."""
 
     text: str
     index: int = 0
     signature: str | None = None
+    redacted: str | None = None
 
 
 class RefusalDelta(Struct, frozen=True, gc=False, tag=True):
@@ -111,7 +112,8 @@ class Embedding(Struct, frozen=True, gc=False, tag=True):
 
 
 class Usage(Struct, frozen=True, gc=False, tag=True):
-    """Token counts, and their source.
+    """Token counts, and their source. ``prompt_tokens`` include those read from and written to a
+    cache.
 
     ``worker``: reported by the worker; ``counted``: counted by the gateway from the worker's
     events; ``estimated``: an estimate.
@@ -122,6 +124,7 @@ class Usage(Struct, frozen=True, gc=False, tag=True):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
     source: Literal["worker", "counted", "estimated"] = "worker"
+    cache_write_tokens: int | None = None
 
     @property
     def total_tokens(self) -> int:

@@ -4,6 +4,7 @@ ClientAdapter        one wire protocol towards clients
 SupportsTokenize     a client adapter with endpoints that tokenize text
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
+HasVersionHeader     a client adapter whose requests have a header of their own
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 SupportsCancel       an upstream adapter with a request that cancels another
@@ -208,6 +209,18 @@ class RateLimitHeaders(Protocol):
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
     ) -> Headers:
         """Headers for every response; an argument is None if there is no such limit."""
+
+
+@runtime_checkable
+class HasVersionHeader(Protocol):
+    """A client adapter whose clients send a header that no other protocol has.
+
+    On a path that several protocols of a listener have, a request with the header is this
+    protocol's, and one without it another's.
+    """
+
+    version_header: str
+    """The header's name, in lower case."""
 
 
 class UpstreamRequest(Struct, frozen=True):
