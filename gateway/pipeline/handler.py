@@ -231,7 +231,7 @@ class RequestHandler:
         try:
             match = await self._match_endpoint(http, record)
         except GatewayError as error:
-            adapter = self.path_router.find_owner(http.path).adapter
+            adapter = self.path_router.find_owner(http.path, http.headers).adapter
             record.protocol = adapter.name
             _send_error(adapter, error, None, request)
             return
@@ -300,11 +300,13 @@ class RequestHandler:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-protocol", "")
+        yield from match.list_header_protocols(http.headers)
         models = None if self._authenticator.allows_anonymous else frozenset[str]()
         if principal is not None:
             yield principal.protocol or ""
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
+        yield from match.list_default_protocols()
 
     async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """The principal, or None if no keys are configured. Raises Unauthorized."""
@@ -435,6 +437,7 @@ def _send_error(
     if request.writer.started:  # a bug: the response is cut off, not ended
         request.record.outcome = "truncated"
         return
+    error.request_id = request.record.id
     response = adapter.encode_error(error, client_request)
     send_reply(request.writer, response, request.record, request.headers)
 
