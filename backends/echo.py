@@ -148,6 +148,11 @@ class EchoBackend(Backend):
         del context
         return list(enumerate(_split_words(text)))
 
+    async def count_tokens(self, request: GenerationRequest, context: RequestContext) -> int:
+        """The words of the messages."""
+        del context
+        return sum(count_words(message.text) for message in request.messages)
+
     def _count_prompt_tokens(self, request: GenerationRequest) -> tuple[int, bool]:
         """The prompt's tokens, and whether it was cut to fit. Raises ContextTooLong."""
         tokens = sum(map(count_words, request.prompts)) + sum(

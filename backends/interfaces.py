@@ -16,7 +16,7 @@ from protocols.core.interfaces import (
     Token,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import Request
+from protocols.core.request import GenerationRequest, Request
 from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
@@ -304,6 +304,17 @@ class ComputesChoices(Protocol):
 
     computes_choices: bool
     """Always true."""
+
+
+@runtime_checkable
+class TokenCounter(Protocol):
+    """A backend that can count the tokens of a conversation."""
+
+    async def count_tokens(self, request: GenerationRequest, context: RequestContext) -> int | None:
+        """The prompt's tokens with the chat template and tools; None if it can't tell.
+
+        May be cancelled.
+        """
 
 
 @runtime_checkable

@@ -15,7 +15,15 @@ from protocols.core.events import (
     ToolCallDelta,
     Usage,
 )
-from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request, TextPart
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Prompt,
+    ReasoningPart,
+    RefusalPart,
+    Request,
+    TextPart,
+)
 
 _EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
 """Events that have no text."""
@@ -97,6 +105,25 @@ def _ends_with_usage(events: Sequence[Event]) -> bool:
 def estimate_tokens(characters: int) -> int:
     """The estimated number of tokens of a text of this length."""
     return -(-characters // _CHARACTERS_PER_TOKEN)
+
+
+_IMAGE_TOKENS: Final = 1500
+"""An image of about a megapixel."""
+
+
+def estimate_conversation(request: GenerationRequest) -> int:
+    """The estimated prompt tokens of a conversation with its tools; at least 1."""
+    size, images = 0, 0
+    for message in request.messages:
+        size += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        for part in message.parts:
+            if isinstance(part, TextPart | ReasoningPart | RefusalPart):
+                size += len(part.text.encode())
+            else:
+                images += 1
+    for tool in request.tools:
+        size += len(tool.name) + len(tool.description or "") + len(tool.parameters or b"")
+    return max(estimate_tokens(size) + images * _IMAGE_TOKENS, 1)
 
 
 def _count_prompt_tokens(request: Request) -> tuple[int, bool]:

@@ -19,8 +19,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
+from backends.interfaces import (
+    AttemptTrace,
+    Deadline,
+    RequestContext,
+    Timeouts,
+    TokenCounter,
+    Tokenizer,
+)
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_explain
+from gateway.emulation.usage import estimate_conversation
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
 from gateway.pipeline.http import (
@@ -58,8 +66,10 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
+    SupportsTokenCount,
     SupportsTokenize,
 )
+from protocols.core.request import GenerationRequest
 
 log = logging.getLogger("interlingua")
 
@@ -67,7 +77,7 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
-_MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
+_MODEL_TASKS: Final = frozenset({"generate", "tokenize", "count"})
 """The tasks that need a model."""
 
 
@@ -348,7 +358,8 @@ class RequestHandler:
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
         route = self._route_request(routed)
-        generates = routed.client_request.endpoint.task == "generate"
+        task = routed.client_request.endpoint.task
+        generates = task == "generate"
         if self._limiter is not None:
             body = routed.client_request.body if generates else None
             reservation = request.reservation = self._limiter.reserve(
@@ -357,7 +368,9 @@ class RequestHandler:
             if reservation is not None:
                 reservation.check()
                 routed.reservation, routed.headers = reservation, reservation.headers
-        return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
+        if generates:
+            return self.dispatcher.dispatch(routed, route)
+        return _count_tokens(routed, route) if task == "count" else _tokenize(routed, route)
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.
@@ -470,6 +483,35 @@ async def _tokenize(request: RoutedRequest, route: Route) -> None:
         request.record,
         request.headers,
     )
+
+
+_ESTIMATE_HEADER: Final = ("x-interlingua-loss", "input_tokens=approximated")
+"""Marks a number of tokens that nobody could count."""
+
+
+async def _count_tokens(request: RoutedRequest, route: Route) -> None:
+    """Answer with the number of tokens of a conversation. Raises ClientError."""
+    adapter, client_request, context = request.adapter, request.client_request, request.context
+    backend, info = route.target.backend, route.model.info
+    assert isinstance(adapter, SupportsTokenCount)  # noqa: S101 - it has such an endpoint
+    decoded = (
+        await asyncio.to_thread(adapter.decode_request, client_request, info)
+        if context.offload_to_thread
+        else adapter.decode_request(client_request, info)
+    )
+    assert isinstance(decoded, GenerationRequest)  # noqa: S101 - a conversation
+    decoded = decoded.bind_target(route.target.backend_model, adapter.name)
+    count = None
+    if isinstance(backend, TokenCounter):
+        try:
+            async with asyncio.timeout(context.deadline.remaining()):
+                count = await backend.count_tokens(decoded, context)
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time is up") from None
+    headers = request.headers if count is not None else (*request.headers, _ESTIMATE_HEADER)
+    count = estimate_conversation(decoded) if count is None else count
+    response = adapter.encode_token_count(client_request, count)
+    send_reply(request.writer, response, request.record, headers)
 
 
 def _make_client_request(

@@ -112,8 +112,7 @@ class Embedding(Struct, frozen=True, gc=False, tag=True):
 
 
 class Usage(Struct, frozen=True, gc=False, tag=True):
-    """Token counts, and their source. ``prompt_tokens`` include those read from and written to a
-    cache.
+    """Token counts, and their source. Those of the prompt include what a cache held or stores.
 
     ``worker``: reported by the worker; ``counted``: counted by the gateway from the worker's
     events; ``estimated``: an estimate.

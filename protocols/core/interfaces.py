@@ -2,6 +2,7 @@
 
 ClientAdapter        one wire protocol towards clients
 SupportsTokenize     a client adapter with endpoints that tokenize text
+SupportsTokenCount   a client adapter with endpoints that count a conversation's tokens
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
 HasVersionHeader     a client adapter whose requests have a header of their own
@@ -42,13 +43,14 @@ class Endpoint(Struct, frozen=True):
     ``path`` is absolute; ``{name}`` matches one segment, percent-decoded in
     ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
     Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
-    ``client_id`` is in the RoutingInfo; ``tokenize`` needs SupportsTokenize. ``operation`` is the
+    ``client_id`` is in the RoutingInfo; ``tokenize`` needs SupportsTokenize, ``count``
+    SupportsTokenCount. ``operation`` is the
     adapter's own name for what the endpoint does.
     """
 
     method: str
     path: str
-    task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
+    task: Literal["generate", "inform", "stop", "tokenize", "count"] = "generate"
     operation: str = ""
     public: bool = False
     """No API key is required, so its response may not depend on any one model."""
@@ -172,6 +174,14 @@ class SupportsTokenize(Protocol):
 
     def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
         """The tokens as a response."""
+
+
+@runtime_checkable
+class SupportsTokenCount(Protocol):
+    """A client adapter with ``count`` endpoints. ``decode_request`` decodes their conversation."""
+
+    def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse:
+        """The number of tokens of the conversation as a response."""
 
 
 class OpenApiFragment(Struct, frozen=True):

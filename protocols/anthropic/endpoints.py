@@ -1,0 +1,219 @@
+"""Anthropic's endpoints and the adapter for clients and workers."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final, Literal
+from urllib.parse import parse_qs
+
+import msgspec
+
+from protocols.anthropic import errors, openapi
+from protocols.anthropic.params import (
+    FIELD_NAMES,
+    MESSAGE_PARAMS,
+    field_error,
+    invalid_type_error,
+    select_present_fields,
+)
+from protocols.anthropic.requests import (
+    VERSION_HEADER,
+    RequestRules,
+    read_display,
+    read_model,
+    read_request,
+)
+from protocols.anthropic.responses import MessageEncoder, MessageOptions
+from protocols.core.catalog import Catalog, ModelInfo
+from protocols.core.errors import GatewayError
+from protocols.core.interfaces import (
+    ClientRequest,
+    Endpoint,
+    Headers,
+    HttpResponse,
+    OpenApiFragment,
+    RateLimitStatus,
+    ResponseContext,
+    ResponseEncoder,
+    RoutingInfo,
+)
+from protocols.core.request import GenerationRequest, Request
+from protocols.json_body import decode_value, read_fields
+
+_encode = msgspec.json.Encoder().encode
+
+# --- models ---------------------------------------------------------------------------------------
+
+_DEFAULT_PAGE_SIZE: Final = 20
+_MAX_PAGE_SIZE: Final = 1000
+
+
+def _build_model_item(info: ModelInfo, name: str) -> dict[str, Any]:
+    created = datetime.fromtimestamp(info.created, UTC)
+    item: dict[str, Any] = {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": info.context_length,
+        "max_tokens": info.max_tokens,
+    }
+    return {key: value for key, value in item.items() if value is not None}
+
+
+def _build_model_page(query: str, catalog: Catalog) -> dict[str, Any]:
+    """A page of the models and their aliases. Raises InvalidParameter."""
+    wanted = {name: values[-1] for name, values in parse_qs(query).items()}
+    limit = wanted.get("limit", str(_DEFAULT_PAGE_SIZE))
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_PAGE_SIZE):
+        text = f"Input should be an integer from 1 to {_MAX_PAGE_SIZE}"
+        raise field_error("limit", text, got=limit[:32])
+    items = [
+        _build_model_item(info, name)
+        for info in catalog.list_models()
+        for name in (info.name, *info.aliases)
+    ]
+    names = [item["id"] for item in items]
+    before, after = wanted.get("before_id"), wanted.get("after_id")
+    end = names.index(before) if before in names else len(items)
+    start = names.index(after) + 1 if after in names else 0
+    size = int(limit)
+    if before in names and after is None:
+        start = max(end - size, 0)
+        has_more = start > 0
+    else:
+        has_more = start + size < end
+    page = items[start : min(start + size, end)]
+    return {
+        "data": page,
+        "has_more": has_more,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
+
+
+# --- the adapter ----------------------------------------------------------------------------------
+
+_ENDPOINTS: Final = (
+    Endpoint("POST", "/v1/messages", operation="messages"),
+    Endpoint("POST", "/v1/messages/count_tokens", "count", "count_tokens"),
+    Endpoint("GET", "/v1/models", "inform", "models"),
+    Endpoint("GET", "/v1/models/{model}", "inform", "model"),
+    Endpoint("HEAD", "/", "inform", "root", public=True),
+)
+
+
+class Anthropic:
+    """Anthropic's Messages API.
+
+    ``unknown`` says what happens to fields that the protocol does not have. ``strict_version``
+    rejects fields that the version in a request's ``anthropic-version`` header does not have.
+    ``server_tools`` says what happens to tools that only the vendor's service runs.
+    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate.
+    """
+
+    name: str = "anthropic"
+    profiles: ClassVar[tuple[str, ...]] = ("2023-06-01",)
+    version_header: ClassVar[str] = VERSION_HEADER
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        unknown: Literal["ignore", "reject"] = "ignore",
+        strict_version: bool = False,
+        server_tools: Literal["reject", "drop"] = "reject",
+        over_limit: Literal["clamp", "error"] = "clamp",
+    ) -> None:
+        if profile not in (None, *self.profiles):
+            names = ", ".join(self.profiles)
+            raise ValueError(f"{self.name} has no profile {profile!r}; it has {names}")
+        self.path_prefixes: tuple[str, ...] = ("/v1/messages",)
+        self.endpoints: tuple[Endpoint, ...] = _ENDPOINTS
+        self.param_tables = {"messages": MESSAGE_PARAMS}
+        self._rules = RequestRules(
+            unknown=unknown,
+            strict_version=strict_version,
+            server_tools=server_tools,
+            over_limit=over_limit,
+        )
+
+    # --- towards clients --------------------------------------------------------------------------
+
+    def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        fields = select_present_fields(read_fields(call))
+        model = read_model(fields)
+        stream = decode_value(fields["stream"]) if "stream" in fields else False
+        if not isinstance(stream, bool):
+            raise invalid_type_error("stream", "a valid boolean", stream)
+        return RoutingInfo(model, stream=stream)
+
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        return read_request(call, self._rules, model)
+
+    def create_encoder(
+        self, call: ClientRequest, request: Request, context: ResponseContext
+    ) -> ResponseEncoder:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        assert isinstance(request, GenerationRequest)  # noqa: S101 - no endpoint has another kind
+        options = MessageOptions()
+        thinks = request.reasoning is not None and request.reasoning.include is True
+        if thinks or request.stopping.max_tokens == 1:
+            fields = read_fields(call)
+            options = MessageOptions(
+                thinking=read_display(fields) if thinks else "none",
+                discards=decode_value(fields["max_tokens"]) == 0,
+            )
+        return MessageEncoder(request, context, options)
+
+    def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        return errors.build_error_response(error, call.id if call else None)
+
+    def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse:
+        """See ``protocols.core.interfaces.SupportsTokenCount``."""
+        return _build_response(call, {"input_tokens": count})
+
+    def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        match call.endpoint.operation:
+            case "models":
+                return _build_response(call, _build_model_page(call.query, catalog))
+            case "model":
+                name = call.path_params["model"]
+                return _build_response(call, _build_model_item(catalog.find_model(name), name))
+            case _:
+                return HttpResponse(200, headers=())
+
+    def field_names(self, call: ClientRequest) -> Mapping[str, str]:
+        """See ``protocols.core.interfaces.ClientAdapter``."""
+        del call
+        return FIELD_NAMES
+
+    def rate_limit_headers(
+        self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
+    ) -> Headers:
+        """See ``protocols.core.interfaces.RateLimitHeaders``."""
+        headers: Headers = ()
+        for name, one in (("requests", requests), ("tokens", tokens)):
+            if one is not None:
+                prefix = f"anthropic-ratelimit-{name}"
+                headers += (
+                    (f"{prefix}-limit", str(one.limit)),
+                    (f"{prefix}-remaining", str(one.remaining)),
+                )
+        return headers
+
+    def openapi_fragment(self) -> OpenApiFragment:
+        """See ``protocols.core.interfaces.OpenApiProvider``."""
+        return openapi.describe_api()
+
+
+def _build_response(call: ClientRequest, body: dict[str, Any]) -> HttpResponse:
+    headers = (
+        ("Content-Type", "application/json"),
+        ("request-id", errors.format_request_id(call.id)),
+    )
+    return HttpResponse(200, _encode(body), headers)
