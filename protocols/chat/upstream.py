@@ -150,6 +150,8 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
     """The largest number of stop strings."""
+    reports_stop_strings: bool = False
+    """Whether responses name the stop string that ended them."""
     max_chat_logprobs: int | None = None
     max_completion_logprobs: int | None = None
     """The largest number of alternatives per token, of chat and of completions."""
@@ -254,6 +256,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion_response_format=False,
     ),
     "vllm": WorkerProfile(
+        reports_stop_strings=True,
         chat=(
             *_VLLM_PARAMS,
             *_find_params("add_generation_prompt", "continue_final_message", "include_reasoning"),
@@ -273,6 +276,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
     ),
     "sglang": WorkerProfile(
+        reports_stop_strings=True,
         chat=(*_SGLANG_PARAMS, *_find_params("continue_final_message"), _EFFORT, _PARALLEL),
         completion=(*_SGLANG_PARAMS, _ECHO, _SUFFIX),
         message_style=MessageStyle(includes_reasoning=True),
@@ -292,6 +296,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         write_guide=_write_llamacpp_guide,
     ),
     "interlingua": WorkerProfile(
+        reports_stop_strings=True,
         chat=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.chat)),
         completion=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.completion)),
         embedding=select_written_params(INTERLINGUA_WORKER_RULES.embedding),
@@ -486,7 +491,9 @@ class RequestWriter:
             and uses_chat_endpoint(request)
         ):
             body["max_completion_tokens"] = body.pop("max_tokens")
-        if self._profile.max_stop_strings is not None and "stop" in body:
+        if self._leaves_stop_strings(request):
+            body.pop("stop", None)
+        elif self._profile.max_stop_strings is not None and "stop" in body:
             body["stop"] = body["stop"][: self._profile.max_stop_strings]
         if request.sampling.do_sample is False:
             body["temperature"] = 0.0
@@ -499,6 +506,11 @@ class RequestWriter:
         if self._supports_truncation and request.stopping.overflow == "truncate":
             body.setdefault("truncate_prompt_tokens", -1)
         return body
+
+    def _leaves_stop_strings(self, request: GenerationRequest) -> bool:
+        """Whether the gateway must find the stop strings, since the client wants to know which."""
+        wanted = request.response_options.matched_stop
+        return wanted and not self._profile.reports_stop_strings
 
     def _write_output_format(
         self, request: GenerationRequest, *, takes_format: bool
@@ -549,8 +561,10 @@ class RequestWriter:
             )
         )
         stops, most = len(request.stopping.stop), self._profile.max_stop_strings
-        if most is not None and stops > most:
-            wire = names.get("stopping.stop", "stop")
+        wire = names.get("stopping.stop", "stop")
+        if stops and self._leaves_stop_strings(request):
+            losses.append(UnsupportedParameter(wire, "dropped", path="stopping.stop"))
+        elif most is not None and stops > most:
             losses.append(
                 UnsupportedParameter(wire, "clamped", f"{stops} to {most}", "stopping.stop")
             )
