@@ -64,9 +64,9 @@ class ChatWorker:
         app = web.Application(client_max_size=1 << 25)
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_get("/v1/models", self._list_models)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=0.1)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -115,9 +115,7 @@ class ChatWorker:
         choice = {"index": 0, "message": message, "finish_reason": answer.reason}
         return {**_head(body, "chat.completion"), "choices": [choice], "usage": answer.usage}
 
-    async def _stream(
-        self, request: web.Request, body: Json, answer: Answer
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: Json, answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         async for delta in _iterate_deltas(answer):
