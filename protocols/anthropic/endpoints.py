@@ -7,7 +7,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from protocols.anthropic import errors, openapi
+from protocols.anthropic import errors, openapi, upstream
+from protocols.anthropic.decoder import MessageDecoder
 from protocols.anthropic.params import (
     FIELD_NAMES,
     MESSAGE_PARAMS,
@@ -24,20 +25,26 @@ from protocols.anthropic.requests import (
 )
 from protocols.anthropic.responses import MessageEncoder, MessageOptions
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError
+from protocols.core.errors import ClientError, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
+    ClientAdapter,
     ClientRequest,
     Endpoint,
     Headers,
     HttpResponse,
     OpenApiFragment,
+    PassthroughRequest,
     RateLimitStatus,
     ResponseContext,
+    ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
+    UpstreamRequest,
 )
+from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
 from protocols.json_body import decode_value, read_fields
+from protocols.prompt import require_generation
 
 _encode = msgspec.json.Encoder().encode
 
@@ -129,6 +136,9 @@ class Anthropic:
             names = ", ".join(self.profiles)
             raise ValueError(f"{self.name} has no profile {profile!r}; it has {names}")
         self.path_prefixes: tuple[str, ...] = ("/v1/messages",)
+        self.health_request = UpstreamRequest(
+            "/v1/models", b"", upstream.WORKER_HEADERS[1:], method="GET"
+        )
         self.endpoints: tuple[Endpoint, ...] = _ENDPOINTS
         self.param_tables = {"messages": MESSAGE_PARAMS}
         self._rules = RequestRules(
@@ -209,6 +219,43 @@ class Anthropic:
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
         return openapi.describe_api()
+
+    # --- towards workers --------------------------------------------------------------------------
+
+    def unsupported_parameters(
+        self, request: Request, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return upstream.find_unsupported_parameters(request, names, self.name)
+
+    def encode_request(self, request: Request) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return upstream.encode_request(request, self.name)
+
+    def create_decoder(self, request: Request) -> ResponseDecoder:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return MessageDecoder(require_generation(request))
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
+        """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        return errors.read_worker_error(status, headers, body)
+
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``."""
+        if not isinstance(client, Anthropic) or client._rules != RequestRules():  # noqa: SLF001
+            return None
+        try:
+            request = read_request(call, client._rules)  # noqa: SLF001
+        except UnsupportedFeature:  # the worker may support it
+            info = client.read_routing_info(call)
+            request = GenerationRequest(model=info.model, kind="chat", stream=info.stream)
+        except ClientError:
+            return None
+        request = request.bind_target(context.backend_model, self.name, context.context_length)
+        encoder = MessageEncoder(request, context, MessageOptions())
+        return upstream.build_passthrough(call, context, request, encoder)
 
 
 def _build_response(call: ClientRequest, body: dict[str, Any]) -> HttpResponse:

@@ -341,10 +341,10 @@ class ConversationReader:
                 raise invalid_choice_error(f"{at}.role", _ROLES, role)
         self._check_answered(len(values))
         messages = _drop_old_reasoning(messages)
+        system: list[Message] = []
         if "system" in fields:
             system = self._read_system(decode_value(fields["system"]), "system")
-            messages = _join_leading_system(system + messages)
-        return messages
+        return _join_leading_system(system + messages)
 
     def _check_answered(self, place: int) -> None:
         if self._pending_calls:

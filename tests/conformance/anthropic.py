@@ -1,4 +1,4 @@
-"""The cases of Anthropic's Messages API that a scripted model can answer; numbers as in its contract.
+"""The cases of Anthropic's Messages API that a scripted model can answer.
 
 Those that depend on what a worker gets are in ``test_anthropic_worker``.
 """

@@ -38,8 +38,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PIECES: Final = ("Hello", " world", "!")
 ARGUMENTS: Final = ('{"x"', ":1}")
 PROFILES: Final = ("openai", "vllm", "llamacpp")
-MODELS: Final = ("mock", "mock-think", "mock-par", "mock-cached", "mock-ctx", "mock-down", "mock-500",
-                 "mock-429", "mock-midfail", "mock-vlm", "mock-stall", "mock-full")  # fmt: skip
+MODELS: Final = (
+    "mock", "mock-think", "mock-par", "mock-cached", "mock-ctx", "mock-down", "mock-500",
+    "mock-429", "mock-midfail", "mock-vlm", "mock-stall", "mock-full",
+)  # fmt: skip
 WINDOW: Final = 10
 PNG: Final = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 

@@ -428,3 +428,19 @@ def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> Non
     request = dialect.decode_request(make_call("chat", body))
     assert json.loads(dialect.encode_request(request).body) == body
     assert dialect.unsupported_parameters(request, {}) == ()
+
+
+def test_stop_strings_are_left_to_the_gateway_where_the_client_wants_to_know_which_matched() -> (
+    None
+):
+    request = make_chat(
+        stopping=StopConditions(stop=("a",) * 5),
+        response_options=ResponseOptions(matched_stop=True),
+    )
+
+    _, body = encode_path_and_body(request, "openai")
+    assert "stop" not in body
+    assert list_unsupported_parameters(request, "openai") == {("stop", "dropped")}
+    _, body = encode_path_and_body(request, "vllm")
+    assert body["stop"] == ["a"] * 5
+    assert list_unsupported_parameters(request, "vllm") == set()
