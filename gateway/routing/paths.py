@@ -129,8 +129,8 @@ class PathRouter:
         return max(owners, key=lambda owner: owner[0])[1] if owners else self.mounts[0]
 
     def has_path(self, path: str) -> bool:
-        """Whether a protocol has this path."""
-        return any(table.match_path(path)[0] for table in self._tables)
+        """Whether a protocol has this path, for more than a HEAD request."""
+        return any(table.match_path(path)[0].keys() - {"HEAD"} for table in self._tables)
 
 
 class _PathPattern(Struct, frozen=True):
