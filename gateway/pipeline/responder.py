@@ -8,7 +8,7 @@ gateway never invents an end.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -36,11 +36,39 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse
+from protocols.core.interfaces import Headers, HttpResponse, SupportsKeepAlive
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
+
+
+class KeepAliveTimer:
+    """Writes to the client of a stream while its target is silent."""
+
+    def __init__(
+        self, encoder: SupportsKeepAlive, timer: DeadlineTimer, write: Callable[[bytes], None]
+    ) -> None:
+        self.has_output = False
+        """Whether the target sent something since the last check."""
+        self._encoder = encoder
+        self._interval = encoder.keep_alive_interval
+        self._timer = timer
+        self._write = write
+        self._silence = 0.0
+        timer.add(self, timer.clock() + self._interval)
+
+    def on_deadline(self, now: float) -> None:
+        """Write if the target was silent."""
+        self._silence = 0.0 if self.has_output else self._silence + self._interval
+        self.has_output = False
+        if self._silence and (data := self._encoder.encode_keep_alive(self._silence)):
+            self._write(data)
+        self._timer.add(self, now + self._interval)
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        self._timer.remove(self)
 
 
 class Responder(Struct, eq=False):
@@ -69,6 +97,8 @@ class Responder(Struct, eq=False):
     _is_end_written: bool = False
     """Whether the end of the stream was written. A later failure does not concern the client."""
     _finish_reasons: list[FinishReason] = []
+    _keep_alive: KeepAliveTimer | None = None
+    """Set while a stream has to be kept alive."""
 
     @property
     def record(self) -> RequestRecord:
@@ -155,6 +185,9 @@ class Responder(Struct, eq=False):
         Its end is written with its last chunk.
         """
         sink = self._writer
+        encoder = self._strategy.get_keep_alive_encoder()
+        if encoder is not None:
+            self._keep_alive = KeepAliveTimer(encoder, self._deadline_timer, self._write_keep_alive)
         items = self._strategy.stream(self._write_events)
         try:
             async for data, events in items:
@@ -166,6 +199,8 @@ class Responder(Struct, eq=False):
                     await sink.drain()
                     self._write_blocked_since = math.inf
         finally:
+            if self._keep_alive is not None:
+                self._keep_alive.stop()
             await items.aclose()
         self._finish_stream()
 
@@ -190,7 +225,17 @@ class Responder(Struct, eq=False):
             if not self._has_content:
                 self._has_content = self._begin_content(events)
             self._writer.write(chunk)
+            if self._keep_alive is not None:
+                self._keep_alive.has_output = True
         return not (self._writer.started and self._writer.needs_drain)
+
+    def _write_keep_alive(self, data: bytes) -> None:
+        """Write to a client that reads; begin the response if it has not begun."""
+        if self._is_end_written or self._write_blocked_since < math.inf:
+            return
+        if not self._writer.started:
+            self._start_response(self._get_elapsed())
+        self._writer.write(data)
 
     async def _send_unary(self) -> None:
         """Read all events and send a unary response."""

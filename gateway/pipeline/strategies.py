@@ -34,6 +34,7 @@ from protocols.core.interfaces import (
     HttpResponse,
     ResponseContext,
     ResponseEncoder,
+    SupportsKeepAlive,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
@@ -214,6 +215,13 @@ class ResponseStrategy:
             else:
                 self._encoder = passthrough.create_encoder()
         return self._encoder
+
+    def get_keep_alive_encoder(self) -> SupportsKeepAlive | None:
+        """The encoder of a stream that has to be kept alive; None if the worker writes it."""
+        if self.prepared.passthrough is not None:
+            return None
+        encoder = self.get_encoder()
+        return encoder if isinstance(encoder, SupportsKeepAlive) else None
 
     def get_stream_headers(self) -> Headers:
         """The headers of a stream, after its first events."""

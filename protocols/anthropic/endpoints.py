@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, Literal
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 
 from protocols.anthropic import errors, openapi, upstream
 from protocols.anthropic.decoder import MessageDecoder
@@ -99,6 +100,9 @@ def _build_model_page(query: str, catalog: Catalog) -> dict[str, Any]:
     }
 
 
+_MIN_INTERVAL: Final = 0.1
+"""Seconds."""
+
 # --- the adapter ----------------------------------------------------------------------------------
 
 _ENDPOINTS: Final = (
@@ -116,7 +120,9 @@ class Anthropic:
     ``unknown`` says what happens to fields that the protocol does not have. ``strict_version``
     rejects fields that the version in a request's ``anthropic-version`` header does not have.
     ``server_tools`` says what happens to tools that only the vendor's service runs.
-    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate.
+    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate. The last
+    three are seconds of a worker's silence: until a ping, until an empty delta, which clients that
+    ignore pings need, and until a stream starts that has no output yet.
     """
 
     name: str = "anthropic"
@@ -131,6 +137,9 @@ class Anthropic:
         strict_version: bool = False,
         server_tools: Literal["reject", "drop"] = "reject",
         over_limit: Literal["clamp", "error"] = "clamp",
+        ping_interval: float = 15.0,
+        empty_delta_interval: float = 60.0,
+        early_start: float = 30.0,
     ) -> None:
         if profile not in (None, *self.profiles):
             names = ", ".join(self.profiles)
@@ -141,6 +150,13 @@ class Anthropic:
         )
         self.endpoints: tuple[Endpoint, ...] = _ENDPOINTS
         self.param_tables = {"messages": MESSAGE_PARAMS}
+        if min(ping_interval, empty_delta_interval, early_start) < _MIN_INTERVAL:
+            raise ValueError(f"the intervals of {self.name} must be at least {_MIN_INTERVAL} s")
+        self._options = MessageOptions(
+            ping_interval=ping_interval,
+            empty_delta_interval=empty_delta_interval,
+            early_start=early_start,
+        )
         self._rules = RequestRules(
             unknown=unknown,
             strict_version=strict_version,
@@ -168,11 +184,12 @@ class Anthropic:
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         assert isinstance(request, GenerationRequest)  # noqa: S101 - no endpoint has another kind
-        options = MessageOptions()
+        options = self._options
         thinks = request.reasoning is not None and request.reasoning.include is True
         if thinks or request.stopping.max_tokens == 1:
             fields = read_fields(call)
-            options = MessageOptions(
+            options = replace(
+                options,
                 thinking=read_display(fields) if thinks else "none",
                 discards=decode_value(fields["max_tokens"]) == 0,
             )

@@ -106,6 +106,10 @@ class MessageOptions(Struct, frozen=True, kw_only=True):
 
     thinking: Literal["none", "omitted", "shown"] = "none"
     discards: bool = False
+    ping_interval: float = 15.0
+    empty_delta_interval: float = 60.0
+    early_start: float = 30.0
+    """Seconds of silence before a ping, an empty delta, and the start of a stream."""
 
 
 class MessageEncoder:
@@ -126,6 +130,12 @@ class MessageEncoder:
         self._end: ChoiceEnd | None = None
         self._has_refused = False
         self._has_started = False
+        self.keep_alive_interval = min(
+            options.ping_interval, options.empty_delta_interval, options.early_start
+        )
+        self._pinged_at = 0.0
+        self._filled_at = 0.0
+        """After how many seconds of silence the last ping or empty delta was written."""
         self._blocks = BlockQueue(f"{OWN_SIGNATURE}{about.id}")
 
     def headers(self) -> Headers:
@@ -150,6 +160,8 @@ class MessageEncoder:
                 self._read_event(event)
                 out.append(blocks.take_bytes())
         data = b"".join(out)
+        if data:
+            self._pinged_at = self._filled_at = 0.0
         if not data or self._has_started:
             return data
         return self.encode_start() + data
@@ -168,13 +180,23 @@ class MessageEncoder:
             PING_EVENT,
         )
 
-    def encode_keep_alive(self) -> bytes:
-        """An empty delta of the open block, which is opened if there is none.
+    def encode_keep_alive(self, silence: float) -> bytes:
+        """See ``protocols.core.interfaces.SupportsKeepAlive``.
 
-        Pings alone do not keep every client waiting.
+        Pings keep proxies waiting, and empty deltas of the open block all clients; without one, a
+        block of the expected kind is opened.
         """
-        kind: BlockKind = "thinking" if self._options.thinking != "none" else "text"
-        return self.encode_start() + self._blocks.encode_empty_delta(kind)
+        options = self._options
+        if not self._has_started and silence < options.early_start:
+            return b""
+        if silence - self._filled_at >= options.empty_delta_interval:
+            self._filled_at = self._pinged_at = silence
+            kind: BlockKind = "text" if options.thinking == "none" else "thinking"
+            return self.encode_start() + self._blocks.encode_empty_delta(kind)
+        if silence - self._pinged_at < options.ping_interval:
+            return b""
+        self._pinged_at = silence
+        return self.encode_start() or PING_EVENT
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""

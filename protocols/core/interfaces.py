@@ -6,6 +6,7 @@ SupportsTokenCount   a client adapter with endpoints that count a conversation's
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
 HasVersionHeader     a client adapter whose requests have a header of their own
+SupportsKeepAlive    a response encoder that keeps a waiting client connected
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 SupportsCancel       an upstream adapter with a request that cancels another
@@ -128,6 +129,20 @@ class ResponseEncoder(Protocol):
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """The complete response."""
+
+
+@runtime_checkable
+class SupportsKeepAlive(Protocol):
+    """A response encoder whose clients give up a stream in which nothing happens."""
+
+    keep_alive_interval: float
+    """Seconds of silence after which ``encode_keep_alive`` is called, again and again."""
+
+    def encode_keep_alive(self, silence: float) -> bytes:
+        """Bytes for a client that has got no event for ``silence`` seconds; may be empty.
+
+        They begin the stream if it has not begun: its status is then 200, whatever follows.
+        """
 
 
 class ClientAdapter(Protocol):

@@ -40,7 +40,7 @@ ARGUMENTS: Final = ('{"x"', ":1}")
 PROFILES: Final = ("openai", "vllm", "llamacpp")
 MODELS: Final = (
     "mock", "mock-think", "mock-par", "mock-cached", "mock-ctx", "mock-down", "mock-500",
-    "mock-429", "mock-midfail", "mock-vlm", "mock-stall", "mock-full",
+    "mock-429", "mock-midfail", "mock-vlm", "mock-stall", "mock-slow", "mock-full",
 )  # fmt: skip
 WINDOW: Final = 10
 PNG: Final = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
@@ -70,6 +70,8 @@ def answer(body: dict[str, Any]) -> Answer:
         pieces = (*PIECES[:2], None)
     if model == "mock-stall":
         pieces = (PIECES[0], 1.2, *PIECES[1:])
+    if model == "mock-slow":
+        pieces = (1.2, *PIECES)
     return Answer(
         text=pieces,
         reasoning=("Hmm", " ok") if model == "mock-think" else (),
@@ -145,7 +147,8 @@ async def floor() -> AsyncIterator[Floor]:
         models["openai-mock-down"]["backend"] = "down"
         listener = {"address": "127.0.0.1:0", "protocols": [
             "openai",
-            "anthropic",
+            {"name": "anthropic", "ping_interval": 0.2, "empty_delta_interval": 0.5,
+             "early_start": 0.3},
         ]}  # fmt: skip
         config = {"version": 1, "listeners": [listener], "limits": {"drain_timeout": "1s"},
                   "backends": pools, "models": models}  # fmt: skip
@@ -427,6 +430,30 @@ async def test_an_37_images_by_data_and_by_url(floor: Floor) -> None:
 
     urls = [part["image_url"]["url"] for part in seen["messages"][0]["content"][1:]]
     assert urls == ["data:image/png;base64,iVBORw0KGgo=", "https://x/y.png"]
+
+
+async def test_an_38_silence_is_filled(floor: Floor) -> None:
+    response = await floor.ask({"model": "mock-stall", **STREAM})
+
+    assert b"event: ping" in response.content.partition(b"Hello")[2]
+    deltas = [
+        event["delta"]["text"]
+        for event in read_events(Response(200, {}, response.content))
+        if event["type"] == "content_block_delta"
+    ]
+    assert "" in deltas
+    assert "".join(deltas) == "Hello world!"
+
+
+async def test_an_38_stream_starts_before_a_slow_worker(floor: Floor) -> None:
+    async with floor.http.stream(
+        "POST", "/v1/messages", json={**MESSAGE, "model": "openai-mock-slow", "stream": True}
+    ) as response:
+        pieces = [piece async for piece in response.aiter_bytes()]
+
+    assert b"message_start" in pieces[0]
+    assert b"Hello" not in pieces[0]
+    assert b"message_stop" in pieces[-1]
 
 
 async def test_an_39_document_is_text(floor: Floor) -> None:

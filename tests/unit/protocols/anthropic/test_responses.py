@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protocols.anthropic.endpoints import Anthropic
-from protocols.anthropic.responses import MessageEncoder
+from protocols.anthropic.responses import PING_EVENT, MessageEncoder
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import (
@@ -22,7 +22,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import ResponseContext
+from protocols.core.interfaces import ResponseContext, SupportsKeepAlive
 from protocols.core.request import ToolCall
 from tests.unit.protocols.anthropic.conftest import MakeCall
 
@@ -211,26 +211,41 @@ def test_only_the_first_call_is_kept_of_a_client_that_wants_one(
     assert len(unary(create(make, about, changed), *events)["content"]) == 1
 
 
-def test_keep_alive_is_an_empty_delta(make: MakeCall, about: ResponseContext) -> None:
-    encoder = create(make, about)
-
-    wire = encoder.encode_keep_alive()
-    wire += encoder.encode_keep_alive()
-    wire += encoder.encode_events([TextDelta("a")])
-
-    assert describe(read(wire)) == [
-        "message_start", "start 0 text", "text_delta ", "text_delta a",
-    ]  # fmt: skip
-
-
-def test_keep_alive_opens_the_block_that_is_expected(
+def test_silence_is_filled_with_pings_and_empty_deltas(
     make: MakeCall, about: ResponseContext
 ) -> None:
+    encoder = create(make, about)
+    assert encoder.keep_alive_interval == 15.0
+
+    assert encoder.encode_keep_alive(15.0) == b""
+    assert describe(read(encoder.encode_keep_alive(30.0))) == ["message_start"]
+    assert encoder.encode_keep_alive(40.0) == b""
+    assert encoder.encode_keep_alive(45.0) == PING_EVENT
+    assert describe(read(encoder.encode_keep_alive(60.0))) == ["start 0 text"]
+    assert encoder.encode_keep_alive(75.0) == PING_EVENT
+    assert describe(read(encoder.encode_keep_alive(120.0))) == ["text_delta "]
+    assert describe(read(encoder.encode_events([TextDelta("a")]))) == ["text_delta a"]
+    assert encoder.encode_keep_alive(10.0) == b""
+    assert encoder.encode_keep_alive(15.0) == PING_EVENT
+
+
+def test_silence_is_filled_in_the_expected_block(make: MakeCall, about: ResponseContext) -> None:
     encoder = create(make, about, {"thinking": THINKING})
 
-    assert describe(read(encoder.encode_keep_alive())) == ["message_start", "start 0 thinking"]
+    assert describe(read(encoder.encode_keep_alive(90.0))) == ["message_start", "start 0 thinking"]
     stream(encoder, ReasoningDelta("", redacted="R"))
-    assert encoder.encode_keep_alive() == b""
+    assert encoder.encode_keep_alive(90.0) == b""  # such a block has no deltas
+
+
+def test_intervals_are_configurable(make: MakeCall, about: ResponseContext) -> None:
+    adapter, call = Anthropic(ping_interval=2, empty_delta_interval=5, early_start=1), make()
+
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+
+    assert isinstance(encoder, SupportsKeepAlive)
+    assert encoder.keep_alive_interval == 1
+    with pytest.raises(ValueError, match=r"at least 0\.1 s"):
+        Anthropic(ping_interval=0)
 
 
 def test_error_ends_the_stream(make: MakeCall, about: ResponseContext) -> None:
