@@ -64,6 +64,7 @@ class ChatWorker:
         app = web.Application(client_max_size=1 << 25)
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_get("/v1/models", self._list_models)
+        app.router.add_post("/tokenize", self._count_tokens)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -83,6 +84,13 @@ class ChatWorker:
     async def _list_models(self, request: web.Request) -> web.Response:
         del request
         return web.json_response({"object": "list", "data": []})
+
+    @staticmethod
+    async def _count_tokens(request: web.Request) -> web.Response:
+        """VLLM's extension, as if each message and each tool were a token."""
+        body = await request.json()
+        count = len(body["messages"]) + len(body.get("tools", ()))
+        return web.json_response({"count": count, "max_model_len": 99, "tokens": [0] * count})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

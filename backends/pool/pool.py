@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from http import HTTPStatus
+from typing import Final, Literal
 
 from msgspec.structs import asdict, replace
 
@@ -56,7 +58,7 @@ from backends.pool.settings import (
     WorkerListParser,
     WorkerSourceSettings,
 )
-from backends.pool.side_requests import CancelSender, add_bearer
+from backends.pool.side_requests import CancelSender, add_bearer, request_worker
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -76,14 +78,21 @@ from protocols.core.errors import (
 )
 from protocols.core.interfaces import (
     Clock,
+    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
+    SupportsCountRequest,
     SupportsPassthrough,
     UpstreamAdapter,
     UpstreamRequest,
 )
-from protocols.core.request import Request
+from protocols.core.request import GenerationRequest, Request
+
+log = logging.getLogger("interlingua")
+
+_COUNT_TIMEOUT: Final = 10.0
+"""Seconds for a worker to count the tokens of a conversation."""
 
 # Reports the selection of a worker to an observer (explain, dry run).
 
@@ -197,6 +206,9 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter = adapter
+        self._own_headers = (
+            adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset[str]()
+        )
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
@@ -385,6 +397,24 @@ class PoolBackend:
         history.tried_urls |= {attempt.worker.config.url}
         history.pool_urls |= frozenset(self._list_urls())
 
+    async def count_tokens(self, request: GenerationRequest, context: RequestContext) -> int | None:
+        """See ``backends.interfaces.TokenCounter``: by the first of the workers that answers."""
+        adapter = self._adapter
+        if not isinstance(adapter, SupportsCountRequest):
+            return None
+        if (wire := adapter.encode_count_request(request)) is None:
+            return None
+        for worker in self._workers.select_available(ANY_WORKER)[:2]:
+            seconds = context.deadline.remaining(_COUNT_TIMEOUT)
+            try:
+                status, body = await request_worker(self._http_client, worker.config, wire, seconds)
+            except GatewayError as error:
+                log.info("worker %s did not count tokens: %s", worker.name, error)
+                continue
+            if status == HTTPStatus.OK and (count := adapter.read_token_count(body)) is not None:
+                return count
+        return None
+
     async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
         adapter = self._adapter
@@ -400,7 +430,7 @@ class PoolBackend:
             wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
             wire = adapter.encode_request(request)
-        wire, headers = filter_headers(wire, context)
+        wire, headers = filter_headers(wire, context, self._own_headers)
         return AttemptRequest(
             request,
             wire,
@@ -414,7 +444,7 @@ class PoolBackend:
     def _build_passthrough_request(
         self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, headers = filter_headers(passthrough.upstream_request, context)
+        wire, headers = filter_headers(passthrough.upstream_request, context, self._own_headers)
         read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
             passthrough.request,

@@ -18,6 +18,7 @@ from protocols.anthropic.params import (
     select_present_fields,
 )
 from protocols.anthropic.requests import (
+    BETA_HEADER,
     VERSION_HEADER,
     RequestRules,
     read_display,
@@ -128,6 +129,7 @@ class Anthropic:
     name: str = "anthropic"
     profiles: ClassVar[tuple[str, ...]] = ("2023-06-01",)
     version_header: ClassVar[str] = VERSION_HEADER
+    own_headers: ClassVar[frozenset[str]] = frozenset({VERSION_HEADER, BETA_HEADER})
 
     def __init__(
         self,
@@ -248,6 +250,14 @@ class Anthropic:
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return upstream.encode_request(request, self.name)
+
+    def encode_count_request(self, request: GenerationRequest) -> UpstreamRequest:
+        """See ``protocols.core.interfaces.SupportsCountRequest``."""
+        return upstream.encode_count_request(request, self.name)
+
+    def read_token_count(self, body: bytes) -> int | None:
+        """See ``protocols.core.interfaces.SupportsCountRequest``."""
+        return upstream.read_token_count(body)
 
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

@@ -4,11 +4,12 @@ A client's own message goes to a worker as it is, with the worker's model name: 
 more of the protocol than the internal request does.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw, Struct
 
 from protocols import params
 from protocols.anthropic.decoder import MessageDecoder
@@ -75,6 +76,7 @@ WORKER_PARAMS: Final = ParamTable(
 """The parameters of the API's first version, which also has those of sampling."""
 _SUPPORT: Final[Mapping[str, ParameterSupport]] = {
     **params.build_parameter_support(WORKER_PARAMS),
+    "stopping.stop": ParameterSupport("stop_sequences", reports_match=True),
     **{
         path: ParameterSupport("")
         for path in (
@@ -109,6 +111,23 @@ def encode_count_request(request: GenerationRequest, source: str) -> UpstreamReq
     kept = ("model", "messages", "system", "tools", "tool_choice", "thinking")
     counted = {name: body[name] for name in kept if name in body}
     return UpstreamRequest(COUNT_PATH, _encode(counted), _build_headers(body))
+
+
+class _TokenCount(Struct):
+    """The response of ``count_tokens``."""
+
+    input_tokens: Annotated[int, Meta(ge=0)]
+
+
+_decode_count = msgspec.json.Decoder(_TokenCount).decode
+
+
+def read_token_count(body: bytes) -> int | None:
+    """See ``protocols.core.interfaces.SupportsCountRequest``."""
+    try:
+        return _decode_count(body).input_tokens
+    except JSON_ERRORS:
+        return None
 
 
 def _build_headers(body: Mapping[str, Any]) -> Headers:
@@ -350,7 +369,7 @@ def _find_other_losses(
         yield UnsupportedParameter(names.get(path, "stop"), "dropped", "blank", path)
     if len(request.prompts) > 1:
         yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
-    if not request.messages:
+    if not request.messages and request.templating.mode != "server":
         wire = names.get("prompts", "prompt")
         yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
     if any(tool.kind != "function" for tool in request.tools):
@@ -381,6 +400,9 @@ def _is_unsigned(message: Message) -> bool:
 # --- pass-through ---------------------------------------------------------------------------------
 
 
+_BETA_NAMES: Final = re.compile(r"[ -~]{1,2048}")
+
+
 def build_passthrough(
     call: ClientRequest,
     about: ResponseContext,
@@ -391,7 +413,7 @@ def build_passthrough(
     fields: dict[str, Any] = {**read_fields(call), "model": about.backend_model}
     headers: Headers = (("Content-Type", "application/json"),)
     headers += ((VERSION_HEADER, call.headers.get(VERSION_HEADER, VERSIONS[0])),)
-    if BETA_HEADER in call.headers:
+    if _BETA_NAMES.fullmatch(call.headers.get(BETA_HEADER, "")):
         headers += ((BETA_HEADER, call.headers[BETA_HEADER]),)
     kind = encoder.content_type if request.stream else "application/json"
     response_headers = (("Content-Type", kind), *encoder.headers())

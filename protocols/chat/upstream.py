@@ -1,7 +1,7 @@
 """Encodes requests for workers, and finds their unsupported parameters."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -54,6 +54,7 @@ from protocols.core.request import (
     TextPart,
     VideoPart,
 )
+from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamTable
 
 # --- our own workers ------------------------------------------------------------------------------
@@ -150,6 +151,8 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
     """The largest number of stop strings."""
+    tokenize_path: str | None = None
+    """The path, below the worker's URL, where messages can be tokenized."""
     reports_stop_strings: bool = False
     """Whether responses name the stop string that ended them."""
     max_chat_logprobs: int | None = None
@@ -256,6 +259,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion_response_format=False,
     ),
     "vllm": WorkerProfile(
+        tokenize_path="/tokenize",
         reports_stop_strings=True,
         chat=(
             *_VLLM_PARAMS,
@@ -311,6 +315,33 @@ PROFILES: Mapping[str, WorkerProfile] = {
 
 _encode = msgspec.json.Encoder().encode
 _JSON_HEADERS = (("Content-Type", "application/json"),)
+
+_COUNTED_FIELDS: Final = (
+    "model",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
+
+
+class _TokenCount(Struct):
+    """The response of vLLM's ``/tokenize``."""
+
+    count: Annotated[int, msgspec.Meta(ge=0)]
+
+
+_decode_count = msgspec.json.Decoder(_TokenCount).decode
+
+
+def read_token_count(body: bytes) -> int | None:
+    """See ``protocols.core.interfaces.SupportsCountRequest``."""
+    try:
+        return _decode_count(body).count
+    except JSON_ERRORS:
+        return None
+
 
 _KNOWN_FIELDS = frozenset(
     {
@@ -421,6 +452,17 @@ class RequestWriter:
 
     # --- bodies -----------------------------------------------------------------------------------
 
+    # --- token counts -----------------------------------------------------------------------------
+
+    def encode_count_request(self, request: GenerationRequest) -> UpstreamRequest | None:
+        """See ``protocols.core.interfaces.SupportsCountRequest``."""
+        path = self._profile.tokenize_path
+        if path is None:
+            return None
+        body = self._write_chat(request)
+        counted = {name: body[name] for name in _COUNTED_FIELDS if name in body}
+        return UpstreamRequest(path, _encode(counted), _JSON_HEADERS)
+
     def _write_embedding(self, request: EmbeddingRequest) -> dict[str, Any]:
         is_single = len(request.inputs) == 1
         body: dict[str, Any] = {
@@ -491,9 +533,7 @@ class RequestWriter:
             and uses_chat_endpoint(request)
         ):
             body["max_completion_tokens"] = body.pop("max_tokens")
-        if self._leaves_stop_strings(request):
-            body.pop("stop", None)
-        elif self._profile.max_stop_strings is not None and "stop" in body:
+        if self._profile.max_stop_strings is not None and "stop" in body:
             body["stop"] = body["stop"][: self._profile.max_stop_strings]
         if request.sampling.do_sample is False:
             body["temperature"] = 0.0
@@ -506,11 +546,6 @@ class RequestWriter:
         if self._supports_truncation and request.stopping.overflow == "truncate":
             body.setdefault("truncate_prompt_tokens", -1)
         return body
-
-    def _leaves_stop_strings(self, request: GenerationRequest) -> bool:
-        """Whether the gateway must find the stop strings, since the client wants to know which."""
-        wanted = request.response_options.matched_stop
-        return wanted and not self._profile.reports_stop_strings
 
     def _write_output_format(
         self, request: GenerationRequest, *, takes_format: bool
@@ -561,10 +596,8 @@ class RequestWriter:
             )
         )
         stops, most = len(request.stopping.stop), self._profile.max_stop_strings
-        wire = names.get("stopping.stop", "stop")
-        if stops and self._leaves_stop_strings(request):
-            losses.append(UnsupportedParameter(wire, "dropped", path="stopping.stop"))
-        elif most is not None and stops > most:
+        if most is not None and stops > most:
+            wire = names.get("stopping.stop", "stop")
             losses.append(
                 UnsupportedParameter(wire, "clamped", f"{stops} to {most}", "stopping.stop")
             )
@@ -610,6 +643,8 @@ class RequestWriter:
         carries = params.build_parameter_support(
             self._chat_params if chat else self._completion_params
         )
+        if profile.reports_stop_strings:
+            carries["stopping.stop"] = replace(carries["stopping.stop"], reports_match=True)
         carries["sampling.logit_bias"] = ParameterSupport("logit_bias")
         carries["sampling.do_sample"] = ParameterSupport("")
         carries["logprobs.top"] = ParameterSupport(

@@ -9,6 +9,8 @@ HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsKeepAlive    a response encoder that keeps a waiting client connected
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
+HasOwnHeaders        an upstream adapter whose requests have headers of their own
+SupportsCountRequest an upstream adapter whose workers count the tokens of a conversation
 SupportsCancel       an upstream adapter with a request that cancels another
 SupportsPassthrough  an upstream adapter that forwards a client's own bytes
 PromptRenderer       renders a conversation as one prompt
@@ -313,6 +315,25 @@ class ModelMetadataReader(Protocol):
         Returns how many requests the worker accepts at a time, None if unknown. Never raises: if
         metadata cannot be read, the rules of the profile hold.
         """
+
+
+@runtime_checkable
+class HasOwnHeaders(Protocol):
+    """An upstream adapter whose requests have headers of their own, which workers then get."""
+
+    own_headers: frozenset[str]
+    """Their names, in lower case."""
+
+
+@runtime_checkable
+class SupportsCountRequest(Protocol):
+    """An upstream adapter whose workers count the tokens of a conversation."""
+
+    def encode_count_request(self, request: GenerationRequest) -> UpstreamRequest | None:
+        """The request for the number of prompt tokens; None if these workers can't count."""
+
+    def read_token_count(self, body: bytes) -> int | None:
+        """The number in a response of status 200; None if it has none."""
 
 
 @runtime_checkable

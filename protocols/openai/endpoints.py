@@ -27,7 +27,7 @@ from protocols.chat.responses import (
     ResponseStyle,
     create_header_builder,
 )
-from protocols.chat.upstream import PROFILES, RequestWriter
+from protocols.chat.upstream import PROFILES, RequestWriter, read_token_count
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import (
@@ -46,7 +46,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
@@ -330,6 +330,14 @@ class OpenAI:
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._request_writer.encode_request(self._remove_foreign_extra(request))
+
+    def encode_count_request(self, request: GenerationRequest) -> UpstreamRequest | None:
+        """See ``protocols.core.interfaces.SupportsCountRequest``."""
+        return self._request_writer.encode_count_request(request)
+
+    def read_token_count(self, body: bytes) -> int | None:
+        """See ``protocols.core.interfaces.SupportsCountRequest``."""
+        return read_token_count(body)
 
     def _remove_foreign_extra(self, request: Request) -> Request:
         """The request without fields that only workers of another protocol may get."""

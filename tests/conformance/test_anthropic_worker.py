@@ -604,6 +604,22 @@ async def test_an_57_tokens_are_estimated_where_nobody_counts(floor: Floor) -> N
     assert len(floor.worker.bodies) == asked
 
 
+async def test_an_57_tokens_are_counted_by_a_worker_that_can(floor: Floor) -> None:
+    asked = len(floor.worker.bodies)
+
+    response = await floor.ask({"system": "x", "tools": TOOLS}, path=COUNT, profile="vllm")
+
+    assert response.json() == {"input_tokens": 3}
+    assert "x-interlingua-loss" not in response.headers
+    assert len(floor.worker.bodies) == asked
+
+
+async def test_an_57_tokens_are_estimated_while_no_worker_answers(floor: Floor) -> None:
+    response = await floor.ask({"model": "mock-down"}, path=COUNT)
+
+    assert response.json() == {"input_tokens": 2}
+
+
 async def test_an_60_request_of_claude_code(floor: Floor) -> None:
     marker = {"type": "ephemeral"}
     body = {

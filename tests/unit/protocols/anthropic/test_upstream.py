@@ -7,7 +7,6 @@ import pytest
 from msgspec import Raw
 
 from protocols.anthropic.endpoints import Anthropic
-from protocols.anthropic.upstream import encode_count_request
 from protocols.core.errors import ClientError, UnsupportedFeature
 from protocols.core.request import (
     AllowedTools,
@@ -336,7 +335,9 @@ def test_user_and_fields_of_the_same_protocol() -> None:
 def test_count_request_has_only_what_is_counted() -> None:
     request = ask(tools=(TOOL,), stopping=StopConditions(max_tokens=5), stream=True)
 
-    wire = encode_count_request(request, "anthropic")
+    wire = Anthropic().encode_count_request(request)
 
     assert wire.path == "/v1/messages/count_tokens"
     assert msgspec.json.decode(wire.body).keys() == {"model", "messages", "tools"}
+    assert Anthropic().read_token_count(b'{"input_tokens":14}') == 14
+    assert Anthropic().read_token_count(b"{}") is None

@@ -430,17 +430,23 @@ def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> Non
     assert dialect.unsupported_parameters(request, {}) == ()
 
 
-def test_stop_strings_are_left_to_the_gateway_where_the_client_wants_to_know_which_matched() -> (
-    None
-):
+def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() -> None:
     request = make_chat(
-        stopping=StopConditions(stop=("a",) * 5),
-        response_options=ResponseOptions(matched_stop=True),
+        stopping=StopConditions(stop=("a",)), response_options=ResponseOptions(matched_stop=True)
     )
 
-    _, body = encode_path_and_body(request, "openai")
-    assert "stop" not in body
     assert list_unsupported_parameters(request, "openai") == {("stop", "dropped")}
-    _, body = encode_path_and_body(request, "vllm")
-    assert body["stop"] == ["a"] * 5
     assert list_unsupported_parameters(request, "vllm") == set()
+
+
+def test_tokens_are_counted_by_workers_that_can() -> None:
+    request = make_chat(tools=TOOLS, stopping=StopConditions(max_tokens=5))
+
+    wire = OpenAI("vllm").encode_count_request(request)
+
+    assert wire is not None
+    assert wire.path == "/tokenize"
+    assert json.loads(wire.body).keys() == {"model", "messages", "tools"}
+    assert OpenAI("openai").encode_count_request(request) is None
+    assert OpenAI("vllm").read_token_count(b'{"count": 7, "tokens": [1]}') == 7
+    assert OpenAI("vllm").read_token_count(b'{"count": -7}') is None
