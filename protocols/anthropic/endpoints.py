@@ -121,9 +121,9 @@ class Anthropic:
     ``unknown`` says what happens to fields that the protocol does not have. ``strict_version``
     rejects fields that the version in a request's ``anthropic-version`` header does not have.
     ``server_tools`` says what happens to tools that only the vendor's service runs.
-    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate. The last
-    three are seconds of a worker's silence: until a ping, until an empty delta, which clients that
-    ignore pings need, and until a stream starts that has no output yet.
+    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate. The last two
+    are seconds of a worker's silence: until a ping, and until an empty delta, which clients that
+    ignore pings need. A stream without output starts after two pings.
     """
 
     name: str = "anthropic"
@@ -141,7 +141,6 @@ class Anthropic:
         over_limit: Literal["clamp", "error"] = "clamp",
         ping_interval: float = 15.0,
         empty_delta_interval: float = 60.0,
-        early_start: float = 30.0,
     ) -> None:
         if profile not in (None, *self.profiles):
             names = ", ".join(self.profiles)
@@ -152,12 +151,12 @@ class Anthropic:
         )
         self.endpoints: tuple[Endpoint, ...] = _ENDPOINTS
         self.param_tables = {"messages": MESSAGE_PARAMS}
-        if min(ping_interval, empty_delta_interval, early_start) < _MIN_INTERVAL:
+        if min(ping_interval, empty_delta_interval) < _MIN_INTERVAL:
             raise ValueError(f"the intervals of {self.name} must be at least {_MIN_INTERVAL} s")
         self._options = MessageOptions(
             ping_interval=ping_interval,
             empty_delta_interval=empty_delta_interval,
-            early_start=early_start,
+            early_start=2 * ping_interval,
         )
         self._rules = RequestRules(
             unknown=unknown,

@@ -238,7 +238,7 @@ def test_silence_is_filled_in_the_expected_block(make: MakeCall, about: Response
 
 
 def test_intervals_are_configurable(make: MakeCall, about: ResponseContext) -> None:
-    adapter, call = Anthropic(ping_interval=2, empty_delta_interval=5, early_start=1), make()
+    adapter, call = Anthropic(ping_interval=2, empty_delta_interval=1), make()
 
     encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
 
