@@ -36,7 +36,7 @@ from protocols.core.request import (
 )
 from protocols.json_body import read_object
 
-_UNEXPLAINED_TASKS: Final = ("stop", "tokenize", "count")
+_UNEXPLAINED_TASKS: Final = ("stop", "tokenize")
 """The tasks that would have an effect."""
 _OMITTED_HEADERS: Final = frozenset({EXPLAIN_HEADER, "x-request-id"})
 

@@ -21,11 +21,12 @@ from protocols.anthropic.requests import (
     BETA_HEADER,
     VERSION_HEADER,
     RequestRules,
+    estimate_tokens,
     read_display,
     read_model,
     read_request,
 )
-from protocols.anthropic.responses import MessageEncoder, MessageOptions
+from protocols.anthropic.responses import MessageEncoder, MessageOptions, TokenCountEncoder
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ClientError, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
@@ -44,7 +45,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import AnyRequest, GenerationRequest, Request, TokenizeRequest
 from protocols.json_body import decode_value, read_fields
 from protocols.prompt import require_generation
 
@@ -108,7 +109,7 @@ _MIN_INTERVAL: Final = 0.1
 
 _ENDPOINTS: Final = (
     Endpoint("POST", "/v1/messages", operation="messages"),
-    Endpoint("POST", "/v1/messages/count_tokens", "count", "count_tokens"),
+    Endpoint("POST", "/v1/messages/count_tokens", "tokenize", "count_tokens"),
     Endpoint("GET", "/v1/models", "inform", "models"),
     Endpoint("GET", "/v1/models/{model}", "inform", "model"),
     Endpoint("HEAD", "/", "inform", "root", public=True),
@@ -176,14 +177,26 @@ class Anthropic:
             raise invalid_type_error("stream", "a valid boolean", stream)
         return RoutingInfo(model, stream=stream)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return read_request(call, self._rules, model)
+        request = read_request(call, self._rules, model)
+        if call.endpoint.operation != "count_tokens":
+            return request
+        return TokenizeRequest(
+            model=request.model,
+            messages=request.messages,
+            tools=request.tools,
+            templating=request.templating,
+            provided_fields=request.provided_fields,
+            extra=request.extra,
+        )
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, context: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if isinstance(request, TokenizeRequest):
+            return TokenCountEncoder(context)
         assert isinstance(request, GenerationRequest)  # noqa: S101 - no endpoint has another kind
         options = self._options
         thinks = request.reasoning is not None and request.reasoning.include is True
@@ -200,8 +213,9 @@ class Anthropic:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         return errors.build_error_response(error, call.id if call else None)
 
-    def encode_token_count(self, call: ClientRequest, count: int) -> HttpResponse:
-        """See ``protocols.core.interfaces.SupportsTokenCount``."""
+    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
+        """See ``protocols.core.interfaces.SupportsTokenEstimate``."""
+        count = estimate_tokens(read_request(call, self._rules))
         return _build_response(call, {"input_tokens": count})
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
@@ -250,14 +264,6 @@ class Anthropic:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return upstream.encode_request(request, self.name)
 
-    def encode_count_request(self, request: GenerationRequest) -> UpstreamRequest:
-        """See ``protocols.core.interfaces.SupportsCountRequest``."""
-        return upstream.encode_count_request(request, self.name)
-
-    def read_token_count(self, body: bytes) -> int | None:
-        """See ``protocols.core.interfaces.SupportsCountRequest``."""
-        return upstream.read_token_count(body)
-
     def create_decoder(self, request: Request) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return MessageDecoder(require_generation(request))
@@ -272,6 +278,8 @@ class Anthropic:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, Anthropic) or client._rules != RequestRules():  # noqa: SLF001
             return None
+        if call.endpoint.operation == "count_tokens":
+            return upstream.build_count_passthrough(call, context)
         try:
             request = read_request(call, client._rules)  # noqa: SLF001
         except UnsupportedFeature:  # the worker may support it

@@ -367,6 +367,32 @@ class _ToolCallIds:
         return identifier
 
 
+class TokenCountEncoder:
+    """Encodes the number of tokens of a conversation."""
+
+    content_type = "application/json"
+
+    def __init__(self, about: ResponseContext) -> None:
+        self._headers = (("request-id", errors.format_request_id(about.id)),)
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._headers
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``; there is nothing to stream."""
+        del events
+        return b""
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return errors.format_error_event(error)
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return HttpResponse(200, _encode({"input_tokens": len(response.tokens.ids)}))
+
+
 # --- blocks of a stream ---------------------------------------------------------------------------
 
 BlockKind = Literal["text", "thinking", "redacted_thinking", "tool_use"]

@@ -6,10 +6,10 @@ more of the protocol than the internal request does.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw
 
 from protocols import params
 from protocols.anthropic.decoder import MessageDecoder
@@ -22,8 +22,8 @@ from protocols.anthropic.requests import (
 )
 from protocols.chat.tools import restrict_tools
 from protocols.core import loss
-from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.events import Event
+from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
+from protocols.core.events import Event, StreamEnd
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -47,12 +47,13 @@ from protocols.core.request import (
     ReasoningPart,
     Request,
     TextPart,
+    TokenizeRequest,
     Tool,
     VideoPart,
 )
 from protocols.json_body import JSON_ERRORS, read_fields
 from protocols.params import Param, ParamTable
-from protocols.passthrough import NameReplacer, VerbatimStreamReader
+from protocols.passthrough import JSON_HEADERS, NameReplacer, VerbatimStreamReader
 from protocols.prompt import require_generation
 
 _encode = msgspec.json.Encoder().encode
@@ -103,31 +104,6 @@ def encode_request(request: Request, source: str) -> UpstreamRequest:
     request = require_generation(request)
     body = _build_body(request, source)
     return UpstreamRequest(MESSAGES_PATH, _encode(body), _build_headers(body))
-
-
-def encode_count_request(request: GenerationRequest, source: str) -> UpstreamRequest:
-    """The request for the number of tokens of the request's conversation."""
-    body = _build_body(request, source)
-    kept = ("model", "messages", "system", "tools", "tool_choice", "thinking")
-    counted = {name: body[name] for name in kept if name in body}
-    return UpstreamRequest(COUNT_PATH, _encode(counted), _build_headers(body))
-
-
-class _TokenCount(Struct):
-    """The response of ``count_tokens``."""
-
-    input_tokens: Annotated[int, Meta(ge=0)]
-
-
-_decode_count = msgspec.json.Decoder(_TokenCount).decode
-
-
-def read_token_count(body: bytes) -> int | None:
-    """See ``protocols.core.interfaces.SupportsCountRequest``."""
-    try:
-        return _decode_count(body).input_tokens
-    except JSON_ERRORS:
-        return None
 
 
 def _build_headers(body: Mapping[str, Any]) -> Headers:
@@ -411,10 +387,6 @@ def build_passthrough(
 ) -> PassthroughRequest:
     """A client's own valid request for a worker. ``encoder`` writes errors in the stream."""
     fields: dict[str, Any] = {**read_fields(call), "model": about.backend_model}
-    headers: Headers = (("Content-Type", "application/json"),)
-    headers += ((VERSION_HEADER, call.headers.get(VERSION_HEADER, VERSIONS[0])),)
-    if _BETA_NAMES.fullmatch(call.headers.get(BETA_HEADER, "")):
-        headers += ((BETA_HEADER, call.headers[BETA_HEADER]),)
     kind = encoder.content_type if request.stream else "application/json"
     response_headers = (("Content-Type", kind), *encoder.headers())
 
@@ -426,11 +398,52 @@ def build_passthrough(
 
     return PassthroughRequest(
         request,
-        UpstreamRequest(MESSAGES_PATH, _encode(fields), headers),
+        UpstreamRequest(MESSAGES_PATH, _encode(fields), _build_passthrough_headers(call)),
         lambda: response_headers,
         create_reader,
         lambda: encoder,
     )
+
+
+def _build_passthrough_headers(call: ClientRequest) -> Headers:
+    """The headers of a client's own request: the version and the optional features of the API."""
+    version = call.headers.get(VERSION_HEADER, VERSIONS[0])
+    headers: Headers = (*JSON_HEADERS, (VERSION_HEADER, version))
+    if _BETA_NAMES.fullmatch(call.headers.get(BETA_HEADER, "")):
+        headers += ((BETA_HEADER, call.headers[BETA_HEADER]),)
+    return headers
+
+
+def build_count_passthrough(call: ClientRequest, about: ResponseContext) -> PassthroughRequest:
+    """A client's own request for the number of tokens of a conversation."""
+    fields: dict[str, Any] = {**read_fields(call), "model": about.backend_model}
+    return PassthroughRequest(
+        TokenizeRequest(model=about.backend_model),
+        UpstreamRequest(COUNT_PATH, _encode(fields), _build_passthrough_headers(call)),
+        lambda: JSON_HEADERS,
+        _CountReader,
+    )
+
+
+class _CountReader:
+    """Reads a number of tokens, which is passed on."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        self._chunks += pieces
+        return b"", ()
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        body = b"".join(self._chunks).strip()
+        try:
+            _decode_object(body)
+        except JSON_ERRORS as e:
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        return body, (StreamEnd(),)
 
 
 class _UnaryReader:

@@ -3,10 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
-from msgspec.structs import replace
 
-from gateway.emulation.usage import UsageCounter, estimate_conversation
+from gateway.emulation.usage import UsageCounter
 from protocols.core.events import (
     ChoiceEnd,
     Embedding,
@@ -22,12 +20,9 @@ from protocols.core.events import (
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
-    ImagePart,
     Message,
     Request,
     TextPart,
-    Tool,
-    ToolCall,
 )
 
 CHAT = GenerationRequest(
@@ -156,16 +151,3 @@ def test_usage_of_joined_batches_equals_usage_per_batch(
     events = UsageCounter(request_).apply([event for batch in batches for event in batch])
 
     assert list(events) == [event for batch in batches for event in count.apply(batch)]
-
-
-def test_conversation_is_estimated_with_its_tools_and_images() -> None:
-    call = Message("assistant", tool_calls=(ToolCall("i", "f", "{}"),))
-    image = Message("user", (ImagePart("data:image/png;base64,AAAA"),))
-    tool = Tool("f", "1234", Raw(b"{}"))
-    silent = GenerationRequest(model="m", kind="chat", messages=(Message("user"),))
-
-    assert estimate_conversation(CHAT) == 2
-    assert estimate_conversation(replace(CHAT, messages=(*CHAT.messages, call))) == 3
-    assert estimate_conversation(replace(CHAT, tools=(tool, Tool("g")))) == 4
-    assert estimate_conversation(replace(CHAT, messages=(image,))) == 1500
-    assert estimate_conversation(silent) == 1

@@ -4,10 +4,17 @@ import msgspec
 import pytest
 
 from protocols.anthropic.endpoints import Anthropic
+from protocols.core.aggregate import aggregate
 from protocols.core.catalog import ModelInfo, VersionInfo
-from protocols.core.errors import ClientError, ModelNotFound
-from protocols.core.interfaces import RateLimitStatus, RoutingInfo
-from protocols.core.request import GenerationRequest
+from protocols.core.errors import ClientError, ModelNotFound, WorkerFailed
+from protocols.core.events import StreamEnd, TokenList
+from protocols.core.interfaces import (
+    ClientRequest,
+    RateLimitStatus,
+    ResponseContext,
+    RoutingInfo,
+)
+from protocols.core.request import TokenizeRequest
 from tests.unit.protocols.anthropic.conftest import MakeCall
 
 VERSIONS = (VersionInfo("1", "b", 100),)
@@ -100,15 +107,69 @@ def test_root_answers_a_head_request(make: MakeCall) -> None:
     assert (reply.status, reply.body) == (200, b"")
 
 
-def test_token_count_needs_no_max_tokens(make: MakeCall) -> None:
-    body = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
-    call = make(body, "/v1/messages/count_tokens")
+COUNT = "/v1/messages/count_tokens"
+
+
+def count_call(make: MakeCall, **fields: object) -> ClientRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 9}], **fields}
+    return make(msgspec.json.encode(body), COUNT)
+
+
+def test_token_count_needs_no_max_tokens(make: MakeCall, about: ResponseContext) -> None:
+    call = count_call(make, system="s", tools=[{"name": "f", "input_schema": {}}])
 
     request = Anthropic().decode_request(call)
 
-    assert isinstance(request, GenerationRequest)
-    assert request.stopping.max_tokens is None
-    assert Anthropic().encode_token_count(call, 14).body == b'{"input_tokens":14}'
+    assert isinstance(request, TokenizeRequest)
+    assert [message.role for message in request.messages] == ["system", "user"]
+    assert [tool.name for tool in request.tools] == ["f"]
+    encoder = Anthropic().create_encoder(call, request, about)
+    counted = aggregate([TokenList((5, 6, 7)), StreamEnd()])
+    assert encoder.encode_unary(counted).body == b'{"input_tokens":3}'
+    assert encoder.headers() == (("request-id", "req_7f"),)
+    assert encoder.encode_events([StreamEnd()]) == b""
+    assert b"api_error" in encoder.encode_error_event(WorkerFailed("x"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 3),
+        ({"tools": [{"name": "f", "description": "12", "input_schema": {}}]}, 8),
+        ({"messages": [{"role": "user", "content": ""}]}, 1),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image", "source": {"type": "url", "url": "https://x"}}
+                        ],
+                    },
+                    {"role": "assistant", "content": [{"type": "thinking", "thinking": "abcd"}]},
+                ]
+            },
+            1501,
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": ""},
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+                    },
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]},
+                ]
+            },
+            1,
+        ),
+    ],
+)
+def test_tokens_are_estimated(make: MakeCall, fields: dict[str, object], count: int) -> None:
+    reply = Anthropic().estimate_tokens(count_call(make, **fields))
+
+    assert msgspec.json.decode(reply.body) == {"input_tokens": count}
 
 
 @pytest.mark.parametrize(

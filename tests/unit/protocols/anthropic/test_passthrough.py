@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from protocols.anthropic.endpoints import Anthropic
-from protocols.core.errors import Overloaded
-from protocols.core.events import TextDelta, Usage
+from protocols.core.errors import Overloaded, WorkerFailed
+from protocols.core.events import StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import PassthroughRequest, ResponseContext
 from protocols.openai.endpoints import OpenAI
 from tests.unit.protocols.anthropic.conftest import MakeCall
@@ -132,3 +132,17 @@ def test_stream_instead_of_a_message_is_encoded_anew(
 
     assert body is None
     assert TextDelta("a") in events
+
+
+def test_token_count_is_passed_through(make: MakeCall, about: ResponseContext) -> None:
+    passed = prepare(make(path="/v1/messages/count_tokens"), about)
+    assert passed is not None
+    assert passed.upstream_request.path == "/v1/messages/count_tokens"
+    assert msgspec.json.decode(passed.upstream_request.body)["model"] == "backend-m"
+    assert passed.build_headers() == (("Content-Type", "application/json"),)
+    reader = passed.create_reader()
+
+    assert reader.feed([b'{"input_', b'tokens":3}']) == (b"", ())
+    assert reader.close() == (b'{"input_tokens":3}', (StreamEnd(),))
+    with pytest.raises(WorkerFailed):
+        passed.create_reader().close()

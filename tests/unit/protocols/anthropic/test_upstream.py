@@ -330,14 +330,3 @@ def test_user_and_fields_of_the_same_protocol() -> None:
     foreign = ask(extra=extra, source="openai")
     assert "service_tier" not in encode(foreign)
     assert find_losses(foreign) == [("service_tier", "dropped"), ("citations", "dropped")]
-
-
-def test_count_request_has_only_what_is_counted() -> None:
-    request = ask(tools=(TOOL,), stopping=StopConditions(max_tokens=5), stream=True)
-
-    wire = Anthropic().encode_count_request(request)
-
-    assert wire.path == "/v1/messages/count_tokens"
-    assert msgspec.json.decode(wire.body).keys() == {"model", "messages", "tools"}
-    assert Anthropic().read_token_count(b'{"input_tokens":14}') == 14
-    assert Anthropic().read_token_count(b"{}") is None

@@ -393,6 +393,11 @@ def test_prefix_option_changes_every_path() -> None:
         "/x/v3/chat/completions",
         "/x/v3/completions",
         "/x/v3/embeddings",
+        "/x/v3/rerank",
+        "/x/v3/ranking",
+        "/x/v3/score",
+        "/x/v3/tokenize",
+        "/x/v3/detokenize",
         "/x/v3/models",
         "/x/v3/models/{model}",
     }
@@ -437,16 +442,3 @@ def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() ->
 
     assert list_unsupported_parameters(request, "openai") == {("stop", "dropped")}
     assert list_unsupported_parameters(request, "vllm") == set()
-
-
-def test_tokens_are_counted_by_workers_that_can() -> None:
-    request = make_chat(tools=TOOLS, stopping=StopConditions(max_tokens=5))
-
-    wire = OpenAI("vllm").encode_count_request(request)
-
-    assert wire is not None
-    assert wire.path == "/tokenize"
-    assert json.loads(wire.body).keys() == {"model", "messages", "tools"}
-    assert OpenAI("openai").encode_count_request(request) is None
-    assert OpenAI("vllm").read_token_count(b'{"count": 7, "tokens": [1]}') == 7
-    assert OpenAI("vllm").read_token_count(b'{"count": -7}') is None
