@@ -22,6 +22,7 @@ from protocols.anthropic.requests import (
     VERSION_HEADER,
     RequestRules,
     estimate_tokens,
+    locate_message,
     read_display,
     read_model,
     read_request,
@@ -122,9 +123,11 @@ class Anthropic:
     ``unknown`` says what happens to fields that the protocol does not have. ``strict_version``
     rejects fields that the version in a request's ``anthropic-version`` header does not have.
     ``server_tools`` says what happens to tools that only the vendor's service runs.
-    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate. The last two
-    are seconds of a worker's silence: until a ping, and until an empty delta, which clients that
-    ignore pings need. A stream without output starts after two pings.
+    ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate.
+    ``mid_system`` says whether messages of the system between others keep their place, or become
+    part of the user's message before, for chat templates that take them only at the head.
+    ``keep_alive_interval`` is the seconds of a worker's silence until a ping; a stream starts after
+    two of them, and every fourth is an empty delta, since some clients ignore pings.
     """
 
     name: str = "anthropic"
@@ -140,8 +143,8 @@ class Anthropic:
         strict_version: bool = False,
         server_tools: Literal["reject", "drop"] = "reject",
         over_limit: Literal["clamp", "error"] = "clamp",
-        ping_interval: float = 15.0,
-        empty_delta_interval: float = 60.0,
+        mid_system: Literal["keep", "fold"] = "keep",
+        keep_alive_interval: float = 15.0,
     ) -> None:
         if profile not in (None, *self.profiles):
             names = ", ".join(self.profiles)
@@ -152,18 +155,15 @@ class Anthropic:
         )
         self.endpoints: tuple[Endpoint, ...] = _ENDPOINTS
         self.param_tables = {"messages": MESSAGE_PARAMS}
-        if min(ping_interval, empty_delta_interval) < _MIN_INTERVAL:
-            raise ValueError(f"the intervals of {self.name} must be at least {_MIN_INTERVAL} s")
-        self._options = MessageOptions(
-            ping_interval=ping_interval,
-            empty_delta_interval=empty_delta_interval,
-            early_start=2 * ping_interval,
-        )
+        if keep_alive_interval < _MIN_INTERVAL:
+            raise ValueError(f"keep_alive_interval of {self.name} must be at least {_MIN_INTERVAL}")
+        self._options = MessageOptions(keep_alive_interval=keep_alive_interval)
         self._rules = RequestRules(
             unknown=unknown,
             strict_version=strict_version,
             server_tools=server_tools,
             over_limit=over_limit,
+            mid_system=mid_system,
         )
 
     # --- towards clients --------------------------------------------------------------------------
@@ -211,6 +211,8 @@ class Anthropic:
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if isinstance(error, UnsupportedFeature) and error.param and call is not None:
+            error.param = locate_message(call, error.param)
         return errors.build_error_response(error, call.id if call else None)
 
     def estimate_tokens(self, call: ClientRequest) -> HttpResponse:

@@ -4,6 +4,7 @@ Blocks become parts of messages in their order. What has no place in the interna
 ``extra``, and so is reported as lost unless the worker speaks this protocol, too.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -36,6 +37,7 @@ from protocols.anthropic.params import (
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import (
     ContextTooLong,
+    GatewayError,
     InvalidParameter,
     UnknownParameter,
     UnsupportedFeature,
@@ -79,6 +81,7 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     strict_version: bool = False
     server_tools: Literal["reject", "drop"] = "reject"
     over_limit: Literal["clamp", "error"] = "clamp"
+    mid_system: Literal["keep", "fold"] = "keep"
 
 
 _KNOWN_FIELDS: Final = frozenset(
@@ -129,6 +132,8 @@ def read_request(
     _check_service_fields(fields, rules)
     reader = ConversationReader()
     messages = reader.read(fields)
+    if rules.mid_system == "fold":
+        messages = _fold_system(messages)
     tools = _read_tools(fields, rules)
     choice, parallel = _read_tool_choice(fields, tools)
     if tools and parallel is not None:
@@ -155,6 +160,28 @@ def read_request(
         clamped_fields=clamped,
         **values.build_request_arguments(),
     )
+
+
+_INTERNAL_PLACE: Final = re.compile(r"messages\[(\d{1,6})\]")
+
+
+def locate_message(call: ClientRequest, param: str) -> str:
+    """The path of a field with the number of the client's message instead of the internal one.
+
+    Unchanged if the request is invalid, or the field is in no message.
+    """
+    found = _INTERNAL_PLACE.match(param)
+    if found is None:
+        return param
+    reader = ConversationReader()
+    try:
+        messages = reader.read(select_present_fields(read_fields(call)))
+    except GatewayError:
+        return param
+    place = int(found[1]) - (len(messages) - len(reader.places))
+    if not 0 <= place < len(reader.places):
+        return param
+    return f"messages[{reader.places[place]}]{param[found.end() :]}"
 
 
 def _check_version(call: ClientRequest, rules: RequestRules, values: ParsedParams) -> None:
@@ -318,6 +345,8 @@ class ConversationReader:
         self.cache_control: Any = None
         """The first ``cache_control`` of a block."""
         self.wants_citations = False
+        self.places: list[int] = []
+        """The number of the client's message of each message after the system's."""
         self._pending_calls: Sequence[ToolCall] = ()
         """The calls of the previous assistant message, which the next message must answer."""
         self._call_place = ""
@@ -354,6 +383,7 @@ class ConversationReader:
                 delayed = []
             else:
                 raise invalid_choice_error(f"{at}.role", _ROLES, role)
+            self.places += [i] * (len(messages) - len(self.places))
         self._check_answered(len(values))
         messages = _drop_old_reasoning(messages)
         system: list[Message] = []
@@ -649,6 +679,40 @@ def _join_leading_system(messages: Sequence[Message]) -> list[Message]:
         return list(messages)
     text = "\n\n".join(one.text for one in messages[:count])
     return [Message("system", (TextPart(text),)), *messages[count:]]
+
+
+def _fold_system(messages: Sequence[Message]) -> list[Message]:
+    """The messages with those of the system between others as part of the message before.
+
+    After an assistant's message they come before the user's next one. No user's message is added
+    after the results of tools, since many chat templates drop the reasoning before it.
+    """
+    folded: list[Message] = []
+    waiting: list[ContentPart] = []
+    for i, message in enumerate(messages):
+        if message.role == "system" and i:
+            reminder = TextPart(f"<system-reminder>\n{message.text}\n</system-reminder>")
+            if folded[-1].role in ("user", "tool"):
+                folded[-1] = _append_text(folded[-1], reminder)
+            else:
+                waiting.append(reminder)
+        elif waiting and message.role == "user":
+            parts = (*waiting, *message.parts)
+            folded.append(msgspec.structs.replace(message, parts=parts))
+            waiting = []
+        else:
+            folded.append(message)
+    return [*folded, Message("user", tuple(waiting))] if waiting else folded
+
+
+def _append_text(message: Message, part: TextPart) -> Message:
+    """The message with a further text; the texts of a tool's result are joined."""
+    last = message.parts[-1]
+    if message.role == "tool" and isinstance(last, TextPart):
+        parts = (*message.parts[:-1], TextPart(f"{last.text}\n{part.text}"))
+    else:
+        parts = (*message.parts, part)
+    return msgspec.structs.replace(message, parts=parts)
 
 
 # --- tools ----------------------------------------------------------------------------------------

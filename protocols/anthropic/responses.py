@@ -42,6 +42,9 @@ STOP_REASONS: Final = (
     "model_context_window_exceeded",
 )  # fmt: skip
 PING_EVENT: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+_SILENCES_BEFORE_START: Final = 2
+_SILENCES_BEFORE_DELTA: Final = 4
+"""After how many intervals of silence a stream starts, and has an empty delta instead of a ping."""
 _MESSAGE_STOP: Final = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
@@ -106,10 +109,8 @@ class MessageOptions(Struct, frozen=True, kw_only=True):
 
     thinking: Literal["none", "omitted", "shown"] = "none"
     discards: bool = False
-    ping_interval: float = 15.0
-    empty_delta_interval: float = 60.0
-    early_start: float = 30.0
-    """Seconds of silence before a ping, an empty delta, and the start of a stream."""
+    keep_alive_interval: float = 15.0
+    """Seconds of silence before a ping."""
 
 
 class MessageEncoder:
@@ -130,12 +131,7 @@ class MessageEncoder:
         self._end: ChoiceEnd | None = None
         self._has_refused = False
         self._has_started = False
-        self.keep_alive_interval = min(
-            options.ping_interval, options.empty_delta_interval, options.early_start
-        )
-        self._pinged_at = 0.0
-        self._filled_at = 0.0
-        """After how many seconds of silence the last ping or empty delta was written."""
+        self.keep_alive_interval = options.keep_alive_interval
         self._blocks = BlockQueue(f"{OWN_SIGNATURE}{about.id}")
 
     def headers(self) -> Headers:
@@ -160,8 +156,6 @@ class MessageEncoder:
                 self._read_event(event)
                 out.append(blocks.take_bytes())
         data = b"".join(out)
-        if data:
-            self._pinged_at = self._filled_at = 0.0
         if not data or self._has_started:
             return data
         return self.encode_start() + data
@@ -186,17 +180,13 @@ class MessageEncoder:
         Pings keep proxies waiting, and empty deltas of the open block all clients; without one, a
         block of the expected kind is opened.
         """
-        options = self._options
-        if not self._has_started and silence < options.early_start:
+        count = round(silence / self.keep_alive_interval)
+        if not self._has_started and count < _SILENCES_BEFORE_START:
             return b""
-        if silence - self._filled_at >= options.empty_delta_interval:
-            self._filled_at = self._pinged_at = silence
-            kind: BlockKind = "text" if options.thinking == "none" else "thinking"
-            return self.encode_start() + self._blocks.encode_empty_delta(kind)
-        if silence - self._pinged_at < options.ping_interval:
-            return b""
-        self._pinged_at = silence
-        return self.encode_start() or PING_EVENT
+        if count % _SILENCES_BEFORE_DELTA:
+            return self.encode_start() or PING_EVENT
+        kind: BlockKind = "text" if self._options.thinking == "none" else "thinking"
+        return self.encode_start() + self._blocks.encode_empty_delta(kind)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""

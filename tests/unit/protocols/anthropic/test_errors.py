@@ -133,6 +133,37 @@ def test_error_names_the_request(make: MakeCall) -> None:
         assert msgspec.json.decode(reply.body)["request_id"] == shown
 
 
+@pytest.mark.parametrize(
+    ("param", "shown"),
+    [
+        ("messages[1].content[0].type", "messages.0.content.0.type: no"),
+        ("messages[3]", "messages.2: no"),
+        ("messages[4]", "messages.2: no"),
+        ("messages[0]", "messages.0: no"),
+        ("messages[9]", "messages.9: no"),
+        ("tools[0]", "tools.0: no"),
+    ],
+)
+def test_message_that_is_not_supported_has_the_clients_number(
+    make: MakeCall, param: str, shown: str
+) -> None:
+    """Internally the system is a message, and so is each result of a tool."""
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a"}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "y"}]},
+    ]
+
+    call = make({"system": "s", "messages": messages})
+    reply = Anthropic().encode_error(UnsupportedFeature("no", param=param), call)
+
+    assert msgspec.json.decode(reply.body)["error"]["message"] == shown
+    other = Anthropic().encode_error(UnsupportedFeature("no", param="messages[1]"), make(b"{"))
+    assert b"messages.1: no" in other.body
+
+
 # --- of workers -----------------------------------------------------------------------------------
 
 

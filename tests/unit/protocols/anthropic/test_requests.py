@@ -565,3 +565,25 @@ def test_output_config_and_its_older_form(make: MakeCall) -> None:
     assert decode(make({"output_config": {"effort": "max"}})).clamped_fields == {
         "output_config.effort": "max to high"
     }
+
+
+def test_system_messages_between_others_are_folded_if_configured(make: MakeCall) -> None:
+    head = {"role": "system", "content": "B"}
+    told = "<system-reminder>\nB\n</system-reminder>"
+    picture = {"type": "image", "source": {"type": "url", "url": "https://x"}}
+
+    def fold(*messages: Any) -> list[tuple[str, str]]:
+        request = decode(make({"system": "A", "messages": list(messages)}), mid_system="fold")
+        assert request.messages[0] == Message("system", (TextPart("A"),))
+        return [(message.role, message.text) for message in request.messages[1:]]
+
+    spoken = {"role": "assistant", "content": "so"}
+    assert fold(HI, head) == [("user", f"hi{told}")]
+    assert fold(HI, spoken, head, HI) == [
+        ("user", "hi"),
+        ("assistant", "so"),
+        ("user", f"{told}hi"),
+    ]
+    assert fold(HI, spoken, head)[-1] == ("user", told)
+    assert fold(HI, USE, head, user(result("r")))[-1] == ("tool", f"r\n{told}")
+    assert fold(HI, USE, head, user(result([picture])))[-1] == ("tool", told)
