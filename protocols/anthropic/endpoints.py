@@ -126,7 +126,7 @@ class Anthropic:
     ``over_limit`` says what happens to a ``max_tokens`` that the model can't generate.
     ``mid_system`` says whether messages of the system between others keep their place, or become
     part of the user's message before, for chat templates that take them only at the head.
-    ``keep_alive_interval`` is the seconds of a worker's silence until a ping; a stream starts after
+    ``heartbeat_interval`` is the seconds of a worker's silence until a ping; a stream starts after
     two of them, and every fourth is an empty delta, since some clients ignore pings.
     """
 
@@ -144,7 +144,7 @@ class Anthropic:
         server_tools: Literal["reject", "drop"] = "reject",
         over_limit: Literal["clamp", "error"] = "clamp",
         mid_system: Literal["keep", "fold"] = "keep",
-        keep_alive_interval: float = 15.0,
+        heartbeat_interval: float = 15.0,
     ) -> None:
         if profile not in (None, *self.profiles):
             names = ", ".join(self.profiles)
@@ -155,9 +155,9 @@ class Anthropic:
         )
         self.endpoints: tuple[Endpoint, ...] = _ENDPOINTS
         self.param_tables = {"messages": MESSAGE_PARAMS}
-        if keep_alive_interval < _MIN_INTERVAL:
-            raise ValueError(f"keep_alive_interval of {self.name} must be at least {_MIN_INTERVAL}")
-        self._options = MessageOptions(keep_alive_interval=keep_alive_interval)
+        if heartbeat_interval < _MIN_INTERVAL:
+            raise ValueError(f"heartbeat_interval of {self.name} must be at least {_MIN_INTERVAL}")
+        self._options = MessageOptions(heartbeat_interval=heartbeat_interval)
         self._rules = RequestRules(
             unknown=unknown,
             strict_version=strict_version,

@@ -109,7 +109,7 @@ class MessageOptions(Struct, frozen=True, kw_only=True):
 
     thinking: Literal["none", "omitted", "shown"] = "none"
     discards: bool = False
-    keep_alive_interval: float = 15.0
+    heartbeat_interval: float = 15.0
     """Seconds of silence before a ping."""
 
 
@@ -131,7 +131,7 @@ class MessageEncoder:
         self._end: ChoiceEnd | None = None
         self._has_refused = False
         self._has_started = False
-        self.keep_alive_interval = options.keep_alive_interval
+        self.heartbeat_interval = options.heartbeat_interval
         self._blocks = BlockQueue(f"{OWN_SIGNATURE}{about.id}")
 
     def headers(self) -> Headers:
@@ -174,13 +174,13 @@ class MessageEncoder:
             PING_EVENT,
         )
 
-    def encode_keep_alive(self, silence: float) -> bytes:
-        """See ``protocols.core.interfaces.SupportsKeepAlive``.
+    def encode_heartbeat(self, silence: float) -> bytes:
+        """See ``protocols.core.interfaces.SupportsHeartbeat``.
 
         Pings keep proxies waiting, and empty deltas of the open block all clients; without one, a
         block of the expected kind is opened.
         """
-        count = round(silence / self.keep_alive_interval)
+        count = round(silence / self.heartbeat_interval)
         if not self._has_started and count < _SILENCES_BEFORE_START:
             return b""
         if count % _SILENCES_BEFORE_DELTA:

@@ -5,7 +5,8 @@ OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
 SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
 HasVersionHeader     a client adapter whose requests have a header of their own
-SupportsKeepAlive    a response encoder that keeps a waiting client connected
+SupportsHeartbeat    a response encoder that keeps a waiting client connected
+SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 HasOwnHeaders        an upstream adapter whose requests have headers of their own
@@ -132,13 +133,13 @@ class ResponseEncoder(Protocol):
 
 
 @runtime_checkable
-class SupportsKeepAlive(Protocol):
+class SupportsHeartbeat(Protocol):
     """A response encoder whose clients give up a stream in which nothing happens."""
 
-    keep_alive_interval: float
-    """Seconds of silence after which ``encode_keep_alive`` is called, again and again."""
+    heartbeat_interval: float
+    """Seconds of silence after which ``encode_heartbeat`` is called, again and again."""
 
-    def encode_keep_alive(self, silence: float) -> bytes:
+    def encode_heartbeat(self, silence: float) -> bytes:
         """Bytes for a client that has got no event for ``silence`` seconds; may be empty.
 
         They begin the stream if it has not begun: its status is then 200, whatever follows.
@@ -216,6 +217,14 @@ class RateLimitStatus(Struct, frozen=True):
     limit: int
     remaining: int
     reset_after: float
+
+
+@runtime_checkable
+class SupportsKeepAlive(Protocol):
+    """A client adapter of servers that close the connection after a response."""
+
+    def keep_connections(self) -> None:
+        """Keep connections from now on, unless the client closes them."""
 
 
 @runtime_checkable

@@ -147,7 +147,7 @@ async def floor() -> AsyncIterator[Floor]:
         models["openai-mock-down"]["backend"] = "down"
         listener = {"address": "127.0.0.1:0", "protocols": [
             "openai",
-            {"name": "anthropic", "keep_alive_interval": 0.2},
+            {"name": "anthropic", "heartbeat_interval": 0.2},
         ]}  # fmt: skip
         config = {"version": 1, "listeners": [listener], "limits": {"drain_timeout": "1s"},
                   "backends": pools, "models": models}  # fmt: skip

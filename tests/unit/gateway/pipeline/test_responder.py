@@ -48,7 +48,7 @@ class FakeStrategy:
     def get_encoder(self) -> ResponseEncoder:
         raise AssertionError
 
-    def get_keep_alive_encoder(self) -> None:
+    def get_heartbeat_encoder(self) -> None:
         return None
 
     def get_stream_headers(self) -> Headers:

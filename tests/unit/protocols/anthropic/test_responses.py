@@ -22,7 +22,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import ResponseContext, SupportsKeepAlive
+from protocols.core.interfaces import ResponseContext, SupportsHeartbeat
 from protocols.core.request import ToolCall
 from tests.unit.protocols.anthropic.conftest import MakeCall
 
@@ -215,37 +215,37 @@ def test_silence_is_filled_with_pings_and_empty_deltas(
     make: MakeCall, about: ResponseContext
 ) -> None:
     encoder = create(make, about)
-    assert isinstance(encoder, SupportsKeepAlive)
-    assert encoder.keep_alive_interval == 15.0
+    assert isinstance(encoder, SupportsHeartbeat)
+    assert encoder.heartbeat_interval == 15.0
 
-    assert encoder.encode_keep_alive(15.0) == b""
-    assert describe(read(encoder.encode_keep_alive(30.0))) == ["message_start"]
-    assert encoder.encode_keep_alive(45.0) == PING_EVENT
-    assert describe(read(encoder.encode_keep_alive(60.0))) == ["start 0 text"]
-    assert encoder.encode_keep_alive(75.0) == PING_EVENT
-    assert describe(read(encoder.encode_keep_alive(120.0))) == ["text_delta "]
+    assert encoder.encode_heartbeat(15.0) == b""
+    assert describe(read(encoder.encode_heartbeat(30.0))) == ["message_start"]
+    assert encoder.encode_heartbeat(45.0) == PING_EVENT
+    assert describe(read(encoder.encode_heartbeat(60.0))) == ["start 0 text"]
+    assert encoder.encode_heartbeat(75.0) == PING_EVENT
+    assert describe(read(encoder.encode_heartbeat(120.0))) == ["text_delta "]
     assert describe(read(encoder.encode_events([TextDelta("a")]))) == ["text_delta a"]
-    assert encoder.encode_keep_alive(15.0) == PING_EVENT
+    assert encoder.encode_heartbeat(15.0) == PING_EVENT
 
 
 def test_silence_is_filled_in_the_expected_block(make: MakeCall, about: ResponseContext) -> None:
     encoder = create(make, about, {"thinking": THINKING})
 
-    assert describe(read(encoder.encode_keep_alive(60.0))) == ["message_start", "start 0 thinking"]
+    assert describe(read(encoder.encode_heartbeat(60.0))) == ["message_start", "start 0 thinking"]
     stream(encoder, ReasoningDelta("", redacted="R"))
-    assert encoder.encode_keep_alive(60.0) == b""  # such a block has no deltas
+    assert encoder.encode_heartbeat(60.0) == b""  # such a block has no deltas
 
 
 def test_interval_is_configurable(make: MakeCall, about: ResponseContext) -> None:
-    adapter, call = Anthropic(keep_alive_interval=2), make()
+    adapter, call = Anthropic(heartbeat_interval=2), make()
 
     encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
 
-    assert isinstance(encoder, SupportsKeepAlive)
-    assert encoder.keep_alive_interval == 2
-    assert describe(read(encoder.encode_keep_alive(4.0))) == ["message_start"]
+    assert isinstance(encoder, SupportsHeartbeat)
+    assert encoder.heartbeat_interval == 2
+    assert describe(read(encoder.encode_heartbeat(4.0))) == ["message_start"]
     with pytest.raises(ValueError, match=r"at least 0\.1"):
-        Anthropic(keep_alive_interval=0)
+        Anthropic(heartbeat_interval=0)
 
 
 def test_error_ends_the_stream(make: MakeCall, about: ResponseContext) -> None:
