@@ -81,6 +81,7 @@ from protocols.core.errors import (
 from protocols.core.interfaces import (
     ClientAdapter,
     Clock,
+    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
@@ -451,7 +452,7 @@ class PoolBackend:
             wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
             wire = adapter.encode_request(request)
-        wire, headers = filter_headers(wire, context)
+        wire, headers = filter_headers(wire, context, _get_own_headers(adapter))
         return AttemptRequest(
             request,
             wire,
@@ -465,7 +466,9 @@ class PoolBackend:
     def _build_passthrough_request(
         self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, headers = filter_headers(passthrough.upstream_request, context)
+        wire, headers = filter_headers(
+            passthrough.upstream_request, context, _get_own_headers(self._adapter)
+        )
         read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
             passthrough.request,
@@ -685,3 +688,7 @@ def _make_file_reader(
     settings: PoolSettings, source: WorkerSourceSettings, parse_workers: WorkerListParser
 ) -> WorkerFileReader:
     return lambda data: settings.make_listed_workers(source, parse_workers(data))
+
+
+def _get_own_headers(adapter: UpstreamAdapter) -> frozenset[str]:
+    return adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset()
