@@ -81,6 +81,7 @@ from protocols.core.errors import (
 from protocols.core.interfaces import (
     ClientAdapter,
     Clock,
+    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
@@ -202,6 +203,9 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
+        self._own_headers = (
+            adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset[str]()
+        )
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
@@ -451,7 +455,7 @@ class PoolBackend:
             wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
             wire = adapter.encode_request(request)
-        wire, headers = filter_headers(wire, context)
+        wire, headers = filter_headers(wire, context, self._own_headers)
         return AttemptRequest(
             request,
             wire,
@@ -465,7 +469,7 @@ class PoolBackend:
     def _build_passthrough_request(
         self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, headers = filter_headers(passthrough.upstream_request, context)
+        wire, headers = filter_headers(passthrough.upstream_request, context, self._own_headers)
         read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
             passthrough.request,
