@@ -20,6 +20,7 @@ from backends.interfaces import (
     BackendRequest,
     Deadline,
     EventSink,
+    ForwardedRequest,
     PreparedRequest,
     RequestContext,
     RequestObserver,
@@ -40,6 +41,7 @@ from backends.pool.attempt import (
 )
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
+from backends.pool.forwarding import ForwardedAttempt
 from backends.pool.health_check import HealthChecker
 from backends.pool.load_balancing import (
     NO_ROUTING_KEY,
@@ -74,13 +76,16 @@ from protocols.core.errors import (
     GatewayError,
     RateLimitExceeded,
     RetriesExhausted,
+    WorkerUnreachable,
 )
 from protocols.core.interfaces import (
+    ClientAdapter,
     Clock,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
     SupportsPassthrough,
+    SupportsProxy,
     UpstreamAdapter,
     UpstreamRequest,
     build_unsupported_kind_error,
@@ -383,6 +388,44 @@ class PoolBackend:
         finally:
             self._abandon_attempt(attempt, context)
         return items
+
+    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
+        """See ``backends.interfaces.ForwardsRequests``."""
+        adapter = self._adapter
+        if not isinstance(adapter, SupportsProxy) or adapter.name != client.name:
+            return None
+        return adapter.get_proxied_path(operation)
+
+    async def forward(self, request: ForwardedRequest, context: RequestContext) -> ForwardedAttempt:
+        """See ``backends.interfaces.ForwardsRequests``."""
+        deadline = self._compute_deadline(context)
+        wire, headers = filter_headers(request.upstream_request, context)
+        request = replace(request, upstream_request=wire, headers=(*request.headers, *headers))
+        tried_keys: set[int] = set()
+        self._retry_budget.record_request(self._clock())
+        while True:
+            criteria = SelectionCriteria(frozenset(tried_keys))
+            slot = await self._workers.acquire(criteria, deadline, context.id)
+            if context.first_attempt_at is None:
+                context.first_attempt_at = slot.acquired_at
+            attempt = ForwardedAttempt(slot, self._workers, self._services, deadline)
+            has_begun = False
+            try:
+                await attempt.begin(request, self._adapter.read_error)
+                has_begun = True
+            except GatewayError as error:
+                _record_failure(slot.worker, error, context)
+                tried_keys.add(slot.worker.key)
+                criteria = SelectionCriteria(frozenset(tried_keys))
+                if not isinstance(error, WorkerUnreachable) or not (
+                    self._workers.select_available(criteria)
+                ):
+                    raise
+            finally:
+                if not has_begun:
+                    attempt.close()
+            if has_begun:
+                return attempt
 
     def _end_failed_response(
         self, attempt: Attempt, context: RequestContext, error: GatewayError
