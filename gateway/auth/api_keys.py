@@ -80,14 +80,14 @@ class Authenticator:
         credentials = extract_credentials(headers)
         if not credentials:
             raise Unauthorized("no API key was given", missing=True)
-        error = Unauthorized("the API key is not known", missing=False)
+        error: Unauthorized | None = None
         for credential in credentials:
             try:
                 if (principal := self._find_principal(credential)) is not None:
                     return principal
             except Unauthorized as invalid_token:
                 error = invalid_token
-        raise error
+        raise error or Unauthorized("the API key is not known", missing=False)
 
     def impersonate(self, name: str) -> "Authenticator":
         """An authenticator whose principal is always this key's. Raises KeyError."""
@@ -133,16 +133,18 @@ def extract_credentials(headers: Mapping[str, str]) -> Sequence[str]:
 
     Some clients send a placeholder beside the valid one, so that each is tried.
     """
-    credentials = []
+    credentials: list[str] = []
     if "authorization" in headers:
         scheme, _, value = headers["authorization"].partition(" ")
-        kind, value = scheme.lower(), value.strip()
+        kind = scheme.lower()
         if kind == "bearer":
-            credentials.append(value)
+            credentials.append(value.strip())
         elif kind == "basic":
-            credentials.append(_decode_basic_password(value) or "")
-    credentials += [headers[name] for name in _KEY_HEADERS if name in headers]
-    return tuple(dict.fromkeys(filter(None, credentials)))
+            credentials.append(_decode_basic_password(value.strip()) or "")
+    for name in _KEY_HEADERS:
+        if name in headers:
+            credentials.append(headers[name])
+    return [credential for credential in credentials if credential]
 
 
 def _decode_basic_password(value: str) -> str | None:

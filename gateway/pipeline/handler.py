@@ -30,6 +30,7 @@ from gateway.pipeline.http import (
     get_client_request_id,
     parse_seconds,
 )
+from gateway.pipeline.proxy import ProxiedBody, forward_request, get_proxy_adapter
 from gateway.pipeline.recorder import (
     EXPLAIN_HEADER,
     NULL_RECORDER,
@@ -46,6 +47,7 @@ from protocols.core.catalog import Catalog
 from protocols.core.errors import (
     GatewayError,
     InternalError,
+    InvalidParameter,
     RequestNotFound,
     Unauthorized,
     UnsupportedFeature,
@@ -85,6 +87,8 @@ class HandlerSettings(Struct, frozen=True):
     """Whether requests without a key may request an explanation."""
     config_hash: str = ""
     """The configuration's hash, for the access log."""
+    default_model: str = ""
+    """The model of forwarded requests that name none; "" if they are refused."""
 
 
 class Tracer(Protocol):
@@ -258,7 +262,7 @@ class RequestHandler:
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._start_explanation(request, principal)
-            has_body = match.endpoint.method != "GET"  # the body of a GET request is not read
+            has_body = match.endpoint.method != "GET" and match.endpoint.task != "proxy"
             body = await http.body(self._settings.max_body_size) if has_body else b""
             if has_body and "content-encoding" in headers:
                 body = await self._decompress_body(http, body)
@@ -284,13 +288,60 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                await self._send_info(adapter, client_request, request, principal)
+                await self._send_untranslated(match, client_request, request, principal, recorder)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
+
+    async def _send_untranslated(
+        self,
+        match: EndpointMatch,
+        client_request: ClientRequest,
+        request: ActiveRequest,
+        principal: Principal | None,
+        recorder: ExplainRecorder,
+    ) -> None:
+        """Answer a request that is not translated: forward it, or answer from the catalog."""
+        if match.endpoint.task == "proxy":
+            await self._forward(match, request, principal, recorder)
+        else:
+            await self._send_info(match.mount.adapter, client_request, request, principal)
+
+    async def _forward(
+        self,
+        match: EndpointMatch,
+        request: ActiveRequest,
+        principal: Principal | None,
+        recorder: ExplainRecorder,
+    ) -> None:
+        """Forward a request that is not translated. Raises GatewayError."""
+        http, record, adapter = request.http, request.record, match.mount.adapter
+        body = ProxiedBody(http, self._settings.max_body_size)
+        client_request = await body.find_model(
+            get_proxy_adapter(adapter),
+            lambda beginning: _make_client_request(match, http, record, beginning),
+        )
+        model = body.model or self._settings.default_model
+        if not model:
+            text = "you must provide the field 'model'"
+            raise InvalidParameter(text, param="model", problem="missing")
+        routed = RoutedRequest(
+            adapter,
+            client_request,
+            RoutingInfo(model),
+            self._make_context(client_request, NULL_RECORDER, record),
+            request.writer,
+            record,
+            principal,
+            http.peer,
+            recorder,
+        )
+        route = self._route_request(routed)
+        self._reserve_limits(routed, route, request, None)
+        await forward_request(routed, route, body)
 
     def _start_explanation(
         self, request: ActiveRequest, principal: Principal | None
@@ -386,13 +437,24 @@ class RequestHandler:
         if self._limiter is not None:
             takes_tokens = routed.client_request.endpoint.task == "generate"
             body = routed.client_request.body if takes_tokens else None
-            reservation = request.reservation = self._limiter.reserve(
-                routed.record.key, route.requested_model, route.model.info, body, routed.adapter
-            )
-            if reservation is not None:
-                reservation.check()
-                routed.reservation, routed.headers = reservation, reservation.headers
+            self._reserve_limits(routed, route, request, body)
         return self.dispatcher.dispatch(routed, route)
+
+    def _reserve_limits(
+        self, routed: RoutedRequest, route: Route, request: ActiveRequest, body: bytes | None
+    ) -> None:
+        """Take the request's part of its key's limits; ``body`` is None if it asks for no tokens.
+
+        Raises RateLimitExceeded, QuotaExceeded or Overloaded.
+        """
+        if self._limiter is None:
+            return
+        reservation = request.reservation = self._limiter.reserve(
+            routed.record.key, route.requested_model, route.model.info, body, routed.adapter
+        )
+        if reservation is not None:
+            reservation.check()
+            routed.reservation, routed.headers = reservation, reservation.headers
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -251,7 +251,9 @@ class ResponseStrategy:
         if self.prepared.passthrough is not None:
             return None
         encoder = self.get_encoder()
-        return encoder if isinstance(encoder, SupportsHeartbeat) else None
+        if not hasattr(encoder, "heartbeat_interval"):  # isinstance would be fifty calls
+            return None
+        return cast("SupportsHeartbeat", encoder)
 
     def get_stream_headers(self) -> Headers:
         """The headers of a stream, after its first events."""

@@ -1,6 +1,7 @@
 """Interfaces between the gateway, the protocols and their callers.
 
 ClientAdapter        one wire protocol towards clients
+SupportsProxy        an adapter with endpoints that are forwarded without translation
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
 SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
@@ -45,12 +46,13 @@ class Endpoint(Struct, frozen=True):
     ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
     Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
     ``client_id`` is in the RoutingInfo; ``tokenize`` is ``generate``, but takes no tokens of a rate
-    limit. ``operation`` is the adapter's own name for what the endpoint does.
+    limit; ``proxy`` forwards the request without translation and needs SupportsProxy. ``operation``
+    is the adapter's own name for what the endpoint does.
     """
 
     method: str
     path: str
-    task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
+    task: Literal["generate", "inform", "stop", "tokenize", "proxy"] = "generate"
     operation: str = ""
     public: bool = False
     """No API key is required, so its response may not depend on any one model."""
@@ -182,6 +184,33 @@ class ClientAdapter(Protocol):
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """Wire name by field path of the internal request, for translation loss reports."""
+
+
+class ProxiedModel(Struct, frozen=True):
+    """The model that a request to a ``proxy`` endpoint names; "" if it names none.
+
+    ``rename`` returns the body, or its beginning as far as it was read, with another name.
+    """
+
+    name: str
+    rename: Callable[[bytes, str], bytes]
+
+
+@runtime_checkable
+class SupportsProxy(Protocol):
+    """An adapter with ``proxy`` endpoints: workers of the same protocol get the client's own bytes.
+
+    Nothing but the model's name is read of a request, and nothing of a response.
+    """
+
+    def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
+        """The model of a request of which ``call.body`` has arrived.
+
+        None if more of the body is needed, never if it is complete. Raises ClientError.
+        """
+
+    def get_proxied_path(self, operation: str) -> str:
+        """The path of a worker for the endpoint's operation."""
 
 
 @runtime_checkable
