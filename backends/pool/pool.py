@@ -81,7 +81,6 @@ from protocols.core.errors import (
 from protocols.core.interfaces import (
     ClientAdapter,
     Clock,
-    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
@@ -90,6 +89,7 @@ from protocols.core.interfaces import (
     UpstreamAdapter,
     UpstreamRequest,
     build_unsupported_kind_error,
+    get_own_headers,
     get_request_kinds,
 )
 from protocols.core.request import AnyRequest
@@ -203,9 +203,7 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
-        self._own_headers = (
-            adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset[str]()
-        )
+        self._own_headers = get_own_headers(adapter)
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
