@@ -213,10 +213,8 @@ class PoolBackend:
         )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
-        max_size = settings.max_response_size
-        self._services = AttemptServices(
-            self._http_client, timeouts, clock, self._deadline_timer, self._metrics, max_size
-        )
+        services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics)
+        self._services = AttemptServices(*services, settings.max_response_size)
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker
         )
@@ -227,11 +225,11 @@ class PoolBackend:
         )
         self._retry_counters = {} if context.retry_counters is None else context.retry_counters
         self._retry_budget = self._create_retry_budget()
-        self._metadata_cache: ModelMetadataCache | None = None
-        if isinstance(adapter, ModelMetadataReader):
-            self._metadata_cache = ModelMetadataCache(
-                adapter, context.models, self._http_client, clock
-            )
+        self._metadata_cache = (
+            ModelMetadataCache(adapter, context.models, self._http_client, clock)
+            if isinstance(adapter, ModelMetadataReader)
+            else None
+        )
         self._health_checker: HealthChecker | None = None
         if has_health_checks:
             self._health_checker = HealthChecker(
