@@ -648,10 +648,13 @@ _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 
 def filter_headers(
-    wire: UpstreamRequest, context: RequestContext
+    wire: UpstreamRequest, context: RequestContext, own: frozenset[str] = frozenset()
 ) -> tuple[UpstreamRequest, Headers]:
-    """``wire`` with the common headers only, and the headers of this request alone."""
-    common, headers = _split_headers(wire.headers)
+    """``wire`` with the common headers only, and the headers of this request alone.
+
+    ``own`` are names of further headers of the protocol.
+    """
+    common, headers = _split_headers(wire.headers, own)
     if common is not wire.headers:
         wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
     if _HEADER_WORD.fullmatch(context.id):
@@ -664,12 +667,13 @@ def filter_headers(
 
 
 @functools.lru_cache(256)
-def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
+def _split_headers(headers: Headers, own: frozenset[str]) -> tuple[Headers, Headers]:
     """The headers that are sent: those common to requests, and those of one request."""
     common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
     if common == headers:
         return headers, ()
-    return common, tuple(header for header in headers if header[0].lower() in _PER_REQUEST_HEADERS)
+    single = own.union(_PER_REQUEST_HEADERS)
+    return common, tuple(header for header in headers if header[0].lower() in single)
 
 
 def add_trace_headers(

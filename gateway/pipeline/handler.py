@@ -50,6 +50,7 @@ from protocols.core.errors import (
     InvalidParameter,
     RequestNotFound,
     Unauthorized,
+    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -58,6 +59,7 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
+    SupportsTokenEstimate,
 )
 
 log = logging.getLogger("interlingua")
@@ -242,7 +244,7 @@ class RequestHandler:
             adapter = match.mount.adapter
             record.protocol = adapter.name
         except GatewayError as error:
-            adapter = self.path_router.find_owner(http.path).adapter
+            adapter = self.path_router.find_owner(http.path, http.headers).adapter
             record.protocol = adapter.name
             _send_error(adapter, error, None, request)
             return
@@ -367,11 +369,13 @@ class RequestHandler:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-protocol", "")
+        yield from match.list_header_protocols(http.headers)
         models = None if self._authenticator.allows_anonymous else frozenset[str]()
         if principal is not None:
             yield principal.protocol or ""
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
+        yield from match.list_default_protocols()
 
     async def _authenticate_later(self, headers: Mapping[str, str]) -> Principal | None:
         """Authenticate once the issuer's keys are there. Raises Unauthorized."""
@@ -531,8 +535,29 @@ def _send_error(
     if request.writer.started:  # a bug: the response is cut off, not ended
         request.record.outcome = "truncated"
         return
-    response = adapter.encode_error(error, client_request)
-    send_reply(request.writer, response, request.record, request.headers)
+    error.request_id = request.record.id
+    response, headers = adapter.encode_error(error, client_request), request.headers
+    if client_request is not None and isinstance(adapter, SupportsTokenEstimate):
+        estimate = _estimate_tokens(adapter, error, client_request)
+        if estimate is not None:
+            response, headers = estimate, (*headers, _ESTIMATE_HEADER)
+    send_reply(request.writer, response, request.record, headers)
+
+
+_ESTIMATE_HEADER: Final = ("x-interlingua-loss", "input_tokens=approximated")
+
+
+def _estimate_tokens(
+    adapter: SupportsTokenEstimate, error: GatewayError, client_request: ClientRequest
+) -> HttpResponse | None:
+    """The estimated number of tokens of a text that the target can't count now."""
+    is_targets = isinstance(error, UnsupportedFeature) or error.origin != "client"
+    if client_request.endpoint.task != "tokenize" or not is_targets:
+        return None
+    try:
+        return adapter.estimate_tokens(client_request)
+    except GatewayError:
+        return None
 
 
 def _make_client_request(

@@ -4,9 +4,13 @@ ClientAdapter        one wire protocol towards clients
 SupportsProxy        an adapter with endpoints that are forwarded without translation
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
+SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
+HasVersionHeader     a client adapter whose requests have a header of their own
+SupportsHeartbeat    a response encoder that keeps a waiting client connected
 SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
+HasOwnHeaders        an upstream adapter whose requests have headers of their own
 SupportsRequestKinds an upstream adapter that carries more kinds of requests
 SupportsCancel       an upstream adapter with a request that cancels another
 SupportsPassthrough  an upstream adapter that forwards a client's own bytes
@@ -130,6 +134,20 @@ class ResponseEncoder(Protocol):
         """The complete response."""
 
 
+@runtime_checkable
+class SupportsHeartbeat(Protocol):
+    """A response encoder whose clients give up a stream in which nothing happens."""
+
+    heartbeat_interval: float
+    """Seconds of silence after which ``encode_heartbeat`` is called, again and again."""
+
+    def encode_heartbeat(self, silence: float) -> bytes:
+        """Bytes for a client that has got no event for ``silence`` seconds; may be empty.
+
+        They begin the stream if it has not begun: its status is then 200, whatever follows.
+        """
+
+
 class ClientAdapter(Protocol):
     """One wire protocol towards clients. It does no I/O and raises ClientErrors."""
 
@@ -195,6 +213,14 @@ class SupportsProxy(Protocol):
         """The path of a worker for the endpoint's operation."""
 
 
+@runtime_checkable
+class SupportsTokenEstimate(Protocol):
+    """A client adapter whose ``tokenize`` endpoints answer with an estimate where nobody counts."""
+
+    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
+        """The estimated number of tokens as a response. Raises ClientError."""
+
+
 class OpenApiFragment(Struct, frozen=True):
     """The OpenAPI 3.1 description of one adapter's endpoints.
 
@@ -238,6 +264,18 @@ class RateLimitHeaders(Protocol):
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
     ) -> Headers:
         """Headers for every response; an argument is None if there is no such limit."""
+
+
+@runtime_checkable
+class HasVersionHeader(Protocol):
+    """A client adapter whose clients send a header that no other protocol has.
+
+    On a path that several protocols of a listener have, a request with the header is this
+    protocol's, and one without it another's.
+    """
+
+    version_header: str
+    """The header's name, in lower case."""
 
 
 class UpstreamRequest(Struct, frozen=True):
@@ -343,6 +381,19 @@ class ModelMetadataReader(Protocol):
 
 
 @runtime_checkable
+class HasOwnHeaders(Protocol):
+    """An upstream adapter whose requests have headers of their own, which workers then get."""
+
+    own_headers: frozenset[str]
+    """Their names, in lower case."""
+
+
+def get_own_headers(adapter: UpstreamAdapter) -> frozenset[str]:
+    """The names of the headers of the adapter's own."""
+    return adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset()
+
+
+@runtime_checkable
 class SupportsCancel(Protocol):
     """An upstream adapter with a request that cancels another.
 
@@ -379,7 +430,7 @@ class PassthroughRequest(Struct, frozen=True):
     the same protocol get more details.
     """
 
-    request: Request
+    request: AnyRequest
     upstream_request: UpstreamRequest
     build_headers: Callable[[], Headers]
     create_reader: Callable[[], PassthroughReader]
