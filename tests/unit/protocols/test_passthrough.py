@@ -933,6 +933,7 @@ def test_tokens_of_a_unary_response_without_usage_are_counted_by_its_log_probabi
 
 def test_embeddings_with_implausible_usage_are_decoded() -> None:
     answer = VECTORS.replace(b'"prompt_tokens":2', b'"prompt_tokens":-2')
+    answer = answer.replace(b'"AAAA"', b'"AAAAAA=="')
     out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), answer)
     assert out[-1] is None
     assert [type(event) for event in events] == [
