@@ -19,6 +19,7 @@ from protocols.chat.field_types import (
 )
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
+    Embedding,
     Event,
     ReasoningDelta,
     ResponseMetadata,
@@ -928,3 +929,14 @@ def test_tokens_of_a_unary_response_without_usage_are_counted_by_its_log_probabi
         out, events = read_passthrough(require_passthrough("chat", CHAT).create_reader(), body)
         assert out[-1] == body.replace(b"llama", b"chat")
         assert sum(e.tokens for e in events if isinstance(e, TextDelta)) == count
+
+
+def test_embeddings_with_implausible_usage_are_decoded() -> None:
+    answer = VECTORS.replace(b'"prompt_tokens":2', b'"prompt_tokens":-2')
+    answer = answer.replace(b'"AAAA"', b'"AAAAAA=="')
+    out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), answer)
+    assert out[-1] is None
+    assert [type(event) for event in events] == [
+        ResponseMetadata, Embedding, Embedding, StreamEnd
+    ]  # fmt: skip
+    assert StreamEnd(has_ignored_usage=True) in events
