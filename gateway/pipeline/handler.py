@@ -256,12 +256,8 @@ class RequestHandler:
                     body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
             recorder.record_request(adapter, client_request, principal, http.peer)
-            if match.endpoint.task in _MODEL_TASKS:
-                info = (
-                    adapter.read_routing_info(client_request)
-                    if len(body) < _LARGE_BODY
-                    else await asyncio.to_thread(adapter.read_routing_info, client_request)
-                )
+            info = await self._read_routing_info(adapter, client_request)
+            if info is not None:
                 routed = RoutedRequest(
                     adapter,
                     client_request,
@@ -282,6 +278,23 @@ class RequestHandler:
             log.exception("request %s failed", record.id)
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
+
+    async def _read_routing_info(
+        self, adapter: ClientAdapter, client_request: ClientRequest
+    ) -> RoutingInfo | None:
+        """The fields that routing needs; None if no model runs for the request."""
+        if client_request.endpoint.task not in _MODEL_TASKS:
+            return None
+        info = (
+            adapter.read_routing_info(client_request)
+            if len(client_request.body) < _LARGE_BODY
+            else await asyncio.to_thread(adapter.read_routing_info, client_request)
+        )
+        if info.inform:
+            return None
+        if info.model and not info.other_names:
+            return info
+        return replace(info, model=self._router.find_name(info))
 
     async def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
         """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""

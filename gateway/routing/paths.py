@@ -156,8 +156,9 @@ class _AdapterPaths:
 
     def _add_path(self, path: str, endpoint: Endpoint) -> None:
         self.static.setdefault(path, {})[endpoint.method] = endpoint
-        if not endpoint.strict_slash and not path.endswith("/"):
-            self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
+        if not endpoint.strict_slash and path != "/":
+            other_path = path.removesuffix("/") if path.endswith("/") else f"{path}/"
+            self.static.setdefault(other_path, {})[endpoint.method] = endpoint
 
 
 def list_endpoint_keys(mount: AdapterMount) -> Iterator[tuple[str, str]]:

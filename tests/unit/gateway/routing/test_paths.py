@@ -37,6 +37,9 @@ TWO = FakeAdapter(
 )
 
 
+ROOT = FakeAdapter("root", ("/v9",), (Endpoint("POST", "/"),))
+
+
 def make_mount(fake: FakeAdapter, prefix: str = "") -> AdapterMount:
     return AdapterMount(cast("ClientAdapter", cast("Any", fake)), prefix)
 
@@ -99,3 +102,12 @@ def test_wrong_method_error_lists_the_allowed_methods() -> None:
 )
 def test_unknown_path_belongs_to_the_longest_prefix(path: str, dialect: str) -> None:
     assert PATHS.find_owner(path).adapter.name == dialect
+
+
+def test_root_of_a_prefix_has_a_slash_or_none() -> None:
+    router = PathRouter([make_mount(ROOT, "/deep")])
+
+    assert router.find_endpoint("POST", "/deep").endpoint is ROOT.endpoints[0]
+    assert router.find_endpoint("POST", "/deep/").endpoint is ROOT.endpoints[0]
+    with pytest.raises(PathNotFound):
+        router.find_endpoint("POST", "/")
