@@ -52,6 +52,10 @@ class ProtocolRegistry:
         """Whether a listener can serve it."""
         return hasattr(self.load_adapter_class(name), "read_routing_info")
 
+    def serves_workers(self, name: str) -> bool:
+        """Whether a pool's workers can speak it."""
+        return hasattr(self.load_adapter_class(name), "read_error")
+
     def accepts_param(self, name: str, parameter: str) -> bool:
         """Whether the constructor of its adapter has this parameter."""
         return parameter in inspect.signature(self.load_adapter_class(name)).parameters

@@ -213,7 +213,7 @@ def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext
 
 def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
-    if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
+    if not context.check_worker_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
     option_types = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():

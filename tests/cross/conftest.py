@@ -17,7 +17,15 @@ from tests.cross.script import PLAYS, RequestOptions
 from tests.cross.worker_server import WorkerServer
 from tests.cross.workers.table import WORKERS
 
-PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
+PROTOCOLS = (
+    "openai",
+    "databricks",
+    "triton",
+    "ovms",
+    "ollama",
+    {"name": "mindie", "prefix": "/mindie"},
+    {"name": "tgi", "prefix": "/tgi"},
+)
 
 
 def build_configuration(url: str) -> bytes:
