@@ -13,10 +13,9 @@ from protocols.core.interfaces import (
     Clock,
     PassthroughRequest,
     ResponseContext,
-    Token,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class WorkerSelection(Struct, frozen=True, kw_only=True):
 class AttemptTrace(Protocol):
     """Receives the attempts of one request, for tracing."""
 
-    def set_request(self, request: "Request") -> None:
+    def set_request(self, request: "AnyRequest") -> None:
         """Set the request that the target gets."""
 
     def start_attempt(self, url: str) -> "Headers":
@@ -213,7 +212,7 @@ class PassthroughSource(Struct, frozen=True):
 class BackendRequest(Struct, frozen=True):
     """A client's request to one backend."""
 
-    decode: Callable[[], tuple[Request, Mapping[str, str]]]
+    decode: Callable[[], tuple[AnyRequest, Mapping[str, str]]]
     """Returns the internal request with the backend's model name, and the client's wire names by
     field path of the request. Raises ClientError."""
     passthrough: PassthroughSource | None = None
@@ -228,7 +227,7 @@ class PreparedRequest(Struct, frozen=True):
     that load balancing and metrics need.
     """
 
-    request: Request
+    request: AnyRequest
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     """The parameters of the request that the backend cannot honour."""
     passthrough: PassthroughRequest | None = None
@@ -304,11 +303,3 @@ class ComputesChoices(Protocol):
 
     computes_choices: bool
     """Always true."""
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """A backend that can tokenize text."""
-
-    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """The tokens of ``text``, with the model's special tokens. May be cancelled."""

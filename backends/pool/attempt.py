@@ -44,15 +44,21 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import (
+    BASIC_KINDS,
     Clock,
     Headers,
     PassthroughReader,
     ResponseDecoder,
     UpstreamRequest,
+    build_unsupported_kind_error,
 )
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 
 # Timeouts of an attempt.
+
+_GENERATION_KINDS: Final = ("chat", "completion")
+_UNKNOWN_PATH_STATUSES: Final = (404, 405, 501)
+"""A worker answers so if it has no API for this kind of request, such as reranking."""
 
 TimeoutName = Literal["first_token", "idle", "total"]
 
@@ -252,7 +258,7 @@ _EVENTS_WITHOUT_CONTENT: Final = frozenset({StreamStart, ResponseMetadata, Timin
 class AttemptRequest(Struct, frozen=True):
     """A request as sent to workers. ``upstream_request`` has the headers common to requests."""
 
-    request: Request
+    request: AnyRequest
     upstream_request: UpstreamRequest
     request_headers: Headers
     """The headers of this request alone, without the worker's key."""
@@ -363,7 +369,7 @@ class Attempt(AttemptTimeouts):
             self._raise_failure(error)
         finally:
             worker.waiting_attempts.discard(self)
-        if self._is_stream or request.request.kind == "embedding":
+        if self._is_stream or request.request.kind not in _GENERATION_KINDS:
             self._record_first_token()
         return items
 
@@ -478,6 +484,9 @@ class Attempt(AttemptTimeouts):
                 body += b"".join(chunks)
         payload = bytes(body[:_MAX_ERROR_BYTES])
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
+        kind = self.request.request.kind
+        if kind not in BASIC_KINDS and status in _UNKNOWN_PATH_STATUSES:
+            return build_unsupported_kind_error(kind)
         return self.request.read_error(status, headers, payload)
 
     async def _read_body(
@@ -557,7 +566,8 @@ class Attempt(AttemptTimeouts):
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, DeadlineExceeded):
-            has_first_token = self._is_stream or self.request.request.kind == "embedding"
+            generates = self.request.request.kind in _GENERATION_KINDS
+            has_first_token = self._is_stream or not generates
             if error.phase == "first_token" and has_first_token:
                 self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import asdict, replace
 
@@ -82,8 +82,10 @@ from protocols.core.interfaces import (
     SupportsPassthrough,
     UpstreamAdapter,
     UpstreamRequest,
+    build_unsupported_kind_error,
+    get_request_kinds,
 )
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 
 # Reports the selection of a worker to an observer (explain, dry run).
 
@@ -196,7 +198,7 @@ class PoolBackend:
     ) -> None:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
-        self._adapter = adapter
+        self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
@@ -259,7 +261,11 @@ class PoolBackend:
             if passthrough is not None:
                 return PreparedRequest(passthrough.request, passthrough=passthrough)
         decoded, names = request.decode()
-        return PreparedRequest(decoded, self._adapter.unsupported_parameters(decoded, names))
+        if decoded.kind not in self._request_kinds:
+            raise build_unsupported_kind_error(decoded.kind)
+        # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
+        unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
+        return PreparedRequest(decoded, unsupported)
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""
@@ -385,7 +391,7 @@ class PoolBackend:
         history.tried_urls |= {attempt.worker.config.url}
         history.pool_urls |= frozenset(self._list_urls())
 
-    async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
+    async def _encode_request(self, request: Any, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
         adapter = self._adapter
         deadline = self._compute_deadline(context)
@@ -561,7 +567,7 @@ class PoolBackend:
             self._metrics.abandoned += 1
             self._send_cancel(attempt.worker, attempt.request.request)
 
-    def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
+    def _build_criteria(self, request: AnyRequest, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""
         if self._make_routing_key is None and request.priority is None and context.preempt is None:
             return ANY_WORKER
@@ -582,7 +588,7 @@ class PoolBackend:
         ):
             worker.cancel_waiting()
 
-    def _send_cancel(self, worker: WorkerState, request: Request) -> None:
+    def _send_cancel(self, worker: WorkerState, request: Any) -> None:
         if self._cancel_adapter is not None and self._started:
             self._cancel_sender.send(worker.config, self._cancel_adapter.encode_cancel(request))
 

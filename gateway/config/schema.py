@@ -21,6 +21,7 @@ from backends.pool.settings import (
 )
 from backends.torch.settings import TorchSettings
 from protocols import PROTOCOLS
+from protocols.core.catalog import ModelTask
 from protocols.core.units import (
     Budget,
     CollectorUrl,
@@ -274,6 +275,9 @@ class AdminConfig(ConfigSection, frozen=True):
 
     address: ListenAddress
     sha256: Sha256Digest | None = None
+    key_for: Literal["all", "changes"] = "all"
+    """What needs the key: all requests except health checks, or only those that change something
+    (workers, reload, drain, cancel), which is possible on loopback addresses."""
 
 
 class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
@@ -393,7 +397,7 @@ class ModelConfig(ConfigSection, frozen=True):
     model: NonEmptyStr | None = None
     versions: Annotated[Mapping[Name, TargetConfig], Meta(min_length=1)] | None = None
     split: TrafficSplitConfig | None = None
-    task: Literal["chat", "embedding"] = "chat"
+    task: ModelTask = "chat"
     limits: ModelLimitsConfig = ModelLimitsConfig()
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
     on_loss: OnLoss | None = None

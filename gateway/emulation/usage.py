@@ -15,7 +15,14 @@ from protocols.core.events import (
     ToolCallDelta,
     Usage,
 )
-from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request, TextPart
+from protocols.core.request import (
+    AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    Prompt,
+    RerankRequest,
+    TextPart,
+)
 
 _EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
 """Events that have no text."""
@@ -30,7 +37,7 @@ _MAX_CHARACTERS_PER_TOKEN: Final = 16
 class UsageCounter:
     """Counts the tokens of one response. The backend's own usage always has precedence."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: AnyRequest) -> None:
         self._request = request
         self._has_usage = False
         self._prompt_tokens: int | None = None
@@ -99,7 +106,7 @@ def estimate_tokens(characters: int) -> int:
     return -(-characters // _CHARACTERS_PER_TOKEN)
 
 
-def _count_prompt_tokens(request: Request) -> tuple[int, bool]:
+def _count_prompt_tokens(request: AnyRequest) -> tuple[int, bool]:
     """The prompt's tokens, and whether they are estimated; token ids are counted exactly."""
     tokens, is_estimated, prefix_length = 0, False, 0
     prompts: Sequence[Prompt] = ()
@@ -114,6 +121,8 @@ def _count_prompt_tokens(request: Request) -> tuple[int, bool]:
             is_estimated = True
     elif isinstance(request, EmbeddingRequest):
         prefix_length, prompts = len(request.instruction or ""), request.inputs
+    elif isinstance(request, RerankRequest):
+        prefix_length, prompts = max(map(len, request.queries)), request.documents
     for prompt in prompts:
         if isinstance(prompt, str):
             tokens += estimate_tokens(len(prompt) + prefix_length)

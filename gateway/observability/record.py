@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from protocols.core.events import FinishReason, Usage
 from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import RequestKind
 
 RequestOutcome = Literal[
     "ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"
@@ -31,7 +32,7 @@ class RequestRecord(Struct, omit_defaults=True):
     backend: str = ""
     key: str = ""
     """The name of the API key."""
-    operation: Literal["", "chat", "completion", "embedding"] = ""
+    operation: RequestKind | Literal[""] = ""
     """The kind of inference; "" for requests that no model answers."""
     stream: bool = False
     status: int = 0

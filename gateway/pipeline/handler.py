@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
+from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_explain
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
@@ -44,12 +44,10 @@ from gateway.routing.paths import EndpointMatch, PathRouter
 from gateway.routing.router import PrincipalCatalog, Route, Router
 from protocols.core.catalog import Catalog
 from protocols.core.errors import (
-    DeadlineExceeded,
     GatewayError,
     InternalError,
     RequestNotFound,
     Unauthorized,
-    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -58,7 +56,6 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
-    SupportsTokenize,
 )
 
 log = logging.getLogger("interlingua")
@@ -67,6 +64,7 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
+_PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that need a model."""
 
@@ -210,7 +208,7 @@ class RequestHandler:
         request = ActiveRequest(http, writer, record)
         self.running_count += 1
         try:
-            if http.path in self._static_pages:
+            if http.path in self._static_pages and http.method in _PAGE_METHODS:
                 send_reply(writer, self._static_pages[http.path](), record)
             else:
                 await self._process_request(request)
@@ -359,16 +357,16 @@ class RequestHandler:
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
         route = self._route_request(routed)
-        generates = routed.client_request.endpoint.task == "generate"
         if self._limiter is not None:
-            body = routed.client_request.body if generates else None
+            takes_tokens = routed.client_request.endpoint.task == "generate"
+            body = routed.client_request.body if takes_tokens else None
             reservation = request.reservation = self._limiter.reserve(
                 routed.record.key, route.requested_model, route.model.info, body, routed.adapter
             )
             if reservation is not None:
                 reservation.check()
                 routed.reservation, routed.headers = reservation, reservation.headers
-        return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
+        return self.dispatcher.dispatch(routed, route)
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.
@@ -450,36 +448,6 @@ def _send_error(
         return
     response = adapter.encode_error(error, client_request)
     send_reply(request.writer, response, request.record, request.headers)
-
-
-async def _tokenize(request: RoutedRequest, route: Route) -> None:
-    """Answer with the tokens of a text. Raises UnsupportedFeature."""
-    adapter, client_request, context, backend = (
-        request.adapter,
-        request.client_request,
-        request.context,
-        route.target.backend,
-    )
-    if not isinstance(adapter, SupportsTokenize) or not isinstance(backend, Tokenizer):
-        raise UnsupportedFeature(
-            f"the model {route.model.info.name!r} does not support tokenization"
-        )
-    text = (
-        await asyncio.to_thread(adapter.read_text, client_request)
-        if context.offload_to_thread
-        else adapter.read_text(client_request)
-    )
-    try:
-        async with asyncio.timeout(context.deadline.remaining()):
-            tokens = await backend.tokenize(text, context)
-    except TimeoutError:
-        raise DeadlineExceeded("the request's time is up") from None
-    send_reply(
-        request.writer,
-        adapter.encode_tokens(client_request, tokens),
-        request.record,
-        request.headers,
-    )
 
 
 def _make_client_request(

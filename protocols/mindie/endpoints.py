@@ -6,17 +6,21 @@ implements them; cluster internals (roles, adapters, dresult) are not supported.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
 
+from protocols.chat.responses import ResponseStyle
+from protocols.chat.unary import UnaryEncoder
+from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, PathNotFound
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
+    Headers,
     HttpResponse,
     OpenApiFragment,
     PassthroughRequest,
@@ -24,10 +28,14 @@ from protocols.core.interfaces import (
     ResponseContext,
     ResponseEncoder,
     RoutingInfo,
-    Token,
     UpstreamRequest,
 )
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import (
+    AnyRequest,
+    GenerationRequest,
+    PromptOptions,
+    TokenizeRequest,
+)
 from protocols.mindie import errors, openapi, params, requests, responses
 from protocols.mindie.params import (
     MODEL_NAME_PATTERN,
@@ -253,11 +261,20 @@ def read_tokenizer_text(call: ClientRequest, setup: MindieConfig) -> str:
     return inputs
 
 
-def build_tokenizer_response(call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-    """Build the response. A token without text (special, or part of a character) only counts."""
-    with_texts = get_field(read_body_fields(call), "do_decode") is not False
-    texts = [text for _, text in tokens if with_texts and text]
-    return build_json_response(encode_json({"token_number": len(tokens), "tokens": texts}))
+class TokenizerEncoder(UnaryEncoder):
+    """Encodes the response to a tokenizer request."""
+
+    def __init__(
+        self, request: TokenizeRequest, context: ResponseContext, headers: Headers
+    ) -> None:
+        super().__init__(ResponseStyle(), context, headers)
+        self._request = request
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """A token without text (special, or part of a character) only counts."""
+        ids, texts = response.tokens.ids, response.tokens.texts
+        shown = [text for text in texts if text] if self._request.return_texts else []
+        return build_json_response(encode_json({"token_number": len(ids), "tokens": shown}))
 
 
 _MODEL_PATH = "/v2/models/{model}"
@@ -372,7 +389,7 @@ class MindIE(MindieUpstream):
             case "stop":
                 return self._read_stop_routing(call)
             case "tokenizer":
-                self.read_text(call)
+                read_tokenizer_text(call, self._config)
                 return RoutingInfo(self._read_default_model(call))
             case "chat" | "completion":
                 fields = read_body_fields(call)
@@ -381,7 +398,7 @@ class MindIE(MindieUpstream):
             case _:
                 return self._read_default_routing(call)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         setup = self._config
@@ -390,6 +407,14 @@ class MindIE(MindieUpstream):
                 return requests.read_text_request(call, setup, stream=variant == "text_stream")
             case "tokens":
                 return requests.read_tokens_request(call, setup)
+            case "tokenizer":
+                with_texts = get_field(read_body_fields(call), "do_decode") is not False
+                return TokenizeRequest(
+                    model=self._read_default_model(call),
+                    prompt=read_tokenizer_text(call, setup),
+                    templating=PromptOptions("raw"),
+                    return_texts=with_texts,
+                )
             case "chat":
                 return requests.read_chat_request(call, setup)
             case "completion":
@@ -405,9 +430,11 @@ class MindIE(MindieUpstream):
                 )
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, about: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if isinstance(request, TokenizeRequest):
+            return TokenizerEncoder(request, about, build_headers(call))
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         profile, headers = self._config.profile, build_headers(call)
         match _get_operation(call):
@@ -439,17 +466,9 @@ class MindIE(MindieUpstream):
         """See ``protocols.core.interfaces.ClientAdapter``. Also answers a completed ``stop``."""
         return _add_headers(build_info_response(call, catalog, self._config), call)
 
-    def read_text(self, call: ClientRequest) -> str:
-        """See ``protocols.core.interfaces.SupportsTokenize``."""
-        return read_tokenizer_text(call, self._config)
-
-    def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-        """See ``protocols.core.interfaces.SupportsTokenize``."""
-        return _add_headers(build_tokenizer_response(call, tokens), call)
-
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return self._field_names[_get_operation(call)]
+        return self._field_names.get(_get_operation(call), {})
 
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""

@@ -73,8 +73,8 @@ class Capabilities(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Their names on the wire."""
-        if self.task == "embedding":
-            return ("embedding",)
+        if self.task != "chat":
+            return (self.task,)
         return ("completion", *(name for name in MODEL_OPTIONS if getattr(self, name)))
 
 

@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -21,15 +21,35 @@ from protocols.chat.requests import (
     read_embedding,
     read_model,
 )
+from protocols.chat.rerank import (
+    RERANK_PARAMS,
+    SCORE_PARAMS,
+    RankingEncoder,
+    RerankDecoder,
+    RerankEncoder,
+    ScoreEncoder,
+    read_ranking,
+    read_rerank,
+    read_score,
+)
 from protocols.chat.responses import (
     ChatEncoder,
     CompletionEncoder,
     ResponseStyle,
     create_header_builder,
 )
+from protocols.chat.tokenization import (
+    TOKENIZE_PARAMS,
+    DetokenizeDecoder,
+    DetokenizeEncoder,
+    TokenizeDecoder,
+    TokenizeEncoder,
+    read_detokenize,
+    read_tokenize,
+)
 from protocols.chat.upstream import PROFILES, RequestWriter
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError
+from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -46,7 +66,13 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request import (
+    AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    RerankRequest,
+    TokenizeRequest,
+)
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
@@ -133,9 +159,25 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
+        *_build_ranking_endpoints(prefix, prefix.removesuffix("/v1")),
         Endpoint("GET", f"{prefix}/models", "inform", "models"),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
     )
+
+
+def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
+    """The endpoints of vLLM, Jina, Cohere and NVIDIA that OpenAI's API does not have."""
+    yield Endpoint("POST", f"{prefix}/rerank", operation="rerank_v1")
+    yield Endpoint("POST", f"{prefix}/ranking", operation="ranking")
+    yield Endpoint("POST", f"{prefix}/score", operation="score")
+    yield Endpoint("POST", f"{prefix}/tokenize", "tokenize", "tokenize")
+    yield Endpoint("POST", f"{prefix}/detokenize", "tokenize", "detokenize")
+    if root != prefix:
+        yield Endpoint("POST", f"{root}/v2/rerank", operation="rerank_v2")
+        yield Endpoint("POST", f"{root}/rerank", operation="rerank")
+        yield Endpoint("POST", f"{root}/score", operation="score")
+        yield Endpoint("POST", f"{root}/tokenize", "tokenize", "tokenize")
+        yield Endpoint("POST", f"{root}/detokenize", "tokenize", "detokenize")
 
 
 def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
@@ -170,11 +212,26 @@ def read_timeout(headers: Mapping[str, str]) -> float | None:
     return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
 
 
-_READERS: Final[Mapping[str, Callable[..., Request]]] = {
+_READERS: Final[Mapping[str, Callable[..., AnyRequest]]] = {
     "chat": read_chat,
     "completion": read_completion,
     "embedding": read_embedding,
+    "rerank": read_rerank,
+    "rerank_v1": read_rerank,
+    "rerank_v2": read_rerank,
+    "ranking": read_ranking,
+    "score": read_score,
+    "tokenize": read_tokenize,
+    "detokenize": read_detokenize,
 }
+_EXTENSION_PARAMS: Final[Mapping[str, params.ParamTable]] = {
+    **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), RERANK_PARAMS),
+    "ranking": SCORE_PARAMS,
+    "score": SCORE_PARAMS,
+    "tokenize": TOKENIZE_PARAMS,
+}
+_COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
+_TOKENIZER_OPERATIONS: Final = ("tokenize", "detokenize")
 
 
 class OpenAI:
@@ -214,6 +271,7 @@ class OpenAI:
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
+        self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
             worker_profile, prefix, self._request_writer.forwards_field
         )
@@ -224,11 +282,13 @@ class OpenAI:
                 **params.map_field_names(self._request_rules.completion),
             },
             "embedding": params.map_field_names(self._request_rules.embedding),
+            **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
         }
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
+            **_EXTENSION_PARAMS,
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -246,7 +306,7 @@ class OpenAI:
             return _read_any_routing_info(call, client_id)
         return RoutingInfo(model, None, stream, client_id or None)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         client_id = call.headers.get("x-client-request-id")
@@ -255,20 +315,29 @@ class OpenAI:
         return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, context: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        del call
-        if isinstance(request, EmbeddingRequest):
-            return EmbeddingEncoder(self._response_style, request, context)
-        if request.kind == "chat":
-            return ChatEncoder(self._response_style, request, context)
-        return CompletionEncoder(self._response_style, request, context)
+        style = self._response_style
+        match request:
+            case GenerationRequest(kind="chat"):
+                return ChatEncoder(style, request, context)
+            case GenerationRequest():
+                return CompletionEncoder(style, request, context)
+            case EmbeddingRequest():
+                return EmbeddingEncoder(style, request, context)
+            case RerankRequest():
+                return _create_rerank_encoder(call.endpoint.operation, style, request, context)
+            case TokenizeRequest():
+                return TokenizeEncoder(style, request, context)
+            case _:
+                return DetokenizeEncoder(style, context)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        del call
         reply = errors.build_error_response(error)
+        if call is not None:
+            reply = _adapt_error_response(reply, error, call.endpoint.operation)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def rate_limit_headers(
@@ -303,6 +372,7 @@ class OpenAI:
         return OpenApiFragment(
             {
                 **openapi.build_operations(self._request_rules, failures, error),
+                **openapi.build_rerank_operations(self._request_rules, failures),
                 "models": build_operation("List the models.", models, failures),
                 "model": build_operation(
                     "Describe one model.", build_response(ref("ModelCard")), failures
@@ -310,7 +380,7 @@ class OpenAI:
             },
             {
                 **openapi.build_response_schemas(self._response_style),
-                **build_struct_schemas(ModelCard, errors.ErrorBody),
+                **build_struct_schemas(ModelCard, errors.ErrorBody, *openapi.RERANK_RESPONSE_TYPES),
                 "ErrorAnswer": types["ErrorAnswer"],
             },
         )
@@ -318,7 +388,7 @@ class OpenAI:
     # --- towards workers --------------------------------------------------------------------------
 
     def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
+        self, request: AnyRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         own_request = self._remove_foreign_extra(request)
@@ -327,11 +397,11 @@ class OpenAI:
             return losses
         return losses + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
 
-    def encode_request(self, request: Request) -> UpstreamRequest:
+    def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return self._request_writer.encode_request(self._remove_foreign_extra(request))
 
-    def _remove_foreign_extra(self, request: Request) -> Request:
+    def _remove_foreign_extra(self, request: AnyRequest) -> AnyRequest:
         """The request without fields that only workers of another protocol may get."""
         if not request.extra or request.source in ("", self.name):
             return request
@@ -356,15 +426,52 @@ class OpenAI:
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
+    def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if isinstance(request, EmbeddingRequest):
-            return EmbeddingDecoder(request)
-        return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
+        match request:
+            case GenerationRequest():
+                echoes = self._request_writer.expects_echo(request)
+                return GenerationDecoder(request, echoes=echoes)
+            case EmbeddingRequest():
+                return EmbeddingDecoder(request)
+            case RerankRequest():
+                return RerankDecoder(request)
+            case TokenizeRequest():
+                return TokenizeDecoder()
+            case _:
+                return DetokenizeDecoder()
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return errors.read_worker_error(status, headers, body)
+
+
+def _adapt_error_response(reply: HttpResponse, error: GatewayError, operation: str) -> HttpResponse:
+    """The error of an endpoint that OpenAI's API does not have.
+
+    Cohere's clients read ``message`` of the body itself. A model without a tokenizer is a 501.
+    """
+    if operation in _COHERE_OPERATIONS:
+        body = msgspec.json.decode(reply.body)
+        body = {"message": body["error"]["message"], **body}
+        return msgspec.structs.replace(reply, body=_encode(body))
+    if operation in _TOKENIZER_OPERATIONS and type(error) is UnsupportedFeature:
+        body = msgspec.json.decode(reply.body)
+        body["error"]["type"] = "not_implemented_error"
+        return msgspec.structs.replace(reply, status=501, body=_encode(body))
+    return reply
+
+
+def _create_rerank_encoder(
+    operation: str, style: ResponseStyle, request: RerankRequest, context: ResponseContext
+) -> ResponseEncoder:
+    match operation:
+        case "score":
+            return ScoreEncoder(style, context)
+        case "ranking":
+            return RankingEncoder(style, context)
+        case _:
+            return RerankEncoder(style, request, context, "2" if operation == "rerank_v2" else "1")
 
 
 def _build_json_response(body: Any) -> HttpResponse:

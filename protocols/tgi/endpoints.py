@@ -3,7 +3,7 @@
 Source: text-generation-inference 3.3, ``router/src/server.rs``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from protocols import params
@@ -19,9 +19,14 @@ from protocols.core.interfaces import (
     ResponseContext,
     ResponseEncoder,
     RoutingInfo,
-    Token,
 )
-from protocols.core.request import EmbeddingRequest, PromptOptions, Request
+from protocols.core.request import (
+    AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    PromptOptions,
+    TokenizeRequest,
+)
 from protocols.json_body import (
     encode_ascii,
     read_fields,
@@ -33,7 +38,7 @@ from protocols.tgi import openapi, requests
 from protocols.tgi.errors import JSON_HEADERS, TgiError, build_error_response
 from protocols.tgi.params import TgiLimits, build_client_table
 from protocols.tgi.requests import Fields, GenerateOptions
-from protocols.tgi.responses import GenerateEncoder, VectorEncoder
+from protocols.tgi.responses import GenerateEncoder, TokensEncoder, VectorEncoder
 from protocols.tgi.upstream import TgiUpstream
 
 PromptMode = Literal["raw", "chat"]
@@ -122,7 +127,7 @@ class TGI(TgiUpstream):
         model = requests.read_model(fields, self._default_model)
         return RoutingInfo(model, stream=_reads_stream(call, fields))
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         fields = read_fields(call)
         name = requests.read_model(fields, self._default_model)
@@ -131,6 +136,13 @@ class TGI(TgiUpstream):
                 return requests.read_v1_chat(fields, name)
             case "completion":
                 return requests.read_v1_completion(fields, name)
+            case "tokenize":
+                return TokenizeRequest(
+                    model=name,
+                    prompt=requests.read_inputs(fields),
+                    templating=_PROMPT_OPTIONS["raw"],
+                    return_texts=True,
+                )
             case "root" if model is not None and model.task == "embedding":
                 return requests.read_embedding(fields, name)
             case _:
@@ -142,11 +154,14 @@ class TGI(TgiUpstream):
                 return request
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, context: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         if isinstance(request, EmbeddingRequest):
             return VectorEncoder()
+        if isinstance(request, TokenizeRequest):
+            return TokensEncoder()
+        assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         match call.endpoint.operation:
             case "chat":
                 return ChatEncoder(_STYLE, request, context)
@@ -210,34 +225,6 @@ class TGI(TgiUpstream):
             "sha": None,
             "docker_label": None,
         }
-
-    # --- tokens -----------------------------------------------------------------------------------
-
-    def read_text(self, call: ClientRequest) -> str:
-        """See ``protocols.core.interfaces.SupportsTokenize``."""
-        return requests.read_inputs(read_fields(call))
-
-    def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-        """See ``protocols.core.interfaces.SupportsTokenize``."""
-        del call
-        return _build_json_response(list_token_offsets(tokens))
-
-
-def list_token_offsets(tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """The tokens with their places in the text, in bytes of UTF-8.
-
-    Of several tokens that form one character each has a byte; the last one has the rest.
-    """
-    items: list[dict[str, Any]] = []
-    position = 0
-    pending = 0
-    for token_id, text in tokens:
-        size = len(text.encode("utf-8", "surrogatepass"))
-        end = position + 1 if not text else max(position, position + size - pending)
-        items.append({"id": token_id, "text": text, "start": position, "stop": end})
-        pending = 0 if text else pending + 1
-        position = end
-    return items
 
 
 def _reads_stream(call: ClientRequest, fields: Fields) -> bool:

@@ -5,9 +5,10 @@ is known. Streams are ASCII, since huggingface_hub splits them at Unicode's line
 Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``server.rs``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import fsum
-from typing import Final
+from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -260,8 +261,8 @@ class GenerateEncoder:
         return "eos_token"
 
 
-class VectorEncoder:
-    """Encodes vectors as an array of arrays."""
+class _JsonEncoder(ABC):
+    """The part of a ``ResponseEncoder`` that responses without streams share."""
 
     content_type = "application/json"
 
@@ -270,7 +271,7 @@ class VectorEncoder:
         return ()
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
-        """Empty: embeddings are never streamed."""
+        """Empty: there is nothing to stream."""
         del events
         return b""
 
@@ -280,7 +281,40 @@ class VectorEncoder:
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return HttpResponse(200, encode_ascii(response.embeddings), JSON_HEADERS)
+        return HttpResponse(200, encode_ascii(self.build_body(response)), JSON_HEADERS)
+
+    @abstractmethod
+    def build_body(self, response: UnaryResponse) -> Any:
+        """The body, before it is encoded."""
+
+
+class VectorEncoder(_JsonEncoder):
+    """Encodes vectors as an array of arrays."""
+
+    def build_body(self, response: UnaryResponse) -> Any:
+        """The vectors."""
+        return response.embeddings
+
+
+class TokensEncoder(_JsonEncoder):
+    """Encodes the tokens of a text."""
+
+    def build_body(self, response: UnaryResponse) -> Any:
+        """The tokens with their places in the text, in bytes of UTF-8.
+
+        Of several tokens that form one character each has a byte; the last one has the rest.
+        """
+        tokens = response.tokens
+        items: list[dict[str, Any]] = []
+        position = 0
+        pending = 0
+        for token_id, text in zip(tokens.ids, tokens.texts, strict=True):
+            size = len(text.encode("utf-8", "surrogatepass"))
+            end = position + 1 if not text else max(position, position + size - pending)
+            items.append({"id": token_id, "text": text, "start": position, "stop": end})
+            pending = 0 if text else pending + 1
+            position = end
+        return items
 
 
 def _format_event(body: Struct) -> bytes:

@@ -415,7 +415,9 @@ def _encode_response(
     )
     context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
     response_context = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
-    encoder = client.create_encoder(call, client.decode_request(call), response_context)
+    encoder = client.create_encoder(
+        call, cast("Request", client.decode_request(call)), response_context
+    )
     if request.stream:
         return encoder.encode_events(_EVENTS)
     return encoder.encode_unary(aggregate(_EVENTS)).body

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.core.aggregate import aggregate
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import (
     ClientDisconnected,
@@ -28,6 +29,9 @@ from protocols.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
+from protocols.core.events import StreamEnd, TokenList
+from protocols.core.interfaces import ResponseContext
+from protocols.core.request import TokenizeRequest
 from protocols.tgi import TGI
 from tests.unit.protocols.tgi.conftest import MakeCall
 
@@ -101,11 +105,16 @@ def test_models_are_listed(make: MakeCall) -> None:
     assert first == {"id": "one", "object": "model", "created": 7, "owned_by": "gateway"}
 
 
-def test_tokens_have_offsets_in_bytes(make: MakeCall) -> None:
-    adapter, call = TGI(), make("/tokenize", {"inputs": "hé"})
-    assert adapter.read_text(call) == "hé"
+def test_tokens_have_offsets_in_bytes(make: MakeCall, about: ResponseContext) -> None:
+    adapter, call = TGI(model="m"), make("/tokenize", {"inputs": "hé du"})
+    request = adapter.decode_request(call)
+    tokens = TokenList((104, 195, 169, 9), ("h", "", "é", " du"))
 
-    response = adapter.encode_tokens(call, [(104, "h"), (195, ""), (169, "é"), (9, " du")])
+    encoder = adapter.create_encoder(call, request, about)
+    response = encoder.encode_unary(aggregate([tokens, StreamEnd()]))
+
+    assert isinstance(request, TokenizeRequest)
+    assert (request.prompt, request.return_texts) == ("hé du", True)
 
     assert msgspec.json.decode(response.body) == [
         {"id": 104, "text": "h", "start": 0, "stop": 1},
