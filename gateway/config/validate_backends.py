@@ -25,7 +25,11 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.registry import describe_type_mismatch, find_template_error
+from gateway.config.registry import (
+    describe_type_mismatch,
+    find_shared_endpoint,
+    find_template_error,
+)
 from gateway.config.schema import (
     Config,
     ListenerConfig,
@@ -155,10 +159,10 @@ def _check_listener(
         if not is_set(protocol.prefix):
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
-        shared_paths = sorted(paths & owners.keys())
-        if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
-            method, shared_path = shared_paths[0]
-            owner = owners[method, shared_path]
+        shared = find_shared_endpoint(paths, owners)
+        if shared and not (listener.protocol_header is True or protocol.name in preferred):
+            method, shared_path = shared
+            owner = owners[shared]
             context.add_issue(
                 at,
                 f"{method} {shared_path} belongs to {owner} on this listener already; "

@@ -148,7 +148,7 @@ class RequestHandler:
         """
         self.path_router = path_router
         self._static_pages = {
-            path: page for path, page in pages.items() if not path_router.has_path(path)
+            path: page for path, page in pages.items() if not path_router.has_page(path)
         }
         self._router = router
         self._authenticator = authenticator

@@ -51,8 +51,10 @@ _DETAILS: Final[Mapping[str, Any]] = {
 _MANAGEMENT_ERROR: Final = "model management is not supported by this gateway"
 _GENERATION_OPERATIONS: Final = ("chat", "generate")
 
+_ROOT_ENDPOINTS: Final = tuple(
+    Endpoint(method, "/", "inform", "root", public=True) for method in ("GET", "HEAD")
+)
 _ENDPOINTS: Final = (
-    *(Endpoint(method, "/", "inform", "root", public=True) for method in ("GET", "HEAD")),
     Endpoint("POST", "/api/chat", operation="chat"),
     Endpoint("POST", "/api/generate", operation="generate"),
     Endpoint("POST", "/api/embed", operation="embed"),
@@ -84,21 +86,27 @@ class Ollama:
 
     ``m`` and ``m:latest`` are the same model, and case does not count. ``version`` is what
     ``/api/version`` says. ``pull_known`` makes ``/api/pull`` of a served model succeed. Otherwise
-    that is an error, as is all management of models.
+    that is an error, as is all management of models. Without ``root`` the path ``/`` is the
+    gateway's own page instead of the text that Ollama is running.
     """
 
     name: str = "ollama"
     profiles: ClassVar[tuple[str, ...]] = ("0.9",)
     model_options: ClassVar[Mapping[str, Any]] = requests.MODEL_OPTIONS
     path_prefixes: tuple[str, ...] = ("/api",)
-    endpoints: tuple[Endpoint, ...] = _ENDPOINTS
 
     def __init__(
-        self, profile: str | None = None, *, version: str = "0.9.7", pull_known: bool = False
+        self,
+        profile: str | None = None,
+        *,
+        version: str = "0.9.7",
+        pull_known: bool = False,
+        root: bool = True,
     ) -> None:
         if profile not in (None, *self.profiles):
             known = ", ".join(self.profiles)
             raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {known}")
+        self.endpoints: tuple[Endpoint, ...] = (*(_ROOT_ENDPOINTS if root else ()), *_ENDPOINTS)
         self._version = version
         self._pull_known = pull_known
         generation = ParamTable(*_add_prefix(OPTION_PARAMS), *REQUEST_PARAMS)

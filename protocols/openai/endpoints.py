@@ -154,12 +154,20 @@ _decode_optional_bool = msgspec.json.Decoder(bool | None).decode
 
 
 def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
-    """The endpoints under ``prefix``, such as ``/v1``."""
+    """The endpoints under ``prefix``, such as ``/v1``, and those without ``/v1``, as in LiteLLM."""
+    root = prefix.removesuffix("/v1")
+    return (
+        *_build_basic_endpoints(prefix),
+        *(_build_basic_endpoints(root) if root != prefix else ()),
+        *_build_ranking_endpoints(prefix, root),
+    )
+
+
+def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     return (
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
-        *_build_ranking_endpoints(prefix, prefix.removesuffix("/v1")),
         Endpoint("GET", f"{prefix}/models", "inform", "models"),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
     )

@@ -111,3 +111,14 @@ def test_root_of_a_prefix_has_a_slash_or_none() -> None:
     assert router.find_endpoint("POST", "/deep/").endpoint is ROOT.endpoints[0]
     with pytest.raises(PathNotFound):
         router.find_endpoint("POST", "/")
+
+
+PATTERN = FakeAdapter("pattern", ("/v1",), (Endpoint("GET", "/v1/{any}"),))
+FIXED = FakeAdapter("fixed", ("/v1",), (Endpoint("GET", "/v1/models"),))
+
+
+def test_path_that_another_protocols_pattern_matches_is_shared() -> None:
+    match = PathRouter([make_mount(PATTERN), make_mount(FIXED)]).find_endpoint("GET", "/v1/models")
+
+    assert match.endpoint is PATTERN.endpoints[0]
+    assert [one.endpoint for one in match.alternatives] == [FIXED.endpoints[0]]

@@ -73,6 +73,11 @@ def test_root_and_version_need_no_key(make: MakeCall) -> None:
     assert ask(make("/api/version", method="GET"), Ollama(version="1.2.3")) == {"version": "1.2.3"}
 
 
+def test_root_is_optional() -> None:
+    assert "/" in {one.path for one in Ollama().endpoints}
+    assert "/" not in {one.path for one in Ollama(root=False).endpoints}
+
+
 def test_tags_lists_names_with_a_tag(make: MakeCall) -> None:
     first, second, third = ask(make("/api/tags", method="GET"))["models"]
 
