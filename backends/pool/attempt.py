@@ -24,7 +24,6 @@ from backends.interfaces import (
 )
 from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
-from backends.pool.side_requests import add_bearer
 from backends.pool.workers import WorkerSlot, WorkerState, get_error_kind
 from protocols.core.errors import (
     ClientError,
@@ -340,19 +339,17 @@ class Attempt(AttemptTimeouts):
         """
         worker, request = self.worker, self.request
         config = worker.config
-        headers = (
-            request.request_headers
-            if config.bearer is None
-            else add_bearer(request.request_headers, config)
-        )
+        upstream_request, headers = request.upstream_request, request.request_headers
+        if config.credentials is not None:
+            upstream_request, headers = config.credentials.authorize(upstream_request, headers)
         worker.waiting_attempts.add(self)
         try:
             self.start_wait(self.slot.acquired_at)
             response = self._response = self._services.http_client.try_send(
-                config.url, request.upstream_request, headers
+                config.url, upstream_request, headers
             )
             if response is None or not await response.wait_headers():
-                response = await self._send_on_new_connection(headers)
+                response = await self._send_on_new_connection(upstream_request, headers)
             if worker.logged_state != "up":
                 worker.record_connected()
             if response.status != _STATUS_OK:
@@ -463,11 +460,13 @@ class Attempt(AttemptTimeouts):
         if self._response is not None:
             self._response.release()
 
-    async def _send_on_new_connection(self, headers: Headers) -> UpstreamResponse:
+    async def _send_on_new_connection(
+        self, upstream_request: UpstreamRequest, headers: Headers
+    ) -> UpstreamResponse:
         """Send the request over a new connection and wait for the response headers."""
         services, url = self._services, self.worker.config.url
         pending_response = services.http_client.send_on_new_connection(
-            url, self.request.upstream_request, services.timeouts.connect, headers
+            url, upstream_request, services.timeouts.connect, headers
         )
         response = self._response = await self.wait_response(pending_response)
         return response
@@ -476,7 +475,9 @@ class Attempt(AttemptTimeouts):
         """Read the error of a response whose status is not 200."""
         status, headers = response.status, response.headers
         if status < HTTPStatus.BAD_REQUEST:
-            return WorkerFailed(f"the worker answered {status}", status=status)
+            redirect = WorkerFailed(f"the worker answered {status}", status=status)
+            redirect.worker_status = status
+            return redirect
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # a part of the body is enough
@@ -487,7 +488,11 @@ class Attempt(AttemptTimeouts):
         kind = self.request.request.kind
         if kind not in BASIC_KINDS and status in _UNKNOWN_PATH_STATUSES:
             return build_unsupported_kind_error(kind)
-        return self.request.read_error(status, headers, payload)
+        error = self.request.read_error(status, headers, payload)
+        error.worker_status = status
+        if not error.worker_text:
+            error.worker_text = payload.decode("utf-8", "replace")
+        return error
 
     async def _read_body(
         self, response: UpstreamResponse, *, had_content: bool = True

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import RequestContext
+from backends.interfaces import RequestContext, StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.strategies import ResponseStrategy
@@ -54,6 +54,8 @@ class Responder(Struct, eq=False):
     """Uses the context's clock."""
     _headers: Headers = ()
     """Headers of the response beside the strategy's: the rate-limit headers."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The event loop, if it is known: asking for the running one takes a system call."""
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
@@ -92,7 +94,7 @@ class Responder(Struct, eq=False):
 
     async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
         running_requests.add(self)
@@ -102,7 +104,7 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                await self._send_unary()
+                self._send_unary(await self._strategy.send_unary())
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -126,6 +128,8 @@ class Responder(Struct, eq=False):
             self._deadline_timer.remove(self)
             if context.first_attempt_at is not None:
                 self._record.overhead = context.first_attempt_at - context.received_at
+            if context.attempt_history.failures:
+                self._record.worker_failures = context.attempt_history.failures
 
     def _cancel_task(self) -> None:
         """Cancel the task once."""
@@ -192,12 +196,12 @@ class Responder(Struct, eq=False):
             self._writer.write(chunk)
         return not (self._writer.started and self._writer.needs_drain)
 
-    async def _send_unary(self) -> None:
-        """Read all events and send a unary response."""
+    def _send_unary(self, items: Sequence[StreamItem]) -> None:
+        """Send the unary response that these items are."""
         strategy, record, reasons = self._strategy, self._record, []
         body: bytes | None = None
         batches: list[Event] = []
-        for data, batch in await strategy.send_unary():
+        for data, batch in items:
             body = data or body
             batches += batch
         events = strategy.process_events(batches)

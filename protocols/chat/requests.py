@@ -132,7 +132,7 @@ def read_chat(
         tool_choice=choice,
         legacy_functions=legacy,
         output=_read_output_format(values, fields),
-        labels=_read_labels(values, fields),
+        labels=_read_labels(values, fields, rules.chat),
         extra=collect_extra(values, fields, rules.chat, CHAT_FIELDS, rules.unknown_fields),
         **values.build_request_arguments(),
     )
@@ -203,7 +203,7 @@ def read_completion(
         kind="completion",
         prompts=prompts,
         output=_read_output_format(values, fields),
-        labels=_read_labels(values, {}),
+        labels=_read_labels(values, {}, rules.completion),
         extra=collect_extra(
             values, fields, rules.completion, COMPLETION_FIELDS, rules.unknown_fields
         ),
@@ -279,7 +279,7 @@ def read_embedding(
     return EmbeddingRequest(
         model=name,
         inputs=inputs,
-        labels=_read_labels(values, {}),
+        labels=_read_labels(values, {}, rules.embedding),
         extra=collect_extra(
             values, fields, rules.embedding, EMBEDDING_FIELDS, rules.unknown_fields
         ),
@@ -358,11 +358,15 @@ def _read_output_format(values: ParsedParams, fields: Mapping[str, Raw]) -> Outp
     return output or guide
 
 
-def _read_labels(values: ParsedParams, fields: Mapping[str, Raw]) -> dict[str, str]:
-    labels = values.get_section("labels")
-    identifier = labels.get("safety_identifier", "")
-    if len(identifier) > MAX_IDENTIFIER_LENGTH:
-        raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
+def _read_labels(
+    values: ParsedParams, fields: Mapping[str, Raw], table: ParamTable
+) -> dict[str, str]:
+    labels = {}
+    if not table.label_fields.isdisjoint(values.provided_fields):
+        labels = values.get_section("labels")
+        identifier = labels.get("safety_identifier", "")
+        if len(identifier) > MAX_IDENTIFIER_LENGTH:
+            raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
     if "metadata" in fields and "metadata" in values.provided_fields:
         labels |= _read_metadata(fields["metadata"])
     return labels

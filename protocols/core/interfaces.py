@@ -51,6 +51,8 @@ class Endpoint(Struct, frozen=True):
     """No API key is required, so its response may not depend on any one model."""
     strict_slash: bool = False
     """A trailing slash makes it another path."""
+    lists_models: bool = False
+    """Its response depends on the catalog alone, so that it may be cached."""
 
 
 class ClientRequest(Struct, frozen=True, dict=True):

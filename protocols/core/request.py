@@ -6,7 +6,6 @@ place here are kept in ``extra`` as the client sent them, for workers of the sam
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from msgspec import NODEFAULT, Raw, Struct
@@ -254,13 +253,16 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What all requests share."""
 
-    @cached_property
+    @property
     def set_fields(self) -> Mapping[str, Any]:
         """Every value that differs from its default, by its path such as ``sampling.top_k``.
 
         None and empty values count as not set.
         """
-        values = {}
+        values: dict[str, Any] | None = self.__dict__.get("set_fields")
+        if values is not None:  # functools.cached_property takes a lock in Python 3.11
+            return values
+        values = self.__dict__["set_fields"] = {}
         unsaid = _UNSET_VALUES[type(self)]
         for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
             if name in _SECTION_PATHS:

@@ -50,6 +50,7 @@ from protocols.mindie.params import (
 )
 from protocols.mindie.requests import get_invalid_length
 from protocols.mindie.responses import (
+    KeepAliveEncoder,
     NativeEncoder,
     TextEncoder,
     TgiStyleEncoder,
@@ -296,7 +297,8 @@ class MindIE(MindieUpstream):
     ``prompts`` says how a text prompt becomes the model's input: ``raw``, or ``chat`` (wrapped as a
     user message). ``max_iter_times`` is the maximum number of tokens of a response. ``chats`` says
     how chat requests are sent to a worker: as messages, or as text prompts to generate, rendered by
-    ``renderer``.
+    ``renderer``. ``keep_alive`` keeps the connection after a response that is not streamed, unless
+    the client closes it; the server itself always closes it.
 
     Raises ValueError for an unknown profile.
     """
@@ -344,6 +346,7 @@ class MindIE(MindieUpstream):
         max_iter_times: int | None = None,
         chats: ChatMode = "messages",
         renderer: PromptRenderer | None = None,
+        keep_alive: bool = False,
     ) -> None:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
@@ -355,6 +358,7 @@ class MindIE(MindieUpstream):
             default_model=model,
             templating=PROMPT_OPTIONS_BY_MODE[prompts],
             max_iter_times=max_iter_times,
+            keep_alive=keep_alive,
         )
         super().__init__(config, chats, renderer)
         tables = {
@@ -433,6 +437,12 @@ class MindIE(MindieUpstream):
         self, call: ClientRequest, request: AnyRequest, about: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        encoder = self._create_encoder(call, request, about)
+        return KeepAliveEncoder(encoder) if self._config.keep_alive else encoder
+
+    def _create_encoder(
+        self, call: ClientRequest, request: AnyRequest, about: ResponseContext
+    ) -> ResponseEncoder:
         if isinstance(request, TokenizeRequest):
             return TokenizerEncoder(request, about, build_headers(call))
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
@@ -460,11 +470,17 @@ class MindIE(MindieUpstream):
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return _add_headers(errors.build_error_response(error, call), call)
+        return self._add_headers(errors.build_error_response(error, call), call)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``. Also answers a completed ``stop``."""
-        return _add_headers(build_info_response(call, catalog, self._config), call)
+        return self._add_headers(build_info_response(call, catalog, self._config), call)
+
+    def _add_headers(self, reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
+        headers = reply.headers if call is None else (*reply.headers, *build_headers(call))
+        if self._config.keep_alive:
+            headers = errors.keep_connection(headers)
+        return replace(reply, headers=headers)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
@@ -482,7 +498,12 @@ class MindIE(MindieUpstream):
         """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
         if not isinstance(client, MindIE):
             return None
-        return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
+        config = client._config  # noqa: SLF001
+        passed = self._passthrough.prepare_passthrough(config, call, about)
+        if passed is None or not config.keep_alive:
+            return passed
+        build = passed.build_headers
+        return replace(passed, build_headers=lambda: errors.keep_connection(build()))
 
     # --- routing ----------------------------------------------------------------------------------
 
@@ -508,12 +529,6 @@ class MindIE(MindieUpstream):
         if not name:
             raise build_param_error("Request contains not model or model null", "model", "missing")
         return name
-
-
-def _add_headers(reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
-    if call is None:
-        return reply
-    return replace(reply, headers=(*reply.headers, *build_headers(call)))
 
 
 def _get_operation(call: ClientRequest) -> str:

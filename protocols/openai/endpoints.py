@@ -168,7 +168,7 @@ def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
-        Endpoint("GET", f"{prefix}/models", "inform", "models"),
+        Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
     )
 
@@ -308,7 +308,7 @@ class OpenAI:
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
         try:
-            model = _decode_model_name(fields["model"])
+            model = call.__dict__["model"] = _decode_model_name(fields["model"])
             stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
         except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _read_any_routing_info(call, client_id)
@@ -320,7 +320,13 @@ class OpenAI:
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
         read = _READERS[call.endpoint.operation]
-        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
+        return read(
+            read_fields(call),
+            self._request_rules,
+            model=call.__dict__.get("model"),
+            client_id=client_id,
+            timeout=timeout,
+        )
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext

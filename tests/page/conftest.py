@@ -40,6 +40,7 @@ listeners:
       - ollama
       - {{name: mindie, prefix: /mindie}}
       - {{name: tgi, prefix: /tgi}}
+    cors: {{origins: ["http://127.0.0.1:*"]}}
 limits: {{shutdown_delay: 0s}}
 admin: {{address: "127.0.0.1:0", sha256: {digest(ADMIN_KEY)}}}
 backends:
