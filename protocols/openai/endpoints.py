@@ -33,8 +33,6 @@ from protocols.chat.rerank import (
     read_score,
 )
 from protocols.chat.responses import (
-    ChatEncoder,
-    CompletionEncoder,
     ResponseStyle,
     create_header_builder,
 )
@@ -49,7 +47,7 @@ from protocols.chat.tokenization import (
 )
 from protocols.chat.upstream import PROFILES, RequestWriter
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -74,7 +72,12 @@ from protocols.core.request import (
     TokenizeRequest,
 )
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
-from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
+from protocols.openai import azure
+from protocols.openai.upstream import (
+    build_passthrough_rules,
+    create_encoder,
+    create_passthrough_encoder,
+)
 from protocols.openapi import (
     build_error_responses,
     build_operation,
@@ -248,6 +251,11 @@ class OpenAI:
     ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
     to fields that the protocol does not have. ``powers`` lets clients use fields that control a
     worker: a chat template of their own, priorities, caches.
+
+    The profile ``azure`` is Azure OpenAI, with its own paths and errors. ``api_version`` is what
+    its workers get: a date, or ``v1`` for the paths below ``/openai/v1``. ``filter_results:
+    synthetic`` adds the fields of a content filter that found nothing; otherwise clients get those
+    that an Azure worker sent, if the request is passed through.
     """
 
     name: str = "openai"
@@ -261,6 +269,8 @@ class OpenAI:
         prefix: str = "/v1",
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
+        api_version: str = azure.DEFAULT_API_VERSION,
+        filter_results: Literal["upstream", "synthetic"] = "upstream",
     ) -> None:
         worker_profile = PROFILES.get(profile or self.profiles[0])
         if worker_profile is None:
@@ -269,8 +279,17 @@ class OpenAI:
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
+        self._is_azure = profile == azure.PROFILE
+        self._api_version = api_version
+        self._adds_filter_results = self._is_azure and filter_results == "synthetic"
+        if self._is_azure:
+            self.path_prefixes = (azure.ROOT,)
+            self.endpoints = (*azure.ENDPOINTS, *_build_basic_endpoints(azure.V1_ROOT))
+            self.health_request = azure.build_health_request(api_version)
         self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
-        self._allows_passthrough = self._has_default_rules and unknown == "forward"
+        self._allows_passthrough = (
+            self._has_default_rules and unknown == "forward" and not self._adds_filter_results
+        )
         """Whether a client's bytes may go to any worker, with the meaning of OpenAI's API."""
         self._request_rules: RequestRules = msgspec.structs.replace(
             worker_profile.request_rules, unknown_fields=unknown
@@ -281,7 +300,10 @@ class OpenAI:
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
-            worker_profile, prefix, self._request_writer.forwards_field
+            worker_profile,
+            prefix,
+            self._request_writer.forwards_field,
+            build_path=azure.create_path_builder(api_version) if self._is_azure else None,
         )
         self._field_names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
@@ -304,6 +326,11 @@ class OpenAI:
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         client_id = call.headers.get("x-client-request-id")
+        if self._is_azure:
+            azure.check_request(call)
+            if (deployment := azure.get_deployment(call)) is not None:
+                call.__dict__["model"] = deployment
+                return RoutingInfo(deployment, None, azure.read_stream(call), client_id or None)
         fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
@@ -320,8 +347,11 @@ class OpenAI:
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
         read = _READERS[call.endpoint.operation]
+        fields = read_fields(call)
+        if self._is_azure:
+            azure.check_fields(fields)
         return read(
-            read_fields(call),
+            fields,
             self._request_rules,
             model=call.__dict__.get("model"),
             client_id=client_id,
@@ -334,12 +364,15 @@ class OpenAI:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         style = self._response_style
         match request:
-            case GenerationRequest(kind="chat"):
-                return ChatEncoder(style, request, context)
+            case GenerationRequest() if self._adds_filter_results:
+                return azure.FilterResultsEncoder(
+                    create_encoder(style, request, context, self._build_headers(context))
+                )
             case GenerationRequest():
-                return CompletionEncoder(style, request, context)
+                return create_encoder(style, request, context, self._build_headers(context))
             case EmbeddingRequest():
-                return EmbeddingEncoder(style, request, context)
+                headers = self._build_headers(context)
+                return EmbeddingEncoder(style, request, context, headers=headers)
             case RerankRequest():
                 return _create_rerank_encoder(call.endpoint.operation, style, request, context)
             case TokenizeRequest():
@@ -349,6 +382,8 @@ class OpenAI:
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if self._is_azure:
+            return azure.build_error_response(error, call)
         reply = errors.build_error_response(error)
         if call is not None:
             reply = _adapt_error_response(reply, error, call.endpoint.operation)
@@ -362,6 +397,10 @@ class OpenAI:
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if self._is_azure:
+            azure.check_request(call)
+        if call.endpoint.operation == "deployments":
+            return _build_json_response(azure.list_deployments(catalog))
         if call.endpoint.operation == "models":
             cards = [build_model_card(model, model.name) for model in catalog.list_models()]
             return _build_json_response({"object": "list", "data": cards})
@@ -413,7 +452,10 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._request_writer.encode_request(self._remove_foreign_extra(request))
+        own_request = self._request_writer.encode_request(self._remove_foreign_extra(request))
+        if not self._is_azure:
+            return own_request
+        return azure.change_path(own_request, request.model, self._api_version)
 
     def _remove_foreign_extra(self, request: AnyRequest) -> AnyRequest:
         """The request without fields that only workers of another protocol may get."""
@@ -427,13 +469,15 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
+        if client._is_azure and b'"data_sources"' in call.body:  # noqa: SLF001
+            return None
         style = client._response_style  # noqa: SLF001
         return self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation,
             call,
             about,
             PassthroughResponse(
-                create_header_builder(style, about, ()),
+                create_header_builder(style, about, client._build_headers(about)),  # noqa: SLF001
                 partial(create_passthrough_encoder, style, about),
                 {"model": about.model},
             ),
@@ -457,7 +501,14 @@ class OpenAI:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body)
+        error = errors.read_worker_error(status, headers, body)
+        if self._is_azure and isinstance(error, ContentFiltered):
+            error.filter_results = azure.read_filter_results(body)
+        return error
+
+    def _build_headers(self, about: ResponseContext) -> Headers:
+        """The headers of a response beside those of all responses."""
+        return (("apim-request-id", about.id),) if self._is_azure else ()
 
 
 def _adapt_error_response(reply: HttpResponse, error: GatewayError, operation: str) -> HttpResponse:
