@@ -11,8 +11,10 @@ from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
+from protocols import json_body
 from protocols.chat import errors
 from protocols.chat.params import invalid_type_error, null_to_none
 from protocols.core.aggregate import UnaryResponse
@@ -92,10 +94,13 @@ def check_request(call: ClientRequest) -> None:
         raise InvalidParameter(text, param="api-version", got=versions[0])
 
 
-def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raises UnsupportedFeature for data of Azure's own, which workers can't reach."""
+def read_fields(call: ClientRequest) -> Mapping[str, Raw]:
+    """The fields of the body, with the deployment of the path as the model. Raises ClientError."""
+    fields = json_body.read_fields(call)
     if "data_sources" in fields:
         raise UnsupportedFeature("'data_sources' is not supported.", param="data_sources")
+    deployment = get_deployment(call)
+    return fields if deployment is None else {**fields, "model": Raw(_encode(deployment))}
 
 
 def get_deployment(call: ClientRequest) -> str | None:

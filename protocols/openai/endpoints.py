@@ -329,13 +329,12 @@ class OpenAI:
         if self._is_azure:
             azure.check_request(call)
             if (deployment := azure.get_deployment(call)) is not None:
-                call.__dict__["model"] = deployment
                 return RoutingInfo(deployment, None, azure.read_stream(call), client_id or None)
         fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
         try:
-            model = call.__dict__["model"] = _decode_model_name(fields["model"])
+            model = _decode_model_name(fields["model"])
             stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
         except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _read_any_routing_info(call, client_id)
@@ -347,16 +346,12 @@ class OpenAI:
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
         read = _READERS[call.endpoint.operation]
-        fields = read_fields(call)
-        if self._is_azure:
-            azure.check_fields(fields)
-        return read(
-            fields,
-            self._request_rules,
-            model=call.__dict__.get("model"),
-            client_id=client_id,
-            timeout=timeout,
-        )
+        if not self._is_azure:
+            return read(
+                read_fields(call), self._request_rules, client_id=client_id, timeout=timeout
+            )
+        fields = azure.read_fields(call)
+        return read(fields, self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext

@@ -16,8 +16,15 @@ MESSAGES = [{"role": "user", "content": "say hi"}]
 PIECES = ("Hello", " world", "!")
 
 
-def call(number: str, body: Mapping[str, Any] | None = None, *, deployment: str = "mock",
-         what: str = "chat/completions", query: str = f"?{VERSION}", **row: Any) -> Case:  # fmt: skip
+def call(
+    number: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    deployment: str = "mock",
+    what: str = "chat/completions",
+    query: str = f"?{VERSION}",
+    **row: Any,
+) -> Case:
     """A call of a deployment: ``body`` beside a word from a user."""
     path = f"/openai/deployments/{deployment}/{what}{query}"
     sent = {**({"messages": MESSAGES} if what == "chat/completions" else {}), **(body or {})}

@@ -5,13 +5,15 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from tests.conftest import MOCK, RunningGateway, Serve
 from tests.fakes import ScriptedWorker, chunked, make_reply
 
 VERSION = "2024-10-21"
 CHAT = f"/openai/deployments/mock/chat/completions?api-version={VERSION}"
-BODY = {"messages": [{"role": "user", "content": "say hi"}]}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "say hi"}]
+BODY = {"messages": MESSAGES}
 BEFORE_A_WORKER = """
 listeners: [{{address: "127.0.0.1:0", protocols: [{{name: openai, profile: azure}}, openai]}}]
 limits: {{drain_timeout: 1s}}
@@ -47,6 +49,11 @@ def make_client(gateway: RunningGateway, **options: Any) -> openai.AsyncAzureOpe
     )
 
 
+async def read_stream(client: openai.AsyncAzureOpenAI) -> list[ChatCompletionChunk]:
+    stream = await client.chat.completions.create(model="mock", messages=MESSAGES, stream=True)
+    return [chunk async for chunk in stream]
+
+
 @pytest.fixture
 async def synthetic(serve: Serve) -> RunningGateway:
     """The gateway of the cases, which adds a filter's results."""
@@ -58,12 +65,7 @@ async def test_az11_synthetic_filter_results_of_a_stream_suit_the_client(
     synthetic: RunningGateway,
 ) -> None:
     async with make_client(synthetic) as client:
-        stream = await client.chat.completions.create(
-            model="mock",
-            messages=BODY["messages"],  # type: ignore[arg-type]
-            stream=True,
-        )
-        first, *others = [chunk async for chunk in stream]
+        first, *others = await read_stream(client)
 
     assert first.choices == []
     [results] = first.model_extra["prompt_filter_results"]  # type: ignore[index]
@@ -98,7 +100,9 @@ async def test_az13_filter_results_of_an_azure_worker_are_passed_on(serve: Serve
 
 
 async def test_az13_filter_results_in_a_stream_are_passed_on(serve: Serve) -> None:
-    prompt = {**ANSWER, "object": "", "choices": []}
+    results = ANSWER["prompt_filter_results"]
+    prompt = {"id": "", "object": "", "created": 0, "model": "", "choices": []}
+    prompt |= {"prompt_filter_results": results}
     delta = {"index": 0, "delta": {"role": "assistant", "content": "Hello"}, "finish_reason": None}
     late = {"index": 0, "finish_reason": None, "content_filter_results": RESULTS}
     end = {"index": 0, "delta": {}, "finish_reason": "stop"}
@@ -108,12 +112,7 @@ async def test_az13_filter_results_in_a_stream_are_passed_on(serve: Serve) -> No
     async with ScriptedWorker([chunked(*wire, b"data: [DONE]\n\n")]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
         async with make_client(gateway) as client:
-            stream = await client.chat.completions.create(
-                model="mock",
-                messages=BODY["messages"],  # type: ignore[arg-type]
-                stream=True,
-            )
-            chunks = [one async for one in stream]
+            chunks = await read_stream(client)
 
     deltas = [one.choices[0].delta for one in chunks if one.choices]
     assert "".join(delta.content or "" for delta in deltas if delta) == "Hello"
@@ -134,7 +133,7 @@ async def test_az14_filtered_prompt_is_an_error_of_azure(serve: Serve) -> None:
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.chat.completions.create(
                     model="mock",
-                    messages=BODY["messages"],  # type: ignore[arg-type]
+                    messages=MESSAGES,
                 )
 
     assert caught.value.code == "content_filter"
@@ -160,7 +159,7 @@ async def test_azure_client_lists_embeds_and_raises_its_errors(mock: RunningGate
         with pytest.raises(openai.RateLimitError):
             await client.chat.completions.create(
                 model="mock-429",
-                messages=BODY["messages"],  # type: ignore[arg-type]
+                messages=MESSAGES,
             )
 
     assert "mock" in names
