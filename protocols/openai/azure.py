@@ -42,10 +42,15 @@ from protocols.core.interfaces import (
     Endpoint,
     Headers,
     HttpResponse,
+    PassthroughReader,
+    ResponseContext,
+    ResponseDecoder,
     ResponseEncoder,
     UpstreamRequest,
 )
+from protocols.core.request import Request
 from protocols.json_body import decode_value, read_object, read_unchecked_fields
+from protocols.passthrough import NameReplacer, VerbatimStreamReader
 
 PROFILE: Final = "azure"
 ROOT: Final = "/openai"
@@ -233,6 +238,14 @@ def _query(api_version: str) -> str:
 
 
 # --- content-filter fields ------------------------------------------------------------------------
+
+
+def create_stream_reader(
+    create_decoder: Callable[[Request], ResponseDecoder], request: Request, about: ResponseContext
+) -> PassthroughReader:
+    """A reader that forwards a worker's chunks with their content-filter fields."""
+    return VerbatimStreamReader(create_decoder(request), NameReplacer({"model": about.model}))
+
 
 _SAFE: Final = {
     category: {"filtered": False, "severity": "safe"}

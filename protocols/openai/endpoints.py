@@ -467,7 +467,8 @@ class OpenAI:
         if client._is_azure and b'"data_sources"' in call.body:  # noqa: SLF001
             return None
         style = client._response_style  # noqa: SLF001
-        return self._passthrough_rules.prepare_passthrough(
+        keeps_results = self._is_azure and client._is_azure  # noqa: SLF001
+        passed = self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation,
             call,
             about,
@@ -478,6 +479,10 @@ class OpenAI:
             ),
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
+        if passed is None or not passed.request.stream or not keeps_results:
+            return passed
+        reader = partial(azure.create_stream_reader, self.create_decoder, passed.request, about)
+        return msgspec.structs.replace(passed, create_reader=reader)
 
     def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

@@ -120,7 +120,7 @@ def create_passthrough_encoder(
     metadata: ResponseMetadata,
 ) -> ResponseEncoder:
     """An ``EncoderFactory``: an encoder that keeps the worker's id and time."""
-    if metadata.created is not None:
+    if metadata.created:  # Azure's first chunk has 0
         about = replace(about, created=metadata.created)
     return create_encoder(style, request, about, id=metadata.id or None)
 

@@ -305,6 +305,22 @@ def test_request_is_passed_through_to_the_deployment(about: ResponseContext) -> 
     assert "apim-request-id" not in dict(from_openai.build_headers())
 
 
+def test_only_azure_clients_get_the_chunks_of_an_azure_worker(about: ResponseContext) -> None:
+    call = make_call(CHAT, {**HI, "model": "other", "stream": True})
+    first = {"id": "", "object": "", "created": 0, "model": "", "choices": []}
+    wire = b"data: %b\n\n" % json.dumps({**first, "prompt_filter_results": []}).encode()
+
+    azure = AZURE.prepare_passthrough(AZURE, call, about)
+    others = AZURE.prepare_passthrough(OpenAI(), call, about)
+
+    assert azure is not None
+    assert others is not None
+    forwarded, _ = azure.create_reader().feed([wire])
+    assert forwarded is not None
+    assert b"prompt_filter_results" in forwarded
+    assert others.create_reader().feed([wire])[0] == b""
+
+
 def test_request_is_translated_where_the_gateway_changes_it(about: ResponseContext) -> None:
     call = make_call(CHAT, {**HI, "model": "other"})
     own_data = make_call(CHAT, {**HI, "model": "other", "data_sources": []})
