@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from protocols import params
 from protocols.chat.requests import DEFAULT_REQUEST_RULES
-from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
+from protocols.chat.responses import CompletionEncoder, ResponseStyle
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import (
@@ -38,7 +38,13 @@ from protocols.tgi import openapi, requests
 from protocols.tgi.errors import JSON_HEADERS, TgiError, build_error_response
 from protocols.tgi.params import TgiLimits, build_client_table
 from protocols.tgi.requests import Fields, GenerateOptions
-from protocols.tgi.responses import GenerateEncoder, TokensEncoder, VectorEncoder
+from protocols.tgi.responses import (
+    SERVER_VERSION,
+    GenerateEncoder,
+    TokensEncoder,
+    V1ChatEncoder,
+    VectorEncoder,
+)
 from protocols.tgi.upstream import TgiUpstream
 
 PromptMode = Literal["raw", "chat"]
@@ -46,7 +52,6 @@ _PROMPT_OPTIONS: Final[Mapping[PromptMode, PromptOptions]] = {
     "raw": PromptOptions(mode="raw"),
     "chat": PromptOptions(mode="server"),
 }
-_VERSION: Final = "3.3.6"
 _STYLE: Final = ResponseStyle()
 _FIELD_NAMES: Final = {
     "prompts": "inputs",
@@ -164,7 +169,7 @@ class TGI(TgiUpstream):
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         match call.endpoint.operation:
             case "chat":
-                return ChatEncoder(_STYLE, request, context)
+                return V1ChatEncoder(_STYLE, request, context)
             case "completion":
                 return CompletionEncoder(_STYLE, request, context)
             case operation:
@@ -221,7 +226,7 @@ class TGI(TgiUpstream):
             "validation_workers": 1,
             "max_client_batch_size": 1,
             "router": "gateway",
-            "version": _VERSION,
+            "version": SERVER_VERSION,
             "sha": None,
             "docker_label": None,
         }

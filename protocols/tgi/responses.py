@@ -11,7 +11,9 @@ from math import fsum
 from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
+from protocols.chat.responses import ChatEncoder
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import GatewayError
 from protocols.core.events import (
@@ -31,6 +33,8 @@ from protocols.json_body import encode_ascii
 from protocols.tgi.errors import JSON_HEADERS, build_error_body
 from protocols.tgi.requests import GenerateOptions
 
+SERVER_VERSION: Final = "3.3.6"
+"""The release that the gateway behaves like."""
 _LEAST_LOGPROB: Final = -9999.0
 """For a probability of 0, which JSON can't express."""
 
@@ -259,6 +263,17 @@ class GenerateEncoder:
         if reason == "stop" or (stopping.stop and text.endswith(stopping.stop)):
             return "stop_sequence"
         return "eos_token"
+
+
+class V1ChatEncoder(ChatEncoder):
+    """Encodes a chat response, in which text-generation requires ``system_fingerprint``."""
+
+    def encode_unary(self, answer: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        if answer.metadata.fingerprint is None:
+            metadata = replace(answer.metadata, fingerprint=f"{SERVER_VERSION}-native")
+            answer = replace(answer, metadata=metadata)
+        return super().encode_unary(answer)
 
 
 class _JsonEncoder(ABC):

@@ -250,6 +250,22 @@ def test_v1_has_the_usual_encoders(make: MakeCall, about: ResponseContext) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("metadata", "fingerprint"),
+    [(ResponseMetadata(), "3.3.6-native"), (ResponseMetadata(fingerprint="fp"), "fp")],
+)
+def test_v1_chat_has_a_fingerprint(
+    make: MakeCall, about: ResponseContext, metadata: ResponseMetadata, fingerprint: str
+) -> None:
+    adapter = TGI(model="m")
+    call = make("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+    encoder = adapter.create_encoder(call, adapter.decode_request(call), about)
+
+    body = unary(encoder, metadata, TextDelta("a"), *END)
+
+    assert body["system_fingerprint"] == fingerprint
+
+
 def test_vectors_are_arrays(make: MakeCall, about: ResponseContext) -> None:
     adapter, call = TGI(model="m"), make("/", {"inputs": "a"})
     request = adapter.decode_request(call, ModelInfo("m", (), task="embedding"))
