@@ -107,6 +107,7 @@ oracle: $(VENV)/.dev
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
 clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI)
+	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node.js can't be installed here"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
@@ -206,6 +207,13 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	@echo "install: real clients in $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# Nothing of a package runs when it is installed.
+$(CLIENTS)/node/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/.installed
+	@echo "install: clients for Node.js in $(CLIENTS)/node"
+	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node
+	@npm --prefix $(CLIENTS)/node ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.

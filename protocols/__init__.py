@@ -15,5 +15,6 @@ PROTOCOLS = {
     "ovms": "protocols.ovms:OVMS",
     "tgi": "protocols.tgi:TGI",
     "ollama": "protocols.ollama:Ollama",
+    "anthropic": "protocols.anthropic:Anthropic",
 }
 """``module:class`` of each adapter, by the protocol's name."""

@@ -160,7 +160,11 @@ def _check_listener(
         if not is_set(protocol.prefix):
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
-        shared = find_shared_endpoint(paths, owners)
+        has_header = context.protocols.has_version_header
+        rivals = {
+            key for key, name in owners.items() if has_header(protocol.name) is has_header(name)
+        }
+        shared = find_shared_endpoint(paths, rivals)
         if shared and not (listener.protocol_header is True or protocol.name in preferred):
             method, shared_path = shared
             owner = owners[shared]

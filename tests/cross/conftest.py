@@ -25,6 +25,7 @@ PROTOCOLS = (
     "ollama",
     {"name": "mindie", "prefix": "/mindie"},
     {"name": "tgi", "prefix": "/tgi"},
+    "anthropic",
 )
 
 

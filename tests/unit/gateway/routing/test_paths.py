@@ -44,6 +44,15 @@ def make_mount(fake: FakeAdapter, prefix: str = "") -> AdapterMount:
     return AdapterMount(cast("ClientAdapter", cast("Any", fake)), prefix)
 
 
+class DatedAdapter(FakeAdapter):
+    """One whose clients send a header."""
+
+    version_header: str = "x-dated"
+
+
+DATED = DatedAdapter(
+    "dated", ("/v1/dated",), (Endpoint("GET", "/v1/models/{model}"), Endpoint("POST", "/v1/dated"))
+)
 PATHS = PathRouter([make_mount(ONE), make_mount(TWO), make_mount(TWO, "/other")])
 
 
@@ -122,3 +131,36 @@ def test_path_that_another_protocols_pattern_matches_is_shared() -> None:
 
     assert match.endpoint is PATTERN.endpoints[0]
     assert [one.endpoint for one in match.alternatives] == [FIXED.endpoints[0]]
+
+
+@pytest.mark.parametrize(
+    ("headers", "named", "protocol"),
+    [({}, [], "one"), ({"x-dated": "1"}, ["dated"], "dated"), ({"x-other": "1"}, [], "one")],
+)
+def test_version_header_selects_its_protocol(
+    headers: dict[str, str], named: list[str], protocol: str
+) -> None:
+    match = PathRouter([make_mount(DATED), make_mount(ONE)]).find_endpoint("GET", "/v1/models/m")
+
+    assert list(match.list_header_protocols(headers)) == named
+    assert list(match.list_default_protocols()) == ["one"]
+    names = [*named, *match.list_default_protocols()]
+    assert match.select_protocol(names).mount.adapter.name == protocol
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "owner"),
+    [
+        ("/v1/nope", {}, "one"),
+        ("/v1/nope", {"x-dated": "1"}, "dated"),
+        ("/v1/dated/x", {}, "dated"),
+        ("/nope", {"x-dated": "1"}, "dated"),
+        ("/other/nope", {"x-dated": "1"}, "dated"),
+    ],
+)
+def test_unknown_path_with_a_version_header_belongs_to_its_protocol(
+    path: str, headers: dict[str, str], owner: str
+) -> None:
+    paths = PathRouter([make_mount(ONE), make_mount(DATED), make_mount(TWO, "/other")])
+
+    assert paths.find_owner(path, headers).adapter.name == owner
