@@ -327,7 +327,7 @@ class OpenAI:
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
-            **_EXTENSION_PARAMS,
+            **({} if self._is_azure else _EXTENSION_PARAMS),
         }
 
     # --- towards clients --------------------------------------------------------------------------
