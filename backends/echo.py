@@ -35,6 +35,7 @@ from protocols.core.events import (
     Embedding,
     Event,
     PromptEcho,
+    ReasoningDelta,
     RelevanceScore,
     StreamEnd,
     StreamStart,
@@ -88,7 +89,10 @@ class ScriptedFailure(ConfigSection, frozen=True):
 
 
 class EchoBackend(Backend):
-    """Returns ``script``, or the prompt. ``delay`` seconds pass before each piece."""
+    """Returns ``script``, or the prompt; first it reasons.
+
+    ``delay`` seconds pass before each piece.
+    """
 
     ready = True
 
@@ -96,11 +100,13 @@ class EchoBackend(Backend):
         self,
         *,
         script: Sequence[str] = (),
+        reasoning: Sequence[str] = (),
         delay: float = 0.0,
         context: int | None = None,
         fail: ScriptedFailure | Mapping[str, Any] | None = None,
     ) -> None:
         self._script = tuple(script)
+        self._reasoning = tuple(reasoning)
         self._delay = delay
         self._context_length = context
         self._failure = None if fail is None else msgspec.convert(fail, ScriptedFailure)
@@ -178,6 +184,8 @@ class EchoBackend(Backend):
             return
         if request.echo and request.prompts:
             yield [_make_prompt_echo(request, index)]
+        for piece in self._reasoning:
+            yield [ReasoningDelta(piece, index)]
         pieces = self._script or tuple(_split_words(_get_scripted_text(request, index)))
         limit = request.stopping.max_tokens
         allowed = pieces if limit is None else pieces[:limit]

@@ -342,9 +342,13 @@ class DefaultsConfig(ConfigSection, frozen=True):
 
 
 class EchoConfig(BackendSettings, frozen=True, tag="echo"):
-    """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
+    """Responds without a model: with the chunks of ``script``, or with the prompt itself.
+
+    The chunks of ``reasoning`` come first.
+    """
 
     script: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
     delay: Duration = 0.0
     context: TokenCount | None = None
     fail: ScriptedFailure | None = None

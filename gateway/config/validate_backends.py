@@ -26,7 +26,11 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.registry import describe_type_mismatch, find_template_error
+from gateway.config.registry import (
+    describe_type_mismatch,
+    find_shared_endpoint,
+    find_template_error,
+)
 from gateway.config.schema import (
     Config,
     ListenerConfig,
@@ -157,14 +161,13 @@ def _check_listener(
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
         has_header = context.protocols.has_version_header
-        shared_paths = sorted(
-            path
-            for path in paths & owners.keys()
-            if has_header(protocol.name) is has_header(owners[path])
-        )
-        if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
-            method, shared_path = shared_paths[0]
-            owner = owners[method, shared_path]
+        rivals = {
+            key for key, name in owners.items() if has_header(protocol.name) is has_header(name)
+        }
+        shared = find_shared_endpoint(paths, rivals)
+        if shared and not (listener.protocol_header is True or protocol.name in preferred):
+            method, shared_path = shared
+            owner = owners[shared]
             context.add_issue(
                 at,
                 f"{method} {shared_path} belongs to {owner} on this listener already; "
@@ -219,7 +222,7 @@ def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext
 
 def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
-    if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
+    if not context.check_worker_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
     option_types = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():

@@ -226,7 +226,8 @@ def build_sample_request(
         try:
             upstream_request = adapter.encode_request(request)
             upstream_request = replace(upstream_request, path=mount.prefix + upstream_request.path)
-            match = paths.find_endpoint(upstream_request.method, upstream_request.path)
+            path, _, _ = upstream_request.path.partition("?")
+            match = paths.find_endpoint(upstream_request.method, path)
         except ClientError:
             continue
         if match.endpoint.operation == operation or operation is None:

@@ -157,7 +157,7 @@ class RequestHandler:
         """
         self.path_router = path_router
         self._static_pages = {
-            path: page for path, page in pages.items() if not path_router.has_path(path)
+            path: page for path, page in pages.items() if not path_router.has_page(path)
         }
         self._router = router
         self._authenticator = authenticator
@@ -433,6 +433,11 @@ class RequestHandler:
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
+        info = routed.routing_info
+        if info.inform:
+            return self._send_info(routed.adapter, routed.client_request, request, routed.principal)
+        if info.other_names or not info.model:
+            routed.routing_info = replace(info, model=self._router.find_name(info))
         route = self._route_request(routed)
         if self._limiter is not None:
             takes_tokens = routed.client_request.endpoint.task == "generate"

@@ -325,6 +325,15 @@ PROFILES: Mapping[str, WorkerProfile] = {
         request_kinds=ALL_KINDS,
         tokenizer="llamacpp",
     ),
+    "azure": WorkerProfile(
+        chat=(*_BASE_PARAMS, _EFFORT, _PARALLEL),
+        completion=(*_BASE_PARAMS, _ECHO, _BEST_OF, _SUFFIX),
+        max_stop_strings=4,
+        max_chat_logprobs=20,
+        max_completion_logprobs=5,
+        template_arguments=False,
+        completion_response_format=False,
+    ),
     "interlingua": WorkerProfile(
         reports_stop_strings=True,
         chat=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.chat)),

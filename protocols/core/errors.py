@@ -32,6 +32,7 @@ An error has an ``origin`` and says whether the same request may be sent again (
 Only ``ClientAdapter.encode_error`` maps errors to HTTP statuses and bodies.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 ErrorOrigin = Literal["client", "worker", "gateway"]
@@ -154,6 +155,9 @@ class ContextTooLong(ClientError):
 
 class ContentFiltered(ClientError):
     """A content policy rejected the request."""
+
+    filter_results: Mapping[str, Any] | None = None
+    """The worker's result for each category, if it sent them."""
 
 
 class ModelNotFound(ClientError):

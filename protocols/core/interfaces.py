@@ -82,12 +82,22 @@ class ClientRequest(Struct, frozen=True, dict=True):
 
 
 class RoutingInfo(Struct, frozen=True, gc=False):
-    """The fields that routing needs; the rest of the body is not decoded."""
+    """The fields that routing needs; the rest of the body is not decoded.
+
+    ``model`` is "" where the request names none: then it is for the only model, if there is one.
+    """
 
     model: str
     version: str | None = None
     stream: bool = False
     client_id: str | None = None
+    other_names: tuple[str, ...] = ()
+    """Further names of ``model``, tried in order if no model is called so.
+
+    If there are any, case does not count where no name matches exactly.
+    """
+    inform: bool = False
+    """``ClientAdapter.handle_info_request`` answers this request, and no model runs."""
 
 
 class ResponseContext(Struct, frozen=True):
@@ -180,7 +190,7 @@ class ClientAdapter(Protocol):
         """
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """Answer a request to an ``inform`` endpoint."""
+        """Answer a request to an ``inform`` endpoint, or one whose RoutingInfo says ``inform``."""
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """Wire name by field path of the internal request, for translation loss reports."""

@@ -33,8 +33,6 @@ from protocols.chat.rerank import (
     read_score,
 )
 from protocols.chat.responses import (
-    ChatEncoder,
-    CompletionEncoder,
     ResponseStyle,
     create_header_builder,
 )
@@ -49,7 +47,7 @@ from protocols.chat.tokenization import (
 )
 from protocols.chat.upstream import PROFILES, RequestWriter
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -75,13 +73,18 @@ from protocols.core.request import (
     TokenizeRequest,
 )
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openai import azure
 from protocols.openai.proxied import (
     REFUSED_OPERATIONS,
     build_proxied_endpoints,
     find_model,
     get_proxied_path,
 )
-from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
+from protocols.openai.upstream import (
+    build_passthrough_rules,
+    create_encoder,
+    create_passthrough_encoder,
+)
 from protocols.openapi import (
     build_error_responses,
     build_operation,
@@ -161,15 +164,23 @@ _decode_optional_bool = msgspec.json.Decoder(bool | None).decode
 
 
 def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
-    """The endpoints under ``prefix``, such as ``/v1``."""
+    """The endpoints under ``prefix``, such as ``/v1``, and those without ``/v1``, as in LiteLLM."""
+    root = prefix.removesuffix("/v1")
+    return (
+        *_build_basic_endpoints(prefix),
+        *(_build_basic_endpoints(root) if root != prefix else ()),
+        *_build_ranking_endpoints(prefix, root),
+        *build_proxied_endpoints(prefix),
+    )
+
+
+def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     return (
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
-        *_build_ranking_endpoints(prefix, prefix.removesuffix("/v1")),
         Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
-        *build_proxied_endpoints(prefix),
     )
 
 
@@ -248,6 +259,11 @@ class OpenAI:
     ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
     to fields that the protocol does not have. ``powers`` lets clients use fields that control a
     worker: a chat template of their own, priorities, caches.
+
+    The profile ``azure`` is Azure OpenAI, with its own paths and errors. ``api_version`` is what
+    its workers get: a date, or ``v1`` for the paths below ``/openai/v1``. ``filter_results:
+    synthetic`` adds the fields of a content filter that found nothing; otherwise clients get those
+    that an Azure worker sent, if the request is passed through.
     """
 
     name: str = "openai"
@@ -261,6 +277,8 @@ class OpenAI:
         prefix: str = "/v1",
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
+        api_version: str = azure.DEFAULT_API_VERSION,
+        filter_results: Literal["upstream", "synthetic"] = "upstream",
     ) -> None:
         worker_profile = PROFILES.get(profile or self.profiles[0])
         if worker_profile is None:
@@ -270,8 +288,17 @@ class OpenAI:
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
+        self._is_azure = profile == azure.PROFILE
+        self._api_version = api_version
+        self._adds_filter_results = self._is_azure and filter_results == "synthetic"
+        if self._is_azure:
+            self.path_prefixes = (azure.ROOT,)
+            self.endpoints = (*azure.ENDPOINTS, *_build_basic_endpoints(azure.V1_ROOT))
+            self.health_request = azure.build_health_request(api_version)
         self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
-        self._allows_passthrough = self._has_default_rules and unknown == "forward"
+        self._allows_passthrough = (
+            self._has_default_rules and unknown == "forward" and not self._adds_filter_results
+        )
         """Whether a client's bytes may go to any worker, with the meaning of OpenAI's API."""
         self._request_rules: RequestRules = msgspec.structs.replace(
             worker_profile.request_rules, unknown_fields=unknown
@@ -282,7 +309,10 @@ class OpenAI:
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
-            worker_profile, prefix, self._request_writer.forwards_field
+            worker_profile,
+            prefix,
+            self._request_writer.forwards_field,
+            build_path=azure.create_path_builder(api_version) if self._is_azure else None,
         )
         self._field_names: Mapping[str, Mapping[str, str]] = {
             "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
@@ -297,7 +327,7 @@ class OpenAI:
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
-            **_EXTENSION_PARAMS,
+            **({} if self._is_azure else _EXTENSION_PARAMS),
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -305,6 +335,10 @@ class OpenAI:
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         client_id = call.headers.get("x-client-request-id")
+        if self._is_azure:
+            azure.check_request(call)
+            if (deployment := azure.get_deployment(call)) is not None:
+                return RoutingInfo(deployment, None, azure.read_stream(call), client_id or None)
         fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
@@ -321,7 +355,12 @@ class OpenAI:
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
         read = _READERS[call.endpoint.operation]
-        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
+        if not self._is_azure:
+            return read(
+                read_fields(call), self._request_rules, client_id=client_id, timeout=timeout
+            )
+        fields = azure.read_fields(call)
+        return read(fields, self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext
@@ -329,12 +368,15 @@ class OpenAI:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         style = self._response_style
         match request:
-            case GenerationRequest(kind="chat"):
-                return ChatEncoder(style, request, context)
+            case GenerationRequest() if self._adds_filter_results:
+                return azure.FilterResultsEncoder(
+                    create_encoder(style, request, context, self._build_headers(context))
+                )
             case GenerationRequest():
-                return CompletionEncoder(style, request, context)
+                return create_encoder(style, request, context, self._build_headers(context))
             case EmbeddingRequest():
-                return EmbeddingEncoder(style, request, context)
+                headers = self._build_headers(context)
+                return EmbeddingEncoder(style, request, context, headers=headers)
             case RerankRequest():
                 return _create_rerank_encoder(call.endpoint.operation, style, request, context)
             case TokenizeRequest():
@@ -344,6 +386,8 @@ class OpenAI:
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if self._is_azure:
+            return azure.build_error_response(error, call)
         reply = errors.build_error_response(error)
         if call is not None:
             reply = _adapt_error_response(reply, error, call.endpoint.operation)
@@ -357,6 +401,10 @@ class OpenAI:
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if self._is_azure:
+            azure.check_request(call)
+        if call.endpoint.operation == "deployments":
+            return _build_json_response(azure.list_deployments(catalog))
         if (refusal := REFUSED_OPERATIONS.get(call.endpoint.operation)) is not None:
             raise UnsupportedFeature(refusal)
         if call.endpoint.operation == "models":
@@ -418,7 +466,10 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._request_writer.encode_request(self._remove_foreign_extra(request))
+        own_request = self._request_writer.encode_request(self._remove_foreign_extra(request))
+        if not self._is_azure:
+            return own_request
+        return azure.change_path(own_request, request.model, self._api_version)
 
     def _remove_foreign_extra(self, request: AnyRequest) -> AnyRequest:
         """The request without fields that only workers of another protocol may get."""
@@ -432,18 +483,25 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
+        if client._is_azure and b'"data_sources"' in call.body:  # noqa: SLF001
+            return None
         style = client._response_style  # noqa: SLF001
-        return self._passthrough_rules.prepare_passthrough(
+        keeps_results = self._is_azure and client._is_azure  # noqa: SLF001
+        passed = self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation,
             call,
             about,
             PassthroughResponse(
-                create_header_builder(style, about, ()),
+                create_header_builder(style, about, client._build_headers(about)),  # noqa: SLF001
                 partial(create_passthrough_encoder, style, about),
                 {"model": about.model},
             ),
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
+        if passed is None or not passed.request.stream or not keeps_results:
+            return passed
+        reader = partial(azure.create_stream_reader, self.create_decoder, passed.request, about)
+        return msgspec.structs.replace(passed, create_reader=reader)
 
     def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -462,7 +520,14 @@ class OpenAI:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body)
+        error = errors.read_worker_error(status, headers, body)
+        if self._is_azure and isinstance(error, ContentFiltered):
+            error.filter_results = azure.read_filter_results(body)
+        return error
+
+    def _build_headers(self, about: ResponseContext) -> Headers:
+        """The headers of a response beside those of all responses."""
+        return (("apim-request-id", about.id),) if self._is_azure else ()
 
 
 def _adapt_error_response(reply: HttpResponse, error: GatewayError, operation: str) -> HttpResponse:

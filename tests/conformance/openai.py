@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tests.conformance import azure
 from tests.conformance.cases import EVENTS, KEY, Case, Response, expect, match
 
 CHAT = "/v1/chat/completions"
@@ -1006,4 +1007,5 @@ CASES = (
     *COMPLETIONS,
     *EMBEDDINGS,
     *MODEL_LISTS,
+    *azure.CASES,
 )

@@ -17,8 +17,16 @@ from tests.cross.script import PLAYS, RequestOptions
 from tests.cross.worker_server import WorkerServer
 from tests.cross.workers.table import WORKERS
 
-PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"},
-             "anthropic")  # fmt: skip
+PROTOCOLS = (
+    "openai",
+    "databricks",
+    "triton",
+    "ovms",
+    "ollama",
+    {"name": "mindie", "prefix": "/mindie"},
+    {"name": "tgi", "prefix": "/tgi"},
+    "anthropic",
+)
 
 
 def build_configuration(url: str) -> bytes:

@@ -299,7 +299,7 @@ def extract_strings(value: Any) -> Iterator[str]:
     match value:
         case dict():
             for key, inner in value.items():
-                if key in {"content", "text", "text_output", "generated_text", "data"}:
+                if key in {"content", "text", "text_output", "generated_text", "response", "data"}:
                     yield from extract_texts(inner)
                 elif key != "details":
                     yield from extract_strings(inner)

@@ -62,6 +62,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     """What its finish reasons come to, where that is not what they mean."""
     silent: tuple[str, ...] = ()
     """The ways in which it does not tell usage."""
+    has_completions: bool = False
+    """Questions for logprobs go to its completions, which also stop, and tell usage."""
     endless: tuple[str, ...] = ()
     """The ways in which a stream has no mark of its end."""
 
@@ -89,6 +91,7 @@ _MINDIE: Final = Worker(
     stop=map_ways(MADE, TEXTS),
     n=map_ways(MADE, TEXTS),
     silent=TEXTS,
+    has_completions=True,
 )
 
 WORKERS: Final[Mapping[str, Worker]] = {
