@@ -586,7 +586,8 @@ class RequestWriter:
             field = names.get("messages", "messages")
             yield UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages")
         if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
-            yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
+            field = names.get("messages", "messages")
+            yield UnsupportedParameter(field, "dropped", "earlier reasoning")
 
     def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
         """The support that does not depend on the request."""

@@ -161,6 +161,7 @@ EVERY_ERROR: list[errors.GatewayError] = [
     errors.VersionNotFound("x", model="m", version="9"),
     errors.PathNotFound("x", method="PUT"),
     errors.RequestNotFound("x", id="i"),
+    errors.StoredObjectNotFound("x", id="i"),
     errors.MethodNotAllowed("x", allowed=("POST",)),
     errors.RequestTooLarge("x", limit=8 << 20),
     errors.Unauthorized("x", missing=True),
