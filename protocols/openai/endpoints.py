@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -43,11 +43,18 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
+    StoredResponse,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openai.responses_api import errors as responses_errors
+from protocols.openai.responses_api import state
+from protocols.openai.responses_api.params import RESPONSES_PARAMS
+from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
+from protocols.openai.responses_api.requests import ResponsesRequest, read_request
+from protocols.openai.responses_api.responses import ResponsesEncoder
 from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
     build_error_responses,
@@ -133,6 +140,12 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
+        Endpoint("POST", f"{prefix}/responses", operation="response", is_stateful=True),
+        Endpoint("GET", f"{prefix}/responses/{{response_id}}", "recall", "stored response"),
+        Endpoint("DELETE", f"{prefix}/responses/{{response_id}}", "recall", "response deletion"),
+        Endpoint(
+            "GET", f"{prefix}/responses/{{response_id}}/input_items", "recall", "response items"
+        ),
         Endpoint("GET", f"{prefix}/models", "inform", "models"),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
     )
@@ -177,8 +190,15 @@ _READERS: Final[Mapping[str, Callable[..., Request]]] = {
 }
 
 
+_RESPONSES_OPERATIONS: Final = frozenset(
+    {"response", "stored response", "response deletion", "response items"}
+)
+_DECODED_RESPONSES_REQUEST: Final = "responses_request"
+"""The key under which a decoded request is kept, for the encoder of its response."""
+
+
 class OpenAI:
-    """OpenAI's API: chat, completions, embeddings and the list of models.
+    """OpenAI's API: chat, completions, responses, embeddings and the list of models.
 
     ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
     to fields that the protocol does not have. ``powers`` lets clients use fields that control a
@@ -224,11 +244,13 @@ class OpenAI:
                 **params.map_field_names(self._request_rules.completion),
             },
             "embedding": params.map_field_names(self._request_rules.embedding),
+            "response": RESPONSES_FIELD_NAMES,
         }
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
+            "response": RESPONSES_PARAMS,
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -251,6 +273,8 @@ class OpenAI:
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
+        if call.endpoint.operation == "response":
+            return self._decode_responses_request(call, timeout).request
         read = _READERS[call.endpoint.operation]
         return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
 
@@ -258,17 +282,54 @@ class OpenAI:
         self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        del call
+        if call.endpoint.operation == "response":
+            decoded: ResponsesRequest = call.__dict__[_DECODED_RESPONSES_REQUEST]
+            build_headers = create_header_builder(self._response_style, context, ())
+            return ResponsesEncoder(decoded, context, build_headers)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingEncoder(self._response_style, request, context)
         if request.kind == "chat":
             return ChatEncoder(self._response_style, request, context)
         return CompletionEncoder(self._response_style, request, context)
 
+    def _decode_responses_request(
+        self, call: ClientRequest, timeout: float | None
+    ) -> ResponsesRequest:
+        """Decode a request, and keep it for ``create_encoder``."""
+        decoded = read_request(
+            read_fields(call),
+            state.get_references(call),
+            unknown=self._request_rules.unknown_fields,
+            timeout=timeout,
+        )
+        call.__dict__[_DECODED_RESPONSES_REQUEST] = decoded
+        return decoded
+
+    def list_references(self, call: ClientRequest) -> Sequence[str]:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        return state.list_references(call.body)
+
+    def set_references(
+        self, call: ClientRequest, stored: Mapping[str, StoredResponse] | None
+    ) -> None:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        state.set_references(call, stored)
+
+    def read_stored_id(self, call: ClientRequest) -> str:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        return call.path_params["response_id"]
+
+    def encode_stored(self, call: ClientRequest, stored: StoredResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        reply = state.encode_stored(call, stored)
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
+
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        del call
-        reply = errors.build_error_response(error)
+        if call is not None and call.endpoint.operation in _RESPONSES_OPERATIONS:
+            reply = responses_errors.encode_error(error, call.headers)
+        else:
+            reply = errors.build_error_response(error)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def rate_limit_headers(
@@ -342,6 +403,8 @@ class OpenAI:
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
+            return None
+        if call.endpoint.operation not in self._passthrough_rules:
             return None
         style = client._response_style  # noqa: SLF001
         return self._passthrough_rules.prepare_passthrough(
