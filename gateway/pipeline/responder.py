@@ -8,7 +8,7 @@ gateway never invents an end.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -36,7 +36,10 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse
+from protocols.core.interfaces import Headers, HttpResponse, StoredResponse
+
+ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
+"""Stores a response. Never fails."""
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
@@ -54,6 +57,7 @@ class Responder(Struct, eq=False):
     """Uses the context's clock."""
     _headers: Headers = ()
     """Headers of the response beside the strategy's: the rate-limit headers."""
+    _store_response: ResponseSaver | None = None
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
@@ -69,6 +73,8 @@ class Responder(Struct, eq=False):
     _is_end_written: bool = False
     """Whether the end of the stream was written. A later failure does not concern the client."""
     _finish_reasons: list[FinishReason] = []
+    _last_chunk: bytes = b""
+    """The end of a stream whose response has to be stored first: its client may use it at once."""
 
     @property
     def record(self) -> RequestRecord:
@@ -160,6 +166,7 @@ class Responder(Struct, eq=False):
             async for data, events in items:
                 more = self._write_events(data, events)
                 if self._is_stream_complete:
+                    await self._save_response()
                     self._finish_stream()
                 elif not more:
                     self._write_blocked_since = self._context.clock()
@@ -167,7 +174,19 @@ class Responder(Struct, eq=False):
                     self._write_blocked_since = math.inf
         finally:
             await items.aclose()
+        await self._save_response()
         self._finish_stream()
+
+    async def _save_response(self) -> None:
+        """Store a complete response, if it has to be, and then write its last chunk."""
+        if self._store_response is None:
+            return
+        if (response := self._strategy.get_stored_response()) is not None:
+            save, self._store_response = self._store_response, None
+            await save(response)
+        if chunk := self._last_chunk:
+            self._last_chunk = b""
+            self._writer.write(chunk)
 
     def _finish_stream(self) -> None:
         """Write the end of the stream. Raises StreamBroken if it is incomplete."""
@@ -189,7 +208,10 @@ class Responder(Struct, eq=False):
         if chunk:
             if not self._has_content:
                 self._has_content = self._begin_content(events)
-            self._writer.write(chunk)
+            if self._store_response is not None and self._is_stream_complete:
+                self._last_chunk = chunk
+            else:
+                self._writer.write(chunk)
         return not (self._writer.started and self._writer.needs_drain)
 
     async def _send_unary(self) -> None:
@@ -209,7 +231,9 @@ class Responder(Struct, eq=False):
             elif type(event) is Usage:
                 record.usage = event
         record.finish_reasons = tuple(reasons)
-        send_reply(self._writer, strategy.build_response(events, body), record, self._headers)
+        response = strategy.build_response(events, body)
+        await self._save_response()
+        send_reply(self._writer, response, record, self._headers)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""

@@ -34,6 +34,8 @@ from protocols.core.interfaces import (
     HttpResponse,
     ResponseContext,
     ResponseEncoder,
+    StorableEncoder,
+    StoredResponse,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
@@ -226,10 +228,15 @@ class ResponseStrategy:
         passthrough = self.prepared.passthrough
         if body is not None and passthrough is not None:
             return HttpResponse(200, body, passthrough.build_headers())
-        encoder = self._create_encoder() if self._encoder is None else self._encoder
+        encoder = self.get_encoder()
         response = encoder.encode_unary(aggregate(events))
         headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
         return HttpResponse(response.status, response.body, headers)
+
+    def get_stored_response(self) -> StoredResponse | None:
+        """The response to store, after its end was encoded."""
+        encoder = self._encoder
+        return encoder.stored_response if isinstance(encoder, StorableEncoder) else None
 
     def _decode_request(self) -> tuple[Request, Mapping[str, str]]:
         """See ``backends.interfaces.BackendRequest.decode``."""

@@ -38,6 +38,7 @@ from gateway.runtime.telemetry import (
     set_up_process_metrics,
     set_up_usage,
 )
+from gateway.store.response_store import create_response_store
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ class Gateway:
         services, self._shared_limits = SharedRateLimits.create(
             config.state, services, self._list_leased_counters
         )
+        store = create_response_store(config.stored_responses, services.wall_clock)
+        services = replace(services, response_store=store)
         metrics: MetricsCollector | None = None
         if config.admin is not None:
             services, metrics, observe_reload = set_up_metrics(
@@ -354,6 +357,8 @@ class Gateway:
         await self._current.aclose()
         if self._shared_limits is not None:
             await self._shared_limits.aclose()
+        if self._services.response_store is not None:
+            await self._services.response_store.aclose()
         backends = (*self.backends.values(), *self._closing_backends)
         await asyncio.gather(*(backend.aclose() for backend in backends))
         if self._admin_server is not None:

@@ -42,9 +42,9 @@ class Endpoint(Struct, frozen=True):
     ``path`` is absolute; ``{name}`` matches one segment, percent-decoded in
     ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
     Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
-    ``client_id`` is in the RoutingInfo; ``tokenize`` needs SupportsTokenize; ``recall`` answers from
-    the stored responses and needs StoresResponses. ``operation`` is the adapter's own name for what
-    the endpoint does.
+    ``client_id`` is in the RoutingInfo; ``tokenize`` needs SupportsTokenize; ``recall`` answers
+    from the stored responses and needs StoresResponses. ``operation`` is the adapter's own name for
+    what the endpoint does.
     """
 
     method: str
@@ -219,7 +219,7 @@ class StoresResponses(Protocol):
 
 
 @runtime_checkable
-class StorableEncoder(Protocol):
+class StorableEncoder(ResponseEncoder, Protocol):
     """An encoder of a stateful endpoint's response."""
 
     stored_response: StoredResponse | None

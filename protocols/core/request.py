@@ -291,7 +291,7 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         target: dict[str, Any] = {"model": model}
         if context_length is not None:
             target["context_length"] = context_length
-        target["source"] = self.source or source
+        target["source"] = getattr(self, "source", "") or source
         copy, values = replace(self, **target), self.__dict__.get("set_fields")
         return copy if values is None else copy.with_set_fields({**values, **target})
 

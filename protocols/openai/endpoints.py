@@ -50,6 +50,7 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import EmbeddingRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai.responses_api import errors as responses_errors
+from protocols.openai.responses_api import openapi as responses_openapi
 from protocols.openai.responses_api import state
 from protocols.openai.responses_api.params import RESPONSES_PARAMS
 from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
@@ -364,6 +365,10 @@ class OpenAI:
         return OpenApiFragment(
             {
                 **openapi.build_operations(self._request_rules, failures, error),
+                **responses_openapi.build_operations(
+                    failures,
+                    allows_unknown_fields=self._request_rules.unknown_fields != "reject",
+                ),
                 "models": build_operation("List the models.", models, failures),
                 "model": build_operation(
                     "Describe one model.", build_response(ref("ModelCard")), failures
@@ -371,6 +376,7 @@ class OpenAI:
             },
             {
                 **openapi.build_response_schemas(self._response_style),
+                **responses_openapi.build_schemas(),
                 **build_struct_schemas(ModelCard, errors.ErrorBody),
                 "ErrorAnswer": types["ErrorAnswer"],
             },

@@ -25,8 +25,10 @@ _OVERLOAD_CODE: Final = "server_is_overloaded"
 
 
 def encode_error(error: GatewayError, headers: Mapping[str, str]) -> HttpResponse:
-    """The error response; ``headers`` are the request's. A 429 always says when to try again:
-    Codex gives up without."""
+    """The error response; ``headers`` are the request's.
+
+    A 429 always says when to try again: Codex gives up without.
+    """
     status, body = build_error_body(error)
     if body.param is not None and body.param.split("[")[0].split(".")[0] == "messages":
         body = replace(body, param="input")

@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 
 from protocols import params
 from protocols.chat.params import (
+    NULL,
     REASONING_EFFORTS,
     as_object,
     as_optional_bool,
@@ -129,19 +130,8 @@ def read_request(
 
     ``allows_hosted``: the worker gets the client's own tools. Raises ClientError.
     """
-    model = as_text(fields, "model", "")
-    if not model:
-        raise missing_error("model")
-    sent = {name: raw for name, raw in fields.items() if raw != b"null"}
-    for name, text in _REFUSED_FIELDS.items():
-        if name in sent:
-            raise UnsupportedFeature(text, param=name)
-    values = params.read_params(RESPONSES_PARAMS, sent)
-    values.provided_fields = set(sent)
-    if values.get("request.background"):
-        text = "Background responses are not supported: use 'stream'."
-        raise UnsupportedFeature(text, param="background")
-    _check_stream_options(sent, stream=bool(values.get("stream")))
+    sent = {name: raw for name, raw in fields.items() if raw != NULL}
+    values = _read_scalars(sent, timeout)
     items = _read_input(sent, has_previous="previous_response_id" in sent)
     include = _read_include(sent)
     extra: dict[str, Raw] = {}
@@ -149,10 +139,7 @@ def read_request(
     output = _read_text_options(sent, extra)
     if INCLUDE_LOGPROBS in include:
         values["logprobs.top"] = values.get("request.top_logprobs") or 0
-    if values.get("request.truncation") == "auto":
-        values["stopping.overflow"] = "truncate"
     labels = _read_labels(values, sent)
-
     history = _find_history(values.get("request.previous_response_id"), references)
     tools = _read_tools(sent, (*history, *items), allows_hosted=allows_hosted)
     choice = tools.read_choice(sent.get("tool_choice"))
@@ -165,11 +152,9 @@ def read_request(
     extra |= tools.dropped_tools
     for item in (*history, *own_items):
         if is_skipped_item(item):
-            extra[f"input.{item['type']}"] = Raw(b"null")
-    if timeout is not None:
-        values["timeout"] = timeout
+            extra[f"input.{item['type']}"] = NULL
     request = GenerationRequest(
-        model=model,
+        model=as_text(sent, "model", ""),
         kind="chat",
         messages=conversation.build_messages(),
         tools=tools.tools,
@@ -190,6 +175,26 @@ def read_request(
         history=history,
         input=own_items,
     )
+
+
+def _read_scalars(fields: Mapping[str, Raw], timeout: float | None) -> ParsedParams:
+    """Read the scalar parameters. Raises UnsupportedFeature for what is refused by name."""
+    if not as_text(fields, "model", ""):
+        raise missing_error("model")
+    for name, text in _REFUSED_FIELDS.items():
+        if name in fields:
+            raise UnsupportedFeature(text, param=name)
+    values = params.read_params(RESPONSES_PARAMS, fields)
+    values.provided_fields = set(fields)
+    if values.get("request.background"):
+        text = "Background responses are not supported: use 'stream'."
+        raise UnsupportedFeature(text, param="background")
+    _check_stream_options(fields, stream=bool(values.get("stream")))
+    if values.get("request.truncation") == "auto":
+        values["stopping.overflow"] = "truncate"
+    if timeout is not None:
+        values["timeout"] = timeout
+    return values
 
 
 # --- input ----------------------------------------------------------------------------------------
@@ -245,7 +250,10 @@ def _read_tools(
     if "tools" in fields:
         catalog.read_tools(fields["tools"], "tools")
     for item in items:
-        if isinstance(item, dict) and item.get("type") in ("additional_tools", "tool_search_output"):
+        if isinstance(item, dict) and item.get("type") in (
+            "additional_tools",
+            "tool_search_output",
+        ):
             added = item.get("tools")
             if isinstance(added, list):
                 catalog.read_tools(Raw(_encode(added)), "input.tools", replaces=True)
@@ -287,9 +295,7 @@ def _read_choice(
     return value
 
 
-def _read_reasoning(
-    values: ParsedParams, fields: Mapping[str, Raw], extra: dict[str, Raw]
-) -> bool:
+def _read_reasoning(values: ParsedParams, fields: Mapping[str, Raw], extra: dict[str, Raw]) -> bool:
     """Read ``reasoning``; returns whether the client wants summaries."""
     raw = fields.get("reasoning")
     if raw is None:

@@ -4,7 +4,6 @@ Items never overlap in a stream: an item is closed before the next one begins. W
 open, everything but its own arguments waits, because workers interleave parallel calls.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -53,7 +52,10 @@ def build_usage(usage: Usage | None) -> Mapping[str, Any] | None:
         return None
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens or 0,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.total_tokens,
@@ -126,7 +128,9 @@ class _MessageItem:
         begun = b"" if self._part_type == "output_text" else self._begin_part("output_text")
         self._pieces.append(text)
         if not logprobs or not self._includes_logprobs:
-            return begun + self._writer.write_delta(self._template, _encode(text)) if text else begun
+            return (
+                begun + self._writer.write_delta(self._template, _encode(text)) if text else begun
+            )
         self._logprobs += logprobs
         return begun + self._writer.write(
             "response.output_text.delta",
@@ -252,11 +256,22 @@ class _ReasoningItem:
 
 
 _INPUT_START: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_COMPLETE_CHARACTERS: Final = re.compile(
+_match_characters: Final = re.compile(
     r'(?:[^"\\]+|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*"
-)
-_BROKEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{4}|u[0-9a-fA-F]{0,3}|.?)")
+    r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"
+).match
+"""Matches complete characters of a JSON string, maybe none."""
+_BROKEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}|.?)", re.DOTALL)
+_CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f]")
+
+
+class _CustomArguments(msgspec.Struct):
+    input: str
+
+
+_decode_arguments = msgspec.json.Decoder(_CustomArguments).decode
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class CustomInputReader:
@@ -284,11 +299,9 @@ class CustomInputReader:
         """The rest of the input. Arguments of another form are the input themselves."""
         if self._position < 0:
             try:
-                arguments = json.loads(self._text, strict=False)
-            except ValueError:
+                return _decode_arguments(self._text.encode()).input
+            except msgspec.DecodeError:
                 return self._text
-            text = arguments.get("input") if isinstance(arguments, dict) else None
-            return _replace_surrogates(text) if isinstance(text, str) else self._text
         pieces = []
         while (broken := _BROKEN_ESCAPE.match(self._text, self._position)) is not None:
             self._position = broken.end()
@@ -297,15 +310,13 @@ class CustomInputReader:
 
     def _decode_complete(self) -> str:
         start = self._position
-        match = _COMPLETE_CHARACTERS.match(self._text, start)
-        self._position = start if match is None else match.end()
-        piece = self._text[start : self._position]
-        return _replace_surrogates(json.loads(f'"{piece}"', strict=False))
+        self._position = _match_characters(self._text, start).end()  # type: ignore[union-attr]
+        piece = _CONTROL_CHARACTER.sub(_escape, self._text[start : self._position])
+        return _decode_string(f'"{piece}"')
 
 
-def _replace_surrogates(text: str) -> str:
-    """``text`` without lone surrogates, which UTF-8 can't hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 class _CallItem:
@@ -379,10 +390,9 @@ class _CallItem:
 
 def _parse_search_arguments(text: str) -> Any:
     try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"query": text}
+        return _decode_object(text)
+    except msgspec.DecodeError:
+        return {"query": text}
 
 
 _OutputItem = _MessageItem | _ReasoningItem | _CallItem

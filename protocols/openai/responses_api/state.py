@@ -10,7 +10,6 @@ from msgspec import Raw, Struct
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.interfaces import ClientRequest, HttpResponse, StoredResponse
 from protocols.json_body import JSON_ERRORS
-from protocols.openai.responses_api.items import Item
 from protocols.openai.responses_api.requests import NO_REFERENCES, References
 
 _encode = msgspec.json.Encoder().encode
@@ -32,8 +31,6 @@ class _StoredBody(Struct):
 
 class _StoredOutput(Struct):
     output: list[dict[str, Any]] = []
-
-
 
 
 class _ReferenceFields(Struct):
@@ -74,15 +71,17 @@ def set_references(call: ClientRequest, stored: Mapping[str, StoredResponse] | N
     if stored is None:
         call.__dict__[_CACHE_KEY] = NO_REFERENCES
         return
-    history: Sequence[Item] | None = None
-    items: dict[str, Item] = {}
+    history: Sequence[Mapping[str, Any]] | None = None
+    items: dict[str, Mapping[str, Any]] = {}
     for name, response in stored.items():
         record = _decode_body(response.body)
         output = _decode_output(record.response).output
         if response.id == name:
             history = [*record.history, *record.input, *output]
         else:
-            items |= {name: one for one in (*record.input, *output) if one.get("id") == name}
+            for item in (*record.input, *output):
+                if item.get("id") == name:
+                    items[name] = item
     call.__dict__[_CACHE_KEY] = References(history, items, enabled=True)
 
 
