@@ -77,7 +77,9 @@ def apply_model_settings(
     if request.logprobs is not None and request.logprobs.top > MAX_TOP_LOGPROBS:
         name = names.get("logprobs.top", "logprobs")
         raise _build_limit_error(name, MAX_TOP_LOGPROBS, request.logprobs.top, "here")
-    fitted = request.bind_target(route.target.backend_model, source, context_length)
+    fitted = request.bind_target(
+        route.target.backend_model, request.source or source, context_length
+    )
     defaults = route.model.defaults
     if defaults.sampling or defaults.stopping:
         sampling = _fill_defaults(request.sampling, defaults.sampling)

@@ -284,14 +284,11 @@ class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
         return replace(self, **silenced).with_set_fields(values)
 
     def bind_target(self, model: str, source: str, context_length: int | None = None) -> Self:
-        """A copy with the target's model name and context, from the client's protocol.
-
-        A source that the decoder set stays: one protocol may have several APIs.
-        """
+        """A copy with the target's model name and context, from the client's protocol."""
         target: dict[str, Any] = {"model": model}
         if context_length is not None:
             target["context_length"] = context_length
-        target["source"] = getattr(self, "source", "") or source
+        target["source"] = source
         copy, values = replace(self, **target), self.__dict__.get("set_fields")
         return copy if values is None else copy.with_set_fields({**values, **target})
 
@@ -349,7 +346,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     context_length: int | None = None
     """The target model's, if known: no plausible token count is larger."""
     source: str = ""
-    """The name of the client's protocol, or of its API; workers of another get no ``extra``."""
+    """The name of the client's protocol, or of one of its APIs if the decoder set it: workers of
+    another get no ``extra``."""
 
     @property
     def choice_count(self) -> int:

@@ -80,7 +80,7 @@ def check_order(events: Sequence[Mapping[str, Any]]) -> None:
     ids = {event["response"]["id"] for event in events if "response" in event}
     expect(len(ids) == 1, f"the response has the ids {ids}")
     final = events[-1]["response"]
-    open_id, items = None, []
+    open_id, items = None, list[Any]()
     for event in events:
         if event["type"] == "response.output_item.added":
             expect(open_id is None, "an item began within another")

@@ -308,9 +308,9 @@ def _read_reasoning(values: ParsedParams, fields: Mapping[str, Raw], extra: dict
         _read_choice(options, name, "reasoning", REASONING_SUMMARIES)
         for name in ("summary", "generate_summary")
     ]
-    for name, default in (("context", '"auto"'), ("mode", '"standard"')):
+    for name, default in (("context", "auto"), ("mode", "standard")):
         value = null_to_none(options.get(name))
-        if value is not None and value != default.encode():
+        if value is not None and decode_value(value) != default:
             extra[f"reasoning.{name}"] = value
     return any(summaries)
 

@@ -551,10 +551,9 @@ class ResponsesEncoder:
     @property
     def _seals_reasoning(self) -> bool:
         """Whether clients get reasoning packed, because nothing is stored for them."""
-        return (
-            INCLUDE_REASONING in self._decoded.include
-            or self._decoded.fields.get("store") == b"false"
-        )
+        return INCLUDE_REASONING in self._decoded.include or self._decoded.fields.get(
+            "store"
+        ) == Raw(b"false")
 
     def _open_message(self) -> tuple[bytes, _MessageItem]:
         item = self._open_item

@@ -393,6 +393,9 @@ def test_prefix_option_changes_every_path() -> None:
         "/x/v3/chat/completions",
         "/x/v3/completions",
         "/x/v3/embeddings",
+        "/x/v3/responses",
+        "/x/v3/responses/{response_id}",
+        "/x/v3/responses/{response_id}/input_items",
         "/x/v3/models",
         "/x/v3/models/{model}",
     }
