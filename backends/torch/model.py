@@ -20,13 +20,13 @@ from transformers.pytorch_utils import Conv1D
 from backends.torch.attention import AttentionParams, BatchSegment, PackedBatch, RotaryFactors
 from backends.torch.kv_cache import BlockPool, SequenceCache
 from backends.torch.loader import (
-    ModelError,
     ModelLocation,
     find_model_class,
     load_weights,
     pick_device,
     pick_dtype,
 )
+from backends.torch.model_files import ModelError
 
 # Fused layers: modules of transformers' models as fewer, larger operations.
 #

@@ -14,7 +14,8 @@ import click
 import gguf
 import msgspec
 
-from backends.torch.loader import ModelError, find_model
+from backends.torch.loader import find_model
+from backends.torch.model_files import ModelError
 
 _ENDLESS = 49151
 """A token of the vocabulary that no text has: as the end of an answer, it never comes."""

@@ -69,6 +69,15 @@ def read_rows(server: PostgresServer) -> list[dict[str, Any]]:
         return []
 
 
+def is_idle(server: PostgresServer) -> bool:
+    """Whether the server has answered every query, and is not about to answer one again."""
+    query = (
+        "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' "
+        "AND state <> 'idle' AND pid <> pg_backend_pid()"
+    )
+    return not asyncio.run(run_query(server, query))
+
+
 def start_recorder(server: PostgresServer, keep: float = 1e12) -> UsageRecorder:
     made = usage_postgres.create_postgres_recorder(server.url, keep, lambda: NOW)
     made.start()
@@ -164,7 +173,7 @@ def test_rows_are_buffered_during_an_outage_and_dropped_above_the_limit(
     monkeypatch.setattr(usage, "_MAX_WAITING_ROWS", 5)
     made = start_recorder(server)
     made.record_usage(RECORD)
-    block_until(lambda: len(read_rows(server)) == 1)
+    block_until(lambda: len(read_rows(server)) == 1 and is_idle(server))
     server.kill()
     made.record_usage(replace(RECORD, id="s"))
     block_until(lambda: "is not written" in caplog.text)

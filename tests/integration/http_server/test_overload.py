@@ -89,13 +89,14 @@ async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_release
     made = FRONTS[name](read, LIMITS, budget)
     port = await made.listen("127.0.0.1", 0)
     declared = build_request(b"Content-Length: 101", b"Connection: close", body=b"x" * 101)
+    announced = build_request(b"Content-Length: 101", b"Connection: close", body=b"")
     chunked = build_request(
         b"Transfer-Encoding: chunked", b"Connection: close", body=b"65\r\n" + b"x" * 101
     )
     fits = build_request(b"Content-Length: 100", b"Connection: close", body=b"x" * 100)
-    for data in (declared, chunked, fits, fits):
+    for data in (declared, announced, chunked, fits, fits):
         assert parse_statuses(await read_until_end(port, data)) == [200]
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert budget.used == 0
     await made.drain(1)
     await made.close()

@@ -7,7 +7,7 @@ import torch
 
 from backends.torch import model as torch_model
 from backends.torch.loaded_model import LoadedModel, assemble_model
-from backends.torch.loader import ModelError, ModelLocation, pick_device
+from backends.torch.loader import ModelLocation, pick_device
 from backends.torch.model import (
     FusedInt8Linear,
     IntMatmulLinear,
@@ -16,6 +16,7 @@ from backends.torch.model import (
     load_model_runner,
     quantize_linear,
 )
+from backends.torch.model_files import ModelError
 from tests.integration.torch.test_batch_invariance import (
     check_coverage,
     make_llama,

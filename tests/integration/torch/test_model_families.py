@@ -37,8 +37,9 @@ from backends.torch.ipc import (
     TextEvent,
 )
 from backends.torch.loaded_model import LoadedModel, assemble_model
-from backends.torch.loader import ModelError, ModelLocation
+from backends.torch.loader import ModelLocation
 from backends.torch.model import ATTENTION_NAME, ModelRunner, load_model_runner
+from backends.torch.model_files import ModelError
 from backends.torch.scheduler import SchedulerConfig
 from tests.tiny_model import EngineDriver
 

@@ -778,6 +778,16 @@ def test_all_chunks_of_a_stream_have_the_same_id_and_model(lacking: bytes) -> No
     assert len({one.partition(b",")[0] for one in found.split(b"\n\n")[:-2]}) == 1
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_another_model_name_is_replaced_if_the_first_is_the_public_name(*, at_once: bool) -> None:
+    other = STREAM[1].replace(b'"llama"', b'"other"')
+    pieces = [*STREAM[:2], other, *STREAM[2:]]
+    reader = require_passthrough("chat", ASKED, shown="llama").create_reader()
+    out, _ = read_passthrough(reader, *([b"".join(pieces)] if at_once else pieces))
+    assert b"other" not in join_output(out)
+    assert join_output(out).count(b'"model":"llama"') == 5
+
+
 def test_id_in_a_nested_object_is_not_the_chunk_id() -> None:
     inner = [one.replace(b'"delta":{', b'"delta":{"id":"x",') for one in STREAM]
     outer = [one.replace(b'{"id":"c",', b"{").replace(b"]}\n", b'],"id":"c"}\n') for one in inner]

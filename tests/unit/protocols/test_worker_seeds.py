@@ -64,6 +64,17 @@ def test_a_seed_is_sent_exactly_or_reported(
     assert sent is None or sent == seed or sent >= 0
 
 
+@pytest.mark.parametrize("profile", ["openai", "vllm", "sglang", "llamacpp", "interlingua"])
+def test_openai_workers_get_no_seed_beyond_64_bits_with_a_sign(profile: str) -> None:
+    adapter: Any = build_adapter("openai", profile, {})
+    request: Request = GenerationRequest(model="m", sampling=SamplingParams(seed=2**63), **CHAT)
+
+    (loss,) = adapter.unsupported_parameters(request, {})
+
+    assert loss.path == "sampling.seed"
+    assert find_seed(json.loads(adapter.encode_request(request).body)) != 2**63
+
+
 def test_a_negative_seed_of_a_client_is_read_exactly(make_call: MakeCall) -> None:
     call = make_call("chat", {"model": "m", "messages": CHAT_BODY, "seed": -7})
 

@@ -9,7 +9,8 @@ import pytest
 
 from backends.torch.ipc import ChatTurn, FunctionDefinition, PromptInput, StopParams
 from backends.torch.loaded_model import load_model
-from backends.torch.loader import ModelError, ModelLocation, load_template
+from backends.torch.loader import ModelLocation, load_template
+from backends.torch.model_files import ModelError
 
 Drive = Callable[..., Any]
 HI = (ChatTurn("user", "hi"),)

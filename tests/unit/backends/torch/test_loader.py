@@ -11,8 +11,6 @@ from transformers import AutoModelForCausalLM, BertConfig
 
 from backends.torch import loader
 from backends.torch.loader import (
-    EngineTask,
-    ModelError,
     ModelLocation,
     compute_weight_bytes,
     get_free_memory,
@@ -20,6 +18,7 @@ from backends.torch.loader import (
     pick_device,
     pick_dtype,
 )
+from backends.torch.model_files import EngineTask, ModelError
 from tests.tiny_model import tiny_llama
 
 CPU = torch.device("cpu")

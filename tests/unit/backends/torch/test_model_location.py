@@ -11,7 +11,8 @@ import pytest
 from huggingface_hub import errors
 
 from backends.torch import loader
-from backends.torch.loader import ModelError, find_model, get_cache_root
+from backends.torch.loader import find_model, get_cache_root
+from backends.torch.model_files import ModelError
 
 
 def ignore_text(text: str) -> None:
@@ -117,7 +118,8 @@ def test_hub_errors_are_reported_with_a_remedy(hub: FakeHub, error: Exception, s
 
 OFFLINE = """
 import sys
-from backends.torch.loader import ModelError, find_model
+from backends.torch.loader import find_model
+from backends.torch.model_files import ModelError
 for name in sys.argv[1:]:
     try:
         print(find_model(name, lambda text: None).source)

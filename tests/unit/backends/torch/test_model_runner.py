@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
 from backends.torch.attention import BatchSegment
 from backends.torch.kv_cache import BlockPool, SequenceCache
-from backends.torch.loader import ModelError
 from backends.torch.model import ATTENTION_NAME, ModelRunner
+from backends.torch.model_files import ModelError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

@@ -15,7 +15,7 @@ from backends.torch.embeddings import (
     pool_states,
     read_pooling_config,
 )
-from backends.torch.loader import ModelError
+from backends.torch.model_files import ModelError
 
 CPU = torch.device("cpu")
 

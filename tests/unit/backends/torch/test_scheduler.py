@@ -17,7 +17,7 @@ from backends.torch.ipc import (
     StopParams,
     TextEvent,
 )
-from backends.torch.loader import ModelError
+from backends.torch.model_files import ModelError
 from backends.torch.sampling import SamplingRules, sample_tokens
 from backends.torch.scheduler import TURN_TOKENS, FairQueue, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup

