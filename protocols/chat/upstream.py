@@ -428,7 +428,7 @@ class RequestWriter:
         return body | self._write_labels(request)
 
     def _write_chat(self, request: GenerationRequest) -> dict[str, Any]:
-        messages = request.messages or _wrap_prompt(request)
+        messages = request.messages or wrap_prompt(request)
         body: dict[str, Any] = {
             "model": request.model,
             "messages": write_messages(messages, self._profile.message_style),
@@ -643,7 +643,7 @@ def _ignore_overflow_error(request: Any) -> Any:
     return msgspec.structs.replace(request, stopping=stopping)
 
 
-def _wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
+def wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
     """A prompt as a user message, for the worker's chat template."""
     match request.prompts:
         case (str() as prompt,):

@@ -27,7 +27,7 @@ from protocols.chat.responses import (
     ResponseStyle,
     create_header_builder,
 )
-from protocols.chat.upstream import PROFILES, RequestWriter
+from protocols.chat.upstream import PROFILES, RequestWriter, uses_chat_endpoint
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import (
@@ -47,15 +47,18 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai.responses_api import errors as responses_errors
 from protocols.openai.responses_api import openapi as responses_openapi
 from protocols.openai.responses_api import state
+from protocols.openai.responses_api.decoder import ResponsesDecoder
 from protocols.openai.responses_api.params import RESPONSES_PARAMS
 from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
+from protocols.openai.responses_api.requests import SOURCE as RESPONSES_SOURCE
 from protocols.openai.responses_api.requests import ResponsesRequest, read_request
 from protocols.openai.responses_api.responses import ResponsesEncoder
+from protocols.openai.responses_api.upstream import ResponsesRequestWriter
 from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
     build_error_responses,
@@ -198,12 +201,16 @@ _DECODED_RESPONSES_REQUEST: Final = "responses_request"
 """The key under which a decoded request is kept, for the encoder of its response."""
 
 
+_WORKER_APIS: Final = ("chat", "responses", "both")
+
+
 class OpenAI:
     """OpenAI's API: chat, completions, responses, embeddings and the list of models.
 
     ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
     to fields that the protocol does not have. ``powers`` lets clients use fields that control a
-    worker: a chat template of their own, priorities, caches.
+    worker: a chat template of their own, priorities, caches. ``worker_api`` says how workers get
+    conversations: as chat completions, in the Responses API, or in the API of the client (both).
     """
 
     name: str = "openai"
@@ -217,6 +224,7 @@ class OpenAI:
         prefix: str = "/v1",
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
+        worker_api: Literal["chat", "responses", "both"] = "chat",
     ) -> None:
         worker_profile = PROFILES.get(profile or self.profiles[0])
         if worker_profile is None:
@@ -235,6 +243,11 @@ class OpenAI:
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
+        if worker_api not in _WORKER_APIS:
+            names = ", ".join(_WORKER_APIS)
+            raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
+        self._worker_api = worker_api
+        self._responses_writer = ResponsesRequestWriter(worker_profile, prefix)
         self._passthrough_rules = build_passthrough_rules(
             worker_profile, prefix, self._request_writer.forwards_field
         )
@@ -388,6 +401,8 @@ class OpenAI:
         self, request: Request, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return self._responses_writer.unsupported_parameters(request, names)
         own_request = self._remove_foreign_extra(request)
         losses = self._request_writer.unsupported_parameters(own_request, names)
         if own_request is request:
@@ -396,7 +411,15 @@ class OpenAI:
 
     def encode_request(self, request: Request) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return self._responses_writer.encode_request(request)
         return self._request_writer.encode_request(self._remove_foreign_extra(request))
+
+    def _uses_responses_api(self, request: GenerationRequest) -> bool:
+        """Whether the worker gets the request in the Responses API."""
+        if self._worker_api == "chat" or not uses_chat_endpoint(request):
+            return False
+        return self._worker_api == "responses" or request.source == RESPONSES_SOURCE
 
     def _remove_foreign_extra(self, request: Request) -> Request:
         """The request without fields that only workers of another protocol may get."""
@@ -410,9 +433,20 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
-        if call.endpoint.operation not in self._passthrough_rules:
-            return None
         style = client._response_style  # noqa: SLF001
+        if call.endpoint.operation == "response":
+            if self._worker_api == "chat":
+                return None
+            build_headers = create_header_builder(style, about, ())
+            return self._responses_writer.prepare_passthrough(
+                call,
+                state.get_references(call),
+                about,
+                lambda decoded: ResponsesEncoder(decoded, about, build_headers),
+                partial(build_headers, (("Content-Type", ResponsesEncoder.content_type),)),
+            )
+        if self._worker_api == "responses" and call.endpoint.operation == "chat":
+            return None
         return self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation,
             call,
@@ -429,6 +463,8 @@ class OpenAI:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request)
+        if self._uses_responses_api(request):
+            return ResponsesDecoder(request)
         return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:

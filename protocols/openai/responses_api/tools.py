@@ -109,7 +109,7 @@ class ToolCatalog:
     def flatten_name(self, namespace: str | None, name: str) -> str:
         """The name under which workers see a tool."""
         known = self._flat_names.get((namespace, name))
-        return known or _join_name(namespace, name)
+        return known or join_tool_name(namespace, name)
 
     def read_tools(self, raw: Raw, at: str, *, replaces: bool = False) -> None:
         """Add an array of tools. ``replaces``: a tool may replace one of the same name.
@@ -179,7 +179,7 @@ class ToolCatalog:
             text = f"Duplicate tool name: '{tool.name[:64]}'."
             raise InvalidParameter(text, param=f"{at}.name", problem="value", got=tool.name)
         if flat is None:
-            flat = _join_name(space, tool.name)
+            flat = join_tool_name(space, tool.name)
             if flat in self._tools:  # a tool that is called like a member of a namespace
                 flat = _shorten_name(flat + "\0" + (space or ""))
         if namespace is not None and namespace[1]:
@@ -310,7 +310,8 @@ def _read_custom_tool(fields: Mapping[str, Raw], at: str) -> Tool:
     return Tool(_read_tool_name(fields, at), description or None, _CUSTOM_PARAMETERS)
 
 
-def _join_name(namespace: str | None, name: str) -> str:
+def join_tool_name(namespace: str | None, name: str) -> str:
+    """The name under which workers see a tool of a namespace, or of none."""
     if namespace is None:
         return name
     flat = f"{namespace}__{name}"
