@@ -103,7 +103,8 @@ oracle: $(VENV)/.dev
 	@$(PYTEST) -m oracle tests/oracle
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
-clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI)
+clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed
+	@$(MAKE) --silent $(CLIENTS)/codex/.installed || echo "clients: Codex can't be installed here: it needs npm"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
@@ -151,7 +152,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet --fix .
 
 ## make install every environment that the other targets use
-install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(RAY)/.installed browser
+install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed $(RAY)/.installed browser
 
 ## make clean   remove the environments and what tools leave behind
 clean:
@@ -196,6 +197,20 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	@echo "install: real clients in $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# openai-agents needs another release of openai than the clients above.
+$(CLIENTS)/agents/.installed: tests/clients/agents/requirements.txt | $(CLIENTS)/.installed
+	@echo "install: OpenAI's Agents SDK in $(CLIENTS)/agents"
+	@$(PYTHON) -m venv --clear $(CLIENTS)/agents
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/agents/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# The lock file holds digests and no addresses, so any registry will do.
+$(CLIENTS)/codex/.installed: tests/clients/codex/package.json tests/clients/codex/package-lock.json | $(CLIENTS)/.installed
+	@echo "install: Codex CLI in $(CLIENTS)/codex"
+	@mkdir -p $(CLIENTS)/codex && cp $^ $(CLIENTS)/codex
+	@cd $(CLIENTS)/codex && npm ci --silent --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.

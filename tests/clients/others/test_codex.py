@@ -1,0 +1,45 @@
+"""Codex CLI completes a task through the gateway: it reads a file, edits it, and runs a command."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CODEX = os.environ.get("CODEX", "")
+CONFIG = """
+model = "coder"
+model_provider = "interlingua"
+[model_providers.interlingua]
+name = "Interlingua"
+base_url = "URL/v1"
+env_key = "INTERLINGUA_KEY"
+wire_api = "responses"
+"""
+
+
+@pytest.mark.skipif(not Path(CODEX).is_file(), reason="Codex can't be installed here: it needs npm")
+def test_codex_exec_edits_a_file(tmp_path: Path, key: str) -> None:
+    home, project = tmp_path / "home", tmp_path / "project"
+    home.mkdir()
+    project.mkdir()
+    (home / "config.toml").write_text(CONFIG.replace("URL", os.environ["AGENTS_URL"]))
+    (project / "notes.txt").write_text("the old text\n")
+    command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+
+    ended = subprocess.run(
+        [*command, "Replace old with new in notes.txt"],
+        cwd=project,
+        env=os.environ | {"CODEX_HOME": str(home), "INTERLINGUA_KEY": key},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "The file has new text."
+    assert (project / "notes.txt").read_text() == "the new text\n"
+    assert ended.stderr.count("succeeded in") == 3, ended.stderr
+    assert "ERROR" not in ended.stderr
