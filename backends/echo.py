@@ -37,26 +37,31 @@ from protocols.core.events import (
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    RelevanceScore,
     StreamEnd,
     StreamStart,
     TextDelta,
+    TokenList,
     TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
     TopLogprob,
     Usage,
 )
-from protocols.core.interfaces import Token
+from protocols.core.interfaces import build_unsupported_kind_error
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AllowedTools,
     AudioPart,
+    DetokenizeRequest,
     EmbeddingRequest,
     FilePart,
     GenerationRequest,
     ImagePart,
     NamedTool,
     Prompt,
+    RerankRequest,
+    TokenizeRequest,
     Tool,
     VideoPart,
 )
@@ -156,8 +161,8 @@ class EchoBackend(Backend):
         try:
             if self._failure is not None and self._failure.after_chunks == 0:
                 raise self._failure.make_error()
-            if isinstance(request, EmbeddingRequest):
-                yield None, _embed_inputs(request)
+            if not isinstance(request, GenerationRequest):
+                yield None, _answer_at_once(request)
                 return
             _check_text_only(request)
             prompt_tokens, cut = self._count_prompt_tokens(request)
@@ -176,11 +181,6 @@ class EchoBackend(Backend):
             yield None, [Usage(prompt_tokens, total, None, thought), StreamEnd()]
         finally:
             self.running -= 1
-
-    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """The words, numbered in their order."""
-        del context
-        return list(enumerate(_split_words(text)))
 
     def _count_prompt_tokens(self, request: GenerationRequest) -> tuple[int, bool]:
         """The prompt's tokens, and whether it was cut to fit. Raises ContextTooLong."""
@@ -303,6 +303,36 @@ def _split_words(text: str) -> Iterator[str]:
 def count_words(prompt: Prompt) -> int:
     """How many tokens a prompt has here: its words, or its token ids."""
     return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+def _answer_at_once(
+    request: EmbeddingRequest | RerankRequest | TokenizeRequest | DetokenizeRequest,
+) -> Sequence[Event]:
+    """The events of a response that is not generated."""
+    match request:
+        case EmbeddingRequest():
+            return _embed_inputs(request)
+        case RerankRequest():
+            return _rank_documents(request)
+        case TokenizeRequest():
+            text = "".join(message.text for message in request.messages)
+            words = tuple(_split_words(text if request.prompt is None else request.prompt))
+            return [TokenList(tuple(range(len(words))), words), StreamEnd()]
+        case DetokenizeRequest():
+            raise build_unsupported_kind_error("detokenize")
+
+
+def _rank_documents(request: RerankRequest) -> Sequence[Event]:
+    """The share of a document's words that occur in the query."""
+    queries = request.queries * (len(request.documents) if len(request.queries) == 1 else 1)
+    events: list[Event] = []
+    tokens = 0
+    for index, (query, document) in enumerate(zip(queries, request.documents, strict=True)):
+        known, words = set(query.lower().split()), document.lower().split()
+        score = sum(word in known for word in words) / len(words) if words else 0.0
+        events.append(RelevanceScore(index, score))
+        tokens += count_words(query) + len(words)
+    return [*events, Usage(tokens), StreamEnd()]
 
 
 def _embed_inputs(request: EmbeddingRequest) -> Sequence[Event]:

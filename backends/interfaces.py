@@ -1,7 +1,8 @@
 """Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -13,14 +14,65 @@ from protocols.core.interfaces import (
     Clock,
     PassthroughRequest,
     ResponseContext,
-    Token,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
     from protocols.core.interfaces import Headers, UpstreamRequest
+
+
+# --- failures of workers --------------------------------------------------------------------------
+
+MAX_WORKER_FAILURES: Final = 8
+"""How many failures of one request are kept."""
+_MAX_FAILURE_TEXT: Final = 300
+_MAX_READ_TEXT: Final = 4 * _MAX_FAILURE_TEXT
+"""How much of a text is read, before markup is removed."""
+_MARKUP: Final = re.compile(r"<[^<>]{0,200}>|[\x00-\x20\x7f-\x9f\u2028\u2029]+")
+_SECRET: Final = re.compile(
+    r"(?P<before>\b(?:bearer|basic) +"
+    r"|\b(?:api[-_ ]?key|access[-_ ]?key|(?:access|auth|api|bearer|refresh)[-_ ]?token|secret"
+    r"|password|authorization)(?: provided)?[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic) +)?"
+    r"|://(?=[^\s/@]{1,200}@))[^\s\"'<>,;&@}]+"
+    r"|\b(?:sk|pk|gsk|hf|nvapi|xai|ghp|key)[-_][\w.*-]{6,}|\beyJ[\w-]{8,}\.[\w.-]+",
+    re.IGNORECASE,
+)
+"""What looks like a key: after a word that announces one, or by the form of known kinds of keys."""
+
+
+class WorkerFailure(Struct, frozen=True, omit_defaults=True):
+    """A failed attempt at a worker, for operators only.
+
+    ``worker`` is its URL and ``error`` the class of the error. ``status`` is its HTTP status, if it
+    sent one that is an error. ``text`` is its own error text, or why it could not be reached: at
+    most 300 characters of one line, in which keys are masked.
+    """
+
+    worker: str
+    error: str
+    status: int | None = None
+    text: str = ""
+
+
+def describe_failure(
+    url: str, error: GatewayError, mask_secrets: Callable[[str], str] | None = None
+) -> WorkerFailure:
+    """The failure of an attempt at a worker. ``mask_secrets`` masks the worker's own key."""
+    text = error.worker_text
+    if not text and isinstance(cause := error.__cause__, OSError):
+        text = cause.strerror or str(cause)
+    text = text[:_MAX_READ_TEXT]
+    if mask_secrets is not None:
+        text = mask_secrets(text)
+    text = _SECRET.sub(_mask_secret, _MARKUP.sub(" ", text))
+    text = " ".join(text.split())[:_MAX_FAILURE_TEXT]
+    return WorkerFailure(url, type(error).__name__, error.worker_status, text)
+
+
+def _mask_secret(match: re.Match[str]) -> str:
+    return f"{match['before'] or ''}***"
 
 
 # --- observers ------------------------------------------------------------------------------------
@@ -70,7 +122,7 @@ class WorkerSelection(Struct, frozen=True, kw_only=True):
 class AttemptTrace(Protocol):
     """Receives the attempts of one request, for tracing."""
 
-    def set_request(self, request: "Request") -> None:
+    def set_request(self, request: "AnyRequest") -> None:
         """Set the request that the target gets."""
 
     def start_attempt(self, url: str) -> "Headers":
@@ -93,8 +145,8 @@ class RequestObserver(Protocol):
     def on_send(self, url: str, wire: "UpstreamRequest") -> None:
         """The request is sent to a worker."""
 
-    def on_failure(self, url: str, error: GatewayError) -> None:
-        """The attempt failed before the response started."""
+    def on_failure(self, failure: WorkerFailure) -> None:
+        """The attempt failed, before its response started or within it."""
 
 
 class Deadline:
@@ -167,6 +219,13 @@ class AttemptHistory(Struct):
     """All workers of the pools in which the request failed."""
     workers_killed: int = 0
     """See ``backends.pool.retry.RetryState``; for the last of these pools."""
+    failures: tuple[WorkerFailure, ...] = ()
+    """The first failed attempts, also those after which a retry succeeded."""
+
+    def add_failure(self, failure: WorkerFailure) -> None:
+        """Keep a failed attempt, if there are not too many."""
+        if len(self.failures) < MAX_WORKER_FAILURES:
+            self.failures += (failure,)
 
 
 class RequestContext(Struct):
@@ -213,7 +272,7 @@ class PassthroughSource(Struct, frozen=True):
 class BackendRequest(Struct, frozen=True):
     """A client's request to one backend."""
 
-    decode: Callable[[], tuple[Request, Mapping[str, str]]]
+    decode: Callable[[], tuple[AnyRequest, Mapping[str, str]]]
     """Returns the internal request with the backend's model name, and the client's wire names by
     field path of the request. Raises ClientError."""
     passthrough: PassthroughSource | None = None
@@ -228,7 +287,7 @@ class PreparedRequest(Struct, frozen=True):
     that load balancing and metrics need.
     """
 
-    request: Request
+    request: AnyRequest
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     """The parameters of the request that the backend cannot honour."""
     passthrough: PassthroughRequest | None = None
@@ -304,11 +363,3 @@ class ComputesChoices(Protocol):
 
     computes_choices: bool
     """Always true."""
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """A backend that can tokenize text."""
-
-    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """The tokens of ``text``, with the model's special tokens. May be cancelled."""

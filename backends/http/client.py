@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from backends.aio import WriteBatcher
 from backends.http.connection import Http1Response, HttpConnection
-from backends.http.interfaces import ConnectionCounts
+from backends.http.interfaces import ConnectionCounts, join_path
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
@@ -31,7 +31,7 @@ _MAX_CACHED_PATH: Final = 256
 
 
 class WorkerOrigin(Struct, frozen=True):
-    """A worker's address. ``base_path`` precedes every path and has no trailing slash."""
+    """A worker's address. ``base_path`` has no trailing slash; see ``join_path``."""
 
     host: str
     port: int
@@ -71,9 +71,10 @@ def build_request_head(url: str, request: UpstreamRequest, extra_headers: Header
 def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
     """The request line and the headers common to requests. Raises InternalError."""
     if not _PATH_PATTERN.fullmatch(path):
-        raise InternalError(f"invalid request path {path[:100]!r}")
+        shown_path = path.partition("?")[0][:100]  # a query may hold a key
+        raise InternalError(f"invalid request path {shown_path!r}")
     origin = parse_origin(url)
-    request_line = _end_line(f"{method} {origin.base_path}{path} HTTP/1.1")
+    request_line = f"{method} {join_path(origin.base_path, path)} HTTP/1.1\r\n"
     return request_line + _format_headers((("Host", origin.host_header), *headers))
 
 
@@ -85,15 +86,10 @@ def _format_headers(headers: Headers) -> str:
     """One line for each header. Raises InternalError for a line break in one."""
     text = ""
     for name, value in headers:
-        text += _end_line(f"{name}: {value}")
-    return text
-
-
-def _end_line(text: str) -> str:
-    """The line with CRLF. Raises InternalError if it holds a line break."""
-    if "\r" in text or "\n" in text or "\0" in text:
+        text += f"{name}: {value}\r\n"
+    if text.count("\n") + text.count("\r") != 2 * len(headers) or "\0" in text:
         raise InternalError("a request header contains a line break")
-    return f"{text}\r\n"
+    return text
 
 
 # Connecting to a worker: DNS, TCP and TLS within one timeout.

@@ -24,7 +24,6 @@ from backends.interfaces import (
 )
 from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
-from backends.pool.side_requests import add_bearer
 from backends.pool.workers import WorkerSlot, WorkerState, get_error_kind
 from protocols.core.errors import (
     ClientError,
@@ -44,15 +43,21 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import (
+    BASIC_KINDS,
     Clock,
     Headers,
     PassthroughReader,
     ResponseDecoder,
     UpstreamRequest,
+    build_unsupported_kind_error,
 )
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 
 # Timeouts of an attempt.
+
+_GENERATION_KINDS: Final = ("chat", "completion")
+_UNKNOWN_PATH_STATUSES: Final = (404, 405, 501)
+"""A worker answers so if it has no API for this kind of request, such as reranking."""
 
 TimeoutName = Literal["first_token", "idle", "total"]
 
@@ -252,7 +257,7 @@ _EVENTS_WITHOUT_CONTENT: Final = frozenset({StreamStart, ResponseMetadata, Timin
 class AttemptRequest(Struct, frozen=True):
     """A request as sent to workers. ``upstream_request`` has the headers common to requests."""
 
-    request: Request
+    request: AnyRequest
     upstream_request: UpstreamRequest
     request_headers: Headers
     """The headers of this request alone, without the worker's key."""
@@ -334,19 +339,17 @@ class Attempt(AttemptTimeouts):
         """
         worker, request = self.worker, self.request
         config = worker.config
-        headers = (
-            request.request_headers
-            if config.bearer is None
-            else add_bearer(request.request_headers, config)
-        )
+        upstream_request, headers = request.upstream_request, request.request_headers
+        if config.credentials is not None:
+            upstream_request, headers = config.credentials.authorize(upstream_request, headers)
         worker.waiting_attempts.add(self)
         try:
             self.start_wait(self.slot.acquired_at)
             response = self._response = self._services.http_client.try_send(
-                config.url, request.upstream_request, headers
+                config.url, upstream_request, headers
             )
             if response is None or not await response.wait_headers():
-                response = await self._send_on_new_connection(headers)
+                response = await self._send_on_new_connection(upstream_request, headers)
             if worker.logged_state != "up":
                 worker.record_connected()
             if response.status != _STATUS_OK:
@@ -363,7 +366,7 @@ class Attempt(AttemptTimeouts):
             self._raise_failure(error)
         finally:
             worker.waiting_attempts.discard(self)
-        if self._is_stream or request.request.kind == "embedding":
+        if self._is_stream or request.request.kind not in _GENERATION_KINDS:
             self._record_first_token()
         return items
 
@@ -457,11 +460,13 @@ class Attempt(AttemptTimeouts):
         if self._response is not None:
             self._response.release()
 
-    async def _send_on_new_connection(self, headers: Headers) -> UpstreamResponse:
+    async def _send_on_new_connection(
+        self, upstream_request: UpstreamRequest, headers: Headers
+    ) -> UpstreamResponse:
         """Send the request over a new connection and wait for the response headers."""
         services, url = self._services, self.worker.config.url
         pending_response = services.http_client.send_on_new_connection(
-            url, self.request.upstream_request, services.timeouts.connect, headers
+            url, upstream_request, services.timeouts.connect, headers
         )
         response = self._response = await self.wait_response(pending_response)
         return response
@@ -470,7 +475,9 @@ class Attempt(AttemptTimeouts):
         """Read the error of a response whose status is not 200."""
         status, headers = response.status, response.headers
         if status < HTTPStatus.BAD_REQUEST:
-            return WorkerFailed(f"the worker answered {status}", status=status)
+            redirect = WorkerFailed(f"the worker answered {status}", status=status)
+            redirect.worker_status = status
+            return redirect
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # a part of the body is enough
@@ -478,7 +485,14 @@ class Attempt(AttemptTimeouts):
                 body += b"".join(chunks)
         payload = bytes(body[:_MAX_ERROR_BYTES])
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
-        return self.request.read_error(status, headers, payload)
+        kind = self.request.request.kind
+        if kind not in BASIC_KINDS and status in _UNKNOWN_PATH_STATUSES:
+            return build_unsupported_kind_error(kind)
+        error = self.request.read_error(status, headers, payload)
+        error.worker_status = status
+        if not error.worker_text:
+            error.worker_text = payload.decode("utf-8", "replace")
+        return error
 
     async def _read_body(
         self, response: UpstreamResponse, *, had_content: bool = True
@@ -557,7 +571,8 @@ class Attempt(AttemptTimeouts):
         if self.accepted and self._response is not None:
             self._response.abort()  # further bytes must not be read as another response
         if isinstance(error, DeadlineExceeded):
-            has_first_token = self._is_stream or self.request.request.kind == "embedding"
+            generates = self.request.request.kind in _GENERATION_KINDS
+            has_first_token = self._is_stream or not generates
             if error.phase == "first_token" and has_first_token:
                 self._record_first_token()
         elif not self.accepted or isinstance(error, StreamBroken):

@@ -18,7 +18,14 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from backends.interfaces import RequestContext
-from protocols.core.request import EmbeddingRequest, Message, Prompt, Request
+from protocols.core.request import (
+    AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    Message,
+    Prompt,
+    RerankRequest,
+)
 
 PolicyName = Literal["round_robin", "least_load", "two_choices", "prefix", "session"]
 RandomDraw = Callable[[], float]
@@ -287,23 +294,23 @@ def make_policy(name: PolicyName, draw: RandomDraw) -> LoadBalancingPolicy:
     return _POLICY_FACTORIES[name](draw)
 
 
-def _make_prefix_key(request: Request, _context: RequestContext) -> RoutingKey:
+def _make_prefix_key(request: AnyRequest, _context: RequestContext) -> RoutingKey:
     return RoutingKey(prefix=hash_prefix(request))
 
 
-def _make_session_key(request: Request, context: RequestContext) -> RoutingKey:
+def _make_session_key(request: AnyRequest, context: RequestContext) -> RoutingKey:
     candidates = (request.labels.get(label) for label in _SESSION_LABELS)
     return RoutingKey(session=next(filter(None, candidates), context.principal))
 
 
-ROUTING_KEY_FACTORIES: Final[Mapping[str, Callable[[Request, RequestContext], RoutingKey]]] = {
+ROUTING_KEY_FACTORIES: Final[Mapping[str, Callable[[AnyRequest, RequestContext], RoutingKey]]] = {
     "prefix": _make_prefix_key,
     "session": _make_session_key,
 }
 """Builders of the routing key, for the policies that need one."""
 
 
-def hash_prefix(request: Request) -> int:
+def hash_prefix(request: AnyRequest) -> int:
     """A 64-bit hash of the beginning of the prompt, the same on every machine.
 
     For a conversation it covers the messages up to the first user message, so that all turns have
@@ -320,11 +327,16 @@ def hash_prefix(request: Request) -> int:
     return _hash_bytes(text.encode(errors="replace"))
 
 
-def _iterate_prefix(request: Request) -> Iterator[str]:
+def _iterate_prefix(request: AnyRequest) -> Iterator[str]:
     """The beginning of the prompt, in parts."""
     if isinstance(request, EmbeddingRequest):
         yield request.instruction or ""
         yield _get_prompt_prefix(request.inputs)
+        return
+    if isinstance(request, RerankRequest):
+        yield request.queries[0]
+        return
+    if not isinstance(request, GenerationRequest):
         return
     yield request.adapter or ""
     yield from (tool.name for tool in request.tools)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import asdict, replace
 
@@ -28,6 +28,7 @@ from backends.interfaces import (
     Timeouts,
     WorkerCandidate,
     WorkerSelection,
+    describe_failure,
 )
 from backends.pool.attempt import (
     Attempt,
@@ -56,7 +57,7 @@ from backends.pool.settings import (
     WorkerListParser,
     WorkerSourceSettings,
 )
-from backends.pool.side_requests import CancelSender, add_bearer
+from backends.pool.side_requests import CancelSender
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -82,8 +83,10 @@ from protocols.core.interfaces import (
     SupportsPassthrough,
     UpstreamAdapter,
     UpstreamRequest,
+    build_unsupported_kind_error,
+    get_request_kinds,
 )
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 
 # Reports the selection of a worker to an observer (explain, dry run).
 
@@ -127,15 +130,12 @@ class SelectionReporter:
         """Report that the request is sent to this worker."""
         self._observer.on_send(worker.name, self._build_upstream_request(worker))
 
-    def observe_failure(self, worker: WorkerState, error: GatewayError) -> None:
-        """Report that the attempt failed before its response began."""
-        self._observer.on_failure(worker.name, error)
-
     def _build_upstream_request(self, worker: WorkerState | None) -> UpstreamRequest:
-        """The request as sent to this worker; None: without a key."""
+        """The request as sent to this worker, with secrets as ``***``; None: without them."""
         wire, headers = self._request.upstream_request, self._request.request_headers
-        worker_headers = headers if worker is None else add_bearer(headers, worker.config)
-        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *worker_headers), wire.method)
+        if worker is not None and worker.config.credentials is not None:
+            wire, headers = worker.config.credentials.hide_secrets().authorize(wire, headers)
+        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *headers), wire.method)
 
     def _build_selection(
         self, candidates: list[WorkerCandidate], scores: PolicyScores, expected: WorkerState | None
@@ -196,7 +196,7 @@ class PoolBackend:
     ) -> None:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
-        self._adapter = adapter
+        self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
@@ -259,7 +259,11 @@ class PoolBackend:
             if passthrough is not None:
                 return PreparedRequest(passthrough.request, passthrough=passthrough)
         decoded, names = request.decode()
-        return PreparedRequest(decoded, self._adapter.unsupported_parameters(decoded, names))
+        if decoded.kind not in self._request_kinds:
+            raise build_unsupported_kind_error(decoded.kind)
+        # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
+        unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
+        return PreparedRequest(decoded, unsupported)
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""
@@ -359,8 +363,8 @@ class PoolBackend:
                 yield await attempt.read_next(sink)
             if not attempt.complete:
                 await attempt.drain()
-        except GatewayError:
-            self._record_failure(attempt, context.attempt_history)
+        except GatewayError as error:
+            self._end_failed_response(attempt, context, error)
             raise
         finally:
             self._abandon_attempt(attempt, context)
@@ -373,19 +377,23 @@ class PoolBackend:
         try:
             if not attempt.complete:
                 await attempt.drain()
-        except GatewayError:
-            self._record_failure(attempt, context.attempt_history)
+        except GatewayError as error:
+            self._end_failed_response(attempt, context, error)
             raise
         finally:
             self._abandon_attempt(attempt, context)
         return items
 
-    def _record_failure(self, attempt: Attempt, history: AttemptHistory) -> None:
-        """Note for fallbacks that a response that had begun failed at this worker."""
+    def _end_failed_response(
+        self, attempt: Attempt, context: RequestContext, error: GatewayError
+    ) -> None:
+        """Note, also for fallbacks, that a response that had begun failed at this worker."""
+        history = context.attempt_history
+        _record_failure(attempt.worker, error, context)
         history.tried_urls |= {attempt.worker.config.url}
         history.pool_urls |= frozenset(self._list_urls())
 
-    async def _encode_request(self, request: Request, context: RequestContext) -> AttemptRequest:
+    async def _encode_request(self, request: Any, context: RequestContext) -> AttemptRequest:
         """Encode the request in the workers' protocol."""
         adapter = self._adapter
         deadline = self._compute_deadline(context)
@@ -446,7 +454,6 @@ class PoolBackend:
             if passthrough is None
             else self._build_passthrough_request(passthrough, context)
         )
-        criteria = self._build_criteria(request.request, context)
         observer = context.observer
         reporter = (
             None
@@ -454,9 +461,7 @@ class PoolBackend:
             else SelectionReporter(observer, self._settings, self._workers, request)
         )
         now = self._clock()
-        retry = self._start_request(context.attempt_history, now)
-        if retry is not None:
-            criteria = replace(criteria, tried_keys=retry.tried)
+        criteria, retry = self._start_request(request.request, context, now)
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
@@ -476,8 +481,7 @@ class PoolBackend:
             try:
                 items = await attempt.begin()
             except GatewayError as error:
-                if reporter is not None:
-                    reporter.observe_failure(slot.worker, error)
+                _record_failure(slot.worker, error, context)
                 if retry is None:
                     retry = self._create_retry_state(context.attempt_history)
                     criteria = replace(criteria, tried_keys=retry.tried)
@@ -502,15 +506,32 @@ class PoolBackend:
             self._retry_settings, self._retry_budget, metrics=self._metrics, history=history
         )
 
-    def _start_request(self, history: AttemptHistory, now: float) -> RetryState | None:
-        """The state of a request that failed in other pools, else None. Raises RetriesExhausted.
+    def _start_request(
+        self, request: AnyRequest, context: RequestContext, now: float
+    ) -> tuple[SelectionCriteria, RetryState | None]:
+        """The criteria for choosing a worker; the state of a request that failed in other pools.
+
+        Raises RetriesExhausted.
+        """
+        criteria, history = ANY_WORKER, context.attempt_history
+        if (
+            self._make_routing_key is not None
+            or request.priority is not None
+            or context.preempt is not None
+        ):
+            criteria = self._build_criteria(request, context)
+        if not history.pool_urls:
+            self._retry_budget.record_request(now)
+            return criteria, None
+        retry = self._start_fallback(history, now)
+        return replace(criteria, tried_keys=retry.tried), retry
+
+    def _start_fallback(self, history: AttemptHistory, now: float) -> RetryState:
+        """The state of a request that failed in other pools. Raises RetriesExhausted.
 
         It is sent to a worker that those pools do not have. If there is none, that is a retry, at a
         worker that was not tried.
         """
-        if not history.pool_urls:
-            self._retry_budget.record_request(now)
-            return None
         workers = self._workers.workers
         has_new_workers = not history.pool_urls.issuperset(self._list_urls())
         excluded_urls = history.pool_urls if has_new_workers else history.tried_urls
@@ -561,10 +582,8 @@ class PoolBackend:
             self._metrics.abandoned += 1
             self._send_cancel(attempt.worker, attempt.request.request)
 
-    def _build_criteria(self, request: Request, context: RequestContext) -> SelectionCriteria:
+    def _build_criteria(self, request: AnyRequest, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""
-        if self._make_routing_key is None and request.priority is None and context.preempt is None:
-            return ANY_WORKER
         routing_key = (
             NO_ROUTING_KEY
             if self._make_routing_key is None
@@ -582,9 +601,19 @@ class PoolBackend:
         ):
             worker.cancel_waiting()
 
-    def _send_cancel(self, worker: WorkerState, request: Request) -> None:
+    def _send_cancel(self, worker: WorkerState, request: Any) -> None:
         if self._cancel_adapter is not None and self._started:
             self._cancel_sender.send(worker.config, self._cancel_adapter.encode_cancel(request))
+
+
+def _record_failure(worker: WorkerState, error: GatewayError, context: RequestContext) -> None:
+    """Keep a failed attempt for the operator."""
+    credentials = worker.config.credentials
+    mask = None if credentials is None else credentials.mask_text
+    failure = describe_failure(worker.name, error, mask)
+    context.attempt_history.add_failure(failure)
+    if context.observer is not None:
+        context.observer.on_failure(failure)
 
 
 def _is_dry_run(context: RequestContext) -> bool:

@@ -25,5 +25,6 @@ loader             downloads, converts and loads models
 loaded_model       a forward pass, a tokenizer and an input processor
 tokenization       prompts to token ids; checks of parameters
 detokenizer        tokens to text: whole characters, stop strings
-embeddings         vectors of texts
+embeddings         vectors of texts, over the inputs of all requests together
+rerank             cross-encoders: scores of documents for a query
 """

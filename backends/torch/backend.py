@@ -47,9 +47,15 @@ from protocols.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from protocols.core.events import Event, StreamEnd, Timing, Usage
-from protocols.core.interfaces import Token
-from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
+from protocols.core.events import DetokenizedText, Event, StreamEnd, Timing, TokenList, Usage
+from protocols.core.request import (
+    AnyRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    RerankRequest,
+    TokenizeRequest,
+)
 
 # The engine process, seen from the gateway: start, commands, events, end.
 
@@ -341,7 +347,10 @@ class TorchBackend(Backend):
             process.send(
                 self._build_command(request, job, context.deadline.remaining(), context.principal)
             )
-            exchange = _ResponseStream(request, context, inbox)
+            ready = process.ready
+            exchange = _ResponseStream(
+                request, context, inbox, None if ready is None else ready.context_length
+            )
             while not over:
                 batch = await exchange.next_batch()
                 over = exchange.finished
@@ -351,44 +360,44 @@ class TorchBackend(Backend):
         finally:
             process.close_request(job, cancel=not over)
 
-    async def tokenize(self, text: str, context: RequestContext) -> Sequence[Token]:
-        """Tokenize ``text``; a special token has no text."""
-        process = await self._get_process(context)
-        job, inbox = process.open_request()
-        try:
-            process.send(ipc.TokenizeCommand(job, text))
-            news = await inbox.get()
-        finally:
-            process.close_request(job, cancel=False)
-        match news:
-            case [ipc.TokensEvent(_, ids, texts)]:
-                return list(zip(ids, texts, strict=True))
-            case [ipc.RequestFailedEvent() as failed]:
-                raise ipc.build_engine_error(failed)
-            case _:
-                raise WorkerFailed("the engine process ended")
-
     def _build_command(
-        self, request: Request, job: int, timeout: float, tenant: str | None
-    ) -> ipc.GenerateCommand | ipc.EmbedCommand:
-        if isinstance(request, EmbeddingRequest):
-            return ipc.build_embed_command(request, job, timeout)
+        self, request: AnyRequest, job: int, timeout: float, tenant: str | None
+    ) -> ipc.RequestCommand:
         settings = self._settings
-        return ipc.build_generate_command(
-            request,
-            job,
-            timeout,
-            templates=settings.trust_request_chat_template,
-            watermark=settings.watermark,
-            tenant=tenant,
-        )
+        templates = settings.trust_request_chat_template
+        match request:
+            case EmbeddingRequest():
+                return ipc.build_embed_command(request, job, timeout)
+            case RerankRequest():
+                return ipc.build_rerank_command(request, job, timeout)
+            case TokenizeRequest():
+                return ipc.build_tokenize_command(request, job, templates=templates)
+            case DetokenizeRequest():
+                return ipc.DetokenizeCommand(job, request.token_ids)
+            case GenerationRequest():
+                return ipc.build_generate_command(
+                    request,
+                    job,
+                    timeout,
+                    templates=templates,
+                    watermark=settings.watermark,
+                    tenant=tenant,
+                )
 
 
 class _ResponseStream:
     """Maps the engine's events of one request to core events."""
 
-    def __init__(self, request: Request, context: RequestContext, inbox: EngineEventQueue) -> None:
+    def __init__(
+        self,
+        request: AnyRequest,
+        context: RequestContext,
+        inbox: EngineEventQueue,
+        context_length: int | None,
+    ) -> None:
+        """``context_length`` is the model's, in tokens."""
         self._context = context
+        self._context_length = context_length
         self._events_queue = inbox
         self._running_usage = (
             isinstance(request, GenerationRequest) and request.response_options.usage == "each"
@@ -436,6 +445,12 @@ class _ResponseStream:
             case ipc.RequestFailedEvent():
                 self.finished = True
                 raise ipc.build_engine_error(news)
+            case ipc.TokensEvent(_, ids, texts):
+                self.finished = True
+                return [TokenList(ids, texts, self._context_length), StreamEnd()]
+            case ipc.DetokenizedEvent(_, text):
+                self.finished = True
+                return [DetokenizedText(text), StreamEnd()]
             case ipc.RequestFinishedEvent():
                 self.finished = True
                 usage = Usage(

@@ -174,6 +174,11 @@ class TokenBytes:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
         self._byte_by_letter = {letter: byte for byte, letter in enumerate(_build_byte_letters())}
+        self._special_ids = frozenset(tokenizer.all_special_ids)
+
+    def is_special(self, token: int) -> bool:
+        """Whether it is a special token."""
+        return token in self._special_ids
 
     def __call__(self, token: int) -> bytes:
         known = self._cache.get(token)
@@ -196,14 +201,10 @@ class TokenBytes:
         return str(name).replace("\u2581", " ").encode()
 
 
-def tokenize_text(
-    tokenizer: Any, data: TokenBytes, text: str
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The token ids of a text, and the text that each completes; special tokens have none."""
-    ids = tuple(tokenizer.encode(text))
-    special = frozenset(tokenizer.all_special_ids)
+def split_texts(data: TokenBytes, ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Token ids, and the text that each completes; special tokens have none."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    return ids, tuple("" if token in special else decode(data(token)) for token in ids)
+    return tuple(ids), tuple("" if data.is_special(token) else decode(data(token)) for token in ids)
 
 
 def _build_byte_letters() -> list[str]:

@@ -1,14 +1,16 @@
 """Embeddings: an encoder with the pooling configuration of its sentence-transformers files.
 
-Inputs are sorted by length and batched up to a token budget, which wastes little on padding and
-keeps each forward pass short. Between passes, other requests and cancellations are handled.
+The inputs of all requests are batched by length up to a token budget, which wastes little on
+padding and keeps each forward pass short. Between passes, other requests and cancellations are
+handled.
 """
 
+import bisect
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -16,14 +18,19 @@ from msgspec import Struct
 from torch import Tensor
 from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-from backends.torch.detokenizer import TokenBytes, tokenize_text
+from backends.torch.detokenizer import TokenBytes, split_texts
 from backends.torch.ipc import (
+    DetokenizeCommand,
+    DetokenizedEvent,
     EmbedCommand,
     EmbeddingsEvent,
     EngineEvent,
     EngineStats,
+    FailureKind,
     RequestFailedEvent,
     RequestFinishedEvent,
+    RerankCommand,
+    ScoresEvent,
     TokenizeCommand,
     TokensEvent,
 )
@@ -40,6 +47,7 @@ from backends.torch.settings import EngineSettings
 from backends.torch.tokenization import (
     BackgroundTokenizer,
     RequestRejectedError,
+    detokenize_ids,
     is_surely_too_long,
     make_too_long_error,
     measure_longest_token,
@@ -250,6 +258,72 @@ MAX_BATCH_TOKENS = 2048
 """Maximum tokens in one forward pass, padding included."""
 
 
+class EncoderInput(NamedTuple):
+    """One tokenized input of an encoder."""
+
+    ids: list[int]
+    skip: int = 0
+    """Tokens at its start that are not pooled: those of the prompt."""
+    type_ids: list[int] | None = None
+    """Which of two texts each token is of, for models that tell them apart."""
+
+
+class TextEncoder(Protocol):
+    """A loaded model that computes one row of numbers for each input."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of one input."""
+
+    @property
+    def dimensions(self) -> int | None:
+        """The dimensions of its embeddings, if it makes any."""
+
+    @property
+    def output(self) -> str:
+        """What the model generates, for errors."""
+
+    @property
+    def commands(self) -> tuple[type, ...]:
+        """The commands that it takes."""
+
+    def tokenize(self, command: Any) -> list[EncoderInput]:
+        """The inputs of a command. Raises RequestRejectedError."""
+
+    def compute(self, batch: Sequence[EncoderInput]) -> Tensor:
+        """A row for each input of one forward pass."""
+
+    def finish(self, command: Any, rows: Tensor) -> EngineEvent:
+        """The result of a command, from the rows of its inputs, in their order."""
+
+
+def pad_inputs(
+    batch: Sequence[EncoderInput], encoder: TextEncoder
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, attention mask and type ids, each of shape (inputs, longest input)."""
+    longest = max(len(one.ids) for one in batch)
+    padding = encoder.tokenizer.pad_token_id or 0
+
+    def pad(rows: Iterable[list[int]], fill: int) -> Tensor:
+        padded = [row + [fill] * (longest - len(row)) for row in rows]
+        return torch.tensor(padded, device=encoder.model.device)
+
+    return (
+        pad((one.ids for one in batch), padding),
+        pad(([1] * len(one.ids) for one in batch), 0),
+        pad((one.type_ids or [0] * len(one.ids) for one in batch), 0),
+    )
+
+
+_QUERY_PROMPTS: Final = ("query",)
+_TEXT_PROMPTS: Final = ("document", "passage")
+"""Names of prompts of sentence-transformers models that search."""
+
+
 class EmbeddingModel(NamedTuple):
     """A loaded embedding model with its tokenizer and pooling configuration."""
 
@@ -261,12 +335,141 @@ class EmbeddingModel(NamedTuple):
     dense_layers: tuple[DenseLayer, ...] = ()
 
     @property
+    def output(self) -> str:
+        """See ``TextEncoder``."""
+        return "embeddings"
+
+    @property
+    def commands(self) -> tuple[type, ...]:
+        """See ``TextEncoder``."""
+        return EmbedCommand, RerankCommand
+
+    @property
     def dimensions(self) -> int:
         """The dimensions of an embedding that is not shortened."""
         if self.dense_layers:
             return self.dense_layers[-1].output_size
         size: int = self.model.config.hidden_size
         return size * len(self.pooling.modes)
+
+    def tokenize(self, command: EmbedCommand | RerankCommand) -> list[EncoderInput]:
+        """See ``TextEncoder``. To rerank, the queries come first, then the documents."""
+        if isinstance(command, EmbedCommand):
+            self._check_dimensions(command.dimensions)
+            prompt = self.pooling.get_prompt(command.instruction)
+            skip = self._count_prompt_tokens(prompt, command)
+            return [
+                EncoderInput(self._tokenize_input(command, prompt, text), skip)
+                for text in command.inputs
+            ]
+        inputs = []
+        for texts, names in ((command.queries, _QUERY_PROMPTS), (command.documents, _TEXT_PROMPTS)):
+            name = next((name for name in names if name in self.pooling.prompts), None)
+            part = EmbedCommand(command.request_id, texts, name, max_tokens=command.max_tokens)
+            prompt = self.pooling.get_prompt(name)
+            skip = self._count_prompt_tokens(prompt, part)
+            inputs += [
+                EncoderInput(self._tokenize_input(part, prompt, text), skip) for text in texts
+            ]
+        return inputs
+
+    def compute(self, batch: Sequence[EncoderInput]) -> Tensor:
+        """See ``TextEncoder``: one vector for each input, not normalized."""
+        ids, mask, _ = pad_inputs(batch, self)
+        sizes = mask.sum(1, keepdim=True)
+        skipped = torch.tensor([one.skip for one in batch], device=ids.device)[:, None]
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        with torch.inference_mode():
+            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            # At least the last token of each input is pooled.
+            counts = mask * (positions >= torch.minimum(sizes - 1, skipped))
+            vectors = torch.cat(
+                [pool_states(states, counts, mode) for mode in self.pooling.modes], dim=1
+            )
+            for layer in self.dense_layers:
+                vectors = layer(vectors)
+            return vectors
+
+    def finish(self, command: EmbedCommand | RerankCommand, rows: Tensor) -> EngineEvent:
+        """See ``TextEncoder``."""
+        if isinstance(command, EmbedCommand):
+            vectors = rows[:, : command.dimensions]
+            normalize = self.pooling.normalize if command.normalize is None else command.normalize
+            if normalize:
+                vectors = torch.nn.functional.normalize(vectors)
+            data = vectors.cpu().numpy().astype("<f4").tobytes()
+            return EmbeddingsEvent(command.request_id, 0, vectors.shape[1], data)
+        count = len(command.queries)
+        scores = torch.nn.functional.cosine_similarity(rows[:count], rows[count:])
+        return ScoresEvent(command.request_id, tuple(scores.tolist()))
+
+    def _check_dimensions(self, size: int | None) -> None:
+        """Reject unsupported dimensions: only matryoshka embeddings may be shortened."""
+        full, sizes = self.dimensions, self.pooling.matryoshka_sizes
+        if size is None or size == full:
+            return
+        if sizes is None:
+            text = f"this model only supports {full} dimensions"
+            raise RequestRejectedError("invalid", text, param="dimensions")
+        if sizes and size not in sizes:
+            allowed = ", ".join(map(str, sorted({*sizes, full})))
+            raise RequestRejectedError(
+                "invalid", f"dimensions must be one of {allowed}", param="dimensions"
+            )
+        if not 1 <= size <= full:
+            raise RequestRejectedError(
+                "invalid", f"dimensions must be between 1 and {full}", param="dimensions"
+            )
+
+    def _count_prompt_tokens(self, prompt: str, command: EmbedCommand) -> int:
+        """The number of prompt tokens that are not pooled; 0 if they are pooled."""
+        if self.pooling.includes_prompt or not prompt or not _has_only_texts(command):
+            return 0
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode(prompt)
+        return len(ids) - int(ids[-1] in tokenizer.all_special_ids)
+
+    def _tokenize_input(
+        self, command: EmbedCommand, prompt: str, text: str | tuple[int, ...]
+    ) -> list[int]:
+        limit, max_tokens = self.max_length, command.max_tokens
+        max_length = (
+            None if max_tokens is None else limit if max_tokens < 0 else min(max_tokens, limit)
+        )
+        if isinstance(text, str):
+            full = prompt + text
+            ids = self._tokenize_text(full.lower() if self.pooling.lowercase else full, max_length)
+        else:
+            if command.instruction is not None:
+                message = "instruction is only supported with texts; token ids must include it"
+                raise RequestRejectedError("invalid", message, param="instruction")
+            vocabulary_size: int = self.model.config.vocab_size
+            if not text or not all(0 <= token < vocabulary_size for token in text):
+                raise RequestRejectedError(
+                    "invalid",
+                    f"token ids must be between 0 and {vocabulary_size - 1}",
+                    param="input",
+                )
+            ids = list(text[:max_length])
+        if len(ids) > limit:
+            raise make_too_long_error(len(ids), limit, "input")
+        return ids
+
+    def _tokenize_text(self, text: str, max_length: int | None) -> list[int]:
+        """The tokens of a text with special tokens, truncated to ``max_length`` in total."""
+        tokenizer = self.tokenizer
+        ids: list[int] = tokenizer.encode(text)
+        if max_length is None or len(ids) <= max_length:
+            return ids
+        special_count: int = tokenizer.num_special_tokens_to_add()
+        if max_length <= special_count:
+            raise RequestRejectedError(
+                "invalid",
+                f"texts can't be truncated to fewer than {special_count + 1} tokens",
+                param="input",
+            )
+        truncated: list[int] = tokenizer.encode(text, truncation=True, max_length=max_length)
+        return truncated
 
 
 def load_encoder(location: ModelLocation, settings: EngineSettings) -> EmbeddingModel:
@@ -286,7 +489,7 @@ def load_encoder(location: ModelLocation, settings: EngineSettings) -> Embedding
     limits = (
         pooling.max_length,
         settings.context,
-        _count_positions(model),
+        count_positions(model),
         tokenizer.model_max_length,
     )
     length = min(limit for limit in limits if limit)
@@ -294,7 +497,7 @@ def load_encoder(location: ModelLocation, settings: EngineSettings) -> Embedding
     return EmbeddingModel(model, tokenizer, pooling, int(length), layers)
 
 
-def _count_positions(model: Any) -> int | None:
+def count_positions(model: Any) -> int | None:
     """The number of positions; the RoBERTa family numbers them from ``padding_idx + 1``."""
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     for name, module in model.named_modules():
@@ -306,21 +509,22 @@ def _count_positions(model: Any) -> int | None:
     return limit
 
 
-class _QueuedEmbedding:
-    """One request: its tokenized inputs in batches, longest first."""
+class _QueuedRequest:
+    """One request and the rows that have been computed for it."""
 
     def __init__(
-        self, command: EmbedCommand, texts: list[list[int]], prompt_tokens: int, arrived_at: float
+        self,
+        command: EmbedCommand | RerankCommand,
+        inputs: Sequence[EncoderInput],
+        arrived_at: float,
     ) -> None:
         self.command = command
-        self.texts = texts
-        self.prompt_tokens = prompt_tokens
-        """Tokens at the start of each input that are not pooled: those of the prompt."""
+        self.inputs = inputs
         self.arrived_at = arrived_at
         self.started_at: float | None = None
-        self.tokens = sum(map(len, texts))
-        self.vectors: dict[int, Tensor] = {}
-        self.batches = deque(split_batches([len(ids) for ids in texts]))
+        self.rows: dict[int, Tensor] = {}
+        self.pending = sorted(range(len(inputs)), key=lambda i: len(inputs[i].ids))
+        """The inputs that are not computed yet, the longest one last."""
         self.max_batch = 0
 
     @property
@@ -330,25 +534,31 @@ class _QueuedEmbedding:
         )
 
 
-def split_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Batches of input indices within the token budget, longest inputs first."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    batches: list[list[int]] = []
-    for i in order:
-        # The first input of a batch is the longest, and the others are padded to its length.
-        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= MAX_BATCH_TOKENS:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
+def select_batch(requests: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """The next batch: pairs of a request and a position in its list of lengths.
+
+    Each list has the lengths of a request's inputs that are not computed yet, in ascending order.
+    The batch has the longest input of the first request, and as many others as fit into
+    ``MAX_BATCH_TOKENS`` when all are padded to its length: of the first request, then of the
+    others, the longest ones first.
+    """
+    longest = requests[0][-1]
+    most = max(MAX_BATCH_TOKENS // longest, 1)
+    batch: list[tuple[int, int]] = []
+    for number, lengths in enumerate(requests):
+        end = bisect.bisect_right(lengths, longest)
+        batch += [(number, i) for i in range(end - 1, max(end - 1 - most + len(batch), -1), -1)]
+        if len(batch) >= most:
+            break
+    return batch
 
 
 class EmbeddingEngine:
-    """Computes embeddings, one batch per step and one request after another."""
+    """Computes embeddings and scores, one batch per step, over the inputs of all requests."""
 
     def __init__(
         self,
-        encoder: EmbeddingModel,
+        encoder: TextEncoder,
         max_waiting: int,
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float],
@@ -362,134 +572,99 @@ class EmbeddingEngine:
         self._emit = emit
         self._clock = clock
         self._token_bytes = TokenBytes(encoder.tokenizer)
-        self._queue: deque[_QueuedEmbedding] = deque()
+        self._queue: deque[_QueuedRequest] = deque()
+
+    @property
+    def output(self) -> str:
+        """What the model generates, for errors."""
+        return self._model.output
+
+    @property
+    def commands(self) -> tuple[type, ...]:
+        """The commands that ``submit`` takes."""
+        return self._model.commands
 
     @property
     def active_count(self) -> int:
         """Requests being computed."""
-        return min(len(self._queue), 1)
+        return sum(1 for request in self._queue if request.started_at is not None)
 
     @property
     def waiting_count(self) -> int:
         """Waiting requests, including those being tokenized."""
-        return max(len(self._queue) - 1, 0) + len(self._background_tokenizer)
+        return len(self._queue) - self.active_count + len(self._background_tokenizer)
 
     @property
     def stats(self) -> EngineStats:
         """Empty: embeddings have no KV cache and no token statistics."""
         return EngineStats()
 
-    def submit(self, command: EmbedCommand) -> None:
+    def submit(self, command: EmbedCommand | RerankCommand) -> None:
         """Add a request; an invalid one gets an error event."""
+        texts = _list_texts(command)
         try:
             if len(self._queue) + len(self._background_tokenizer) > self._max_waiting:
                 raise RequestRejectedError("overloaded", "the queue of the local model is full")
-            self._check_dimensions(command.dimensions)
-            self._check_lengths(command)
+            self._check_lengths(command, texts)
         except RequestRejectedError as rejection:
             self._emit(rejection.make_failed_event(command.request_id))
             return
         arrived_at = self._clock()
         self._background_tokenizer.run(
             command.request_id,
-            sum(len(text) for text in command.inputs if isinstance(text, str)),
-            lambda: self._tokenize_inputs(command),
-            lambda tokens: self._queue.append(_QueuedEmbedding(command, *tokens, arrived_at)),
+            sum(map(len, texts)),
+            lambda: self._model.tokenize(command),
+            lambda inputs: self._add_request(command, inputs, arrived_at),
         )
 
-    def _check_lengths(self, command: EmbedCommand) -> None:
+    def _check_lengths(self, command: EmbedCommand | RerankCommand, texts: Sequence[str]) -> None:
         """Reject texts that are surely too long, before tokenization."""
         limit = self._model.max_length
         if command.max_tokens is None:
-            for text in command.inputs:
-                if isinstance(text, str) and is_surely_too_long(text, limit, self._longest_token):
+            for text in texts:
+                if is_surely_too_long(text, limit, self._longest_token):
                     raise make_too_long_error(None, limit, "input")
 
-    def _tokenize_inputs(self, command: EmbedCommand) -> tuple[list[list[int]], int]:
-        """The tokens of each input, and the number of prompt tokens that are not pooled."""
-        prompt = self._model.pooling.get_prompt(command.instruction)
-        texts = [self._tokenize_input(command, prompt, text) for text in command.inputs]
-        if not texts:
+    def _add_request(
+        self,
+        command: EmbedCommand | RerankCommand,
+        inputs: Sequence[EncoderInput],
+        arrived_at: float,
+    ) -> None:
+        if not inputs:
             raise RequestRejectedError("invalid", "input is empty", param="input")
-        return texts, self._count_prompt_tokens(prompt, command)
-
-    def _check_dimensions(self, size: int | None) -> None:
-        """Reject unsupported dimensions: only matryoshka embeddings may be shortened."""
-        full, sizes = self._model.dimensions, self._model.pooling.matryoshka_sizes
-        if size is None or size == full:
-            return
-        if sizes is None:
-            text = f"this model only supports {full} dimensions"
-            raise RequestRejectedError("invalid", text, param="dimensions")
-        if sizes and size not in sizes:
-            allowed = ", ".join(map(str, sorted({*sizes, full})))
-            raise RequestRejectedError(
-                "invalid", f"dimensions must be one of {allowed}", param="dimensions"
-            )
-        if not 1 <= size <= full:
-            raise RequestRejectedError(
-                "invalid", f"dimensions must be between 1 and {full}", param="dimensions"
-            )
-
-    def _count_prompt_tokens(self, prompt: str, command: EmbedCommand) -> int:
-        """The number of prompt tokens that are not pooled; 0 if they are pooled."""
-        if self._model.pooling.includes_prompt or not prompt or not _has_only_texts(command):
-            return 0
-        tokenizer = self._model.tokenizer
-        ids = tokenizer.encode(prompt)
-        return len(ids) - int(ids[-1] in tokenizer.all_special_ids)
-
-    def _tokenize_input(
-        self, command: EmbedCommand, prompt: str, text: str | tuple[int, ...]
-    ) -> list[int]:
-        limit, max_tokens = self._model.max_length, command.max_tokens
-        max_length = (
-            None if max_tokens is None else limit if max_tokens < 0 else min(max_tokens, limit)
-        )
-        if isinstance(text, str):
-            full = prompt + text
-            ids = self._tokenize_text(
-                full.lower() if self._model.pooling.lowercase else full, max_length
-            )
-        else:
-            if command.instruction is not None:
-                message = "instruction is only supported with texts; token ids must include it"
-                raise RequestRejectedError("invalid", message, param="instruction")
-            vocabulary_size: int = self._model.model.config.vocab_size
-            if not text or not all(0 <= token < vocabulary_size for token in text):
-                raise RequestRejectedError(
-                    "invalid",
-                    f"token ids must be between 0 and {vocabulary_size - 1}",
-                    param="input",
-                )
-            ids = list(text[:max_length])
-        if len(ids) > limit:
-            raise make_too_long_error(len(ids), limit, "input")
-        return ids
-
-    def _tokenize_text(self, text: str, max_length: int | None) -> list[int]:
-        """The tokens of a text with special tokens, truncated to ``max_length`` in total."""
-        tokenizer = self._model.tokenizer
-        ids: list[int] = tokenizer.encode(text)
-        if max_length is None or len(ids) <= max_length:
-            return ids
-        special_count: int = tokenizer.num_special_tokens_to_add()
-        if max_length <= special_count:
-            raise RequestRejectedError(
-                "invalid",
-                f"texts can't be truncated to fewer than {special_count + 1} tokens",
-                param="input",
-            )
-        truncated: list[int] = tokenizer.encode(text, truncation=True, max_length=max_length)
-        return truncated
+        self._queue.append(_QueuedRequest(command, inputs, arrived_at))
 
     def tokenize(self, command: TokenizeCommand) -> None:
         """Tokenize a text."""
+        text = next(iter(command.input.prompts), None)
         self._background_tokenizer.run(
             command.request_id,
-            len(command.text),
-            lambda: tokenize_text(self._model.tokenizer, self._token_bytes, command.text),
+            0 if text is None else len(text),
+            lambda: self._tokenize_text(text, command.input.special_tokens),
             lambda tokens: self._emit(TokensEvent(command.request_id, *tokens)),
+        )
+
+    def _tokenize_text(
+        self,
+        text: Any,
+        special_tokens: bool | None,  # noqa: FBT001 - as the client sent it
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        if text is None:
+            message = "this model has no chat template; it takes prompts"
+            raise RequestRejectedError("unsupported", message, param="messages")
+        special = special_tokens is not False
+        ids = self._model.tokenizer.encode(text, add_special_tokens=special)
+        return split_texts(self._token_bytes, ids)
+
+    def detokenize(self, command: DetokenizeCommand) -> None:
+        """Detokenize."""
+        tokenizer = self._model.tokenizer
+        self._background_tokenizer.run(
+            command.request_id,
+            len(command.ids),
+            lambda: detokenize_ids(tokenizer, command.ids, len(tokenizer)),
+            lambda text: self._emit(DetokenizedEvent(command.request_id, text)),
         )
 
     def cancel(self, request_id: int) -> None:
@@ -505,68 +680,75 @@ class EmbeddingEngine:
     def step(self) -> bool:
         """Compute one batch; False if there was nothing to do."""
         self._background_tokenizer.finish_pending()
-        while self._queue and self._clock() >= self._queue[0].deadline:
-            request_id = self._queue.popleft().command.request_id
-            self._emit(RequestFailedEvent(request_id, "deadline", "the request's time is up"))
+        now = self._clock()
+        for request in [one for one in self._queue if now >= one.deadline]:
+            self._fail(request, "deadline", "the request's time is up")
         if not self._queue:
             return False
-        request = self._queue[0]
-        if request.started_at is None:
-            request.started_at = self._clock()
-        batch = request.batches.popleft()
-        try:
-            vectors = self._compute_vectors([request.texts[i] for i in batch], request)
-        except (RuntimeError, MemoryError) as error:  # out of memory, or a failing kernel
-            _log.exception("a forward pass failed")
-            self._queue.popleft()
-            message = f"the local model failed: {type(error).__name__}"
-            self._emit(RequestFailedEvent(request.command.request_id, "failed", message))
-            return True
-        request.vectors.update(zip(batch, vectors, strict=True))
-        request.max_batch = max(request.max_batch, len(batch))
-        if not request.batches:
-            self._queue.popleft()
-            self._finish_request(request, request.started_at)
+        self._compute_batch(self._take_batch(now))
+        for request in [one for one in self._queue if len(one.rows) == len(one.inputs)]:
+            self._queue.remove(request)
+            self._finish_request(request)
         return True
 
-    def _compute_vectors(self, texts: list[list[int]], request: _QueuedEmbedding) -> Tensor:
-        encoder, pooling, command = self._model, self._model.pooling, request.command
-        longest = max(map(len, texts))
-        padding = encoder.tokenizer.pad_token_id or 0
-        device = encoder.model.device
-        ids = torch.tensor([t + [padding] * (longest - len(t)) for t in texts], device=device)
-        sizes = torch.tensor([len(t) for t in texts], device=device)
-        positions = torch.arange(longest, device=device)[None]
-        mask = (positions < sizes[:, None]).long()
-        with torch.inference_mode():
-            states = encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
-            # At least the last token of each input is pooled.
-            counts = mask * (positions >= (sizes[:, None] - 1).clamp(max=request.prompt_tokens))
-            vectors = torch.cat(
-                [pool_states(states, counts, mode) for mode in pooling.modes], dim=1
-            )
-            for layer in encoder.dense_layers:
-                vectors = layer(vectors)
-            vectors = vectors[:, : command.dimensions]
-            normalize = pooling.normalize if command.normalize is None else command.normalize
-            return torch.nn.functional.normalize(vectors) if normalize else vectors
+    def _compute_batch(self, batch: Sequence[tuple[_QueuedRequest, int]]) -> None:
+        """Compute a batch. If that fails, each request in it is tried alone."""
+        try:
+            rows = self._model.compute([request.inputs[i] for request, i in batch])
+        except (RuntimeError, MemoryError) as error:  # out of memory, or a failing kernel
+            _log.exception("a forward pass failed")
+            parts: dict[int, list[tuple[_QueuedRequest, int]]] = {}
+            for one in batch:
+                parts.setdefault(one[0].command.request_id, []).append(one)
+            if len(parts) > 1:
+                for part in parts.values():
+                    self._compute_batch(part)
+            else:
+                text = f"the local model failed: {type(error).__name__}"
+                self._fail(batch[0][0], "failed", text)
+            return
+        for (request, i), row in zip(batch, rows, strict=True):
+            request.rows[i] = row
+            request.max_batch = max(request.max_batch, len(batch))
 
-    def _finish_request(self, request: _QueuedEmbedding, started_at: float) -> None:
-        matrix = torch.stack([request.vectors[i] for i in range(len(request.texts))]).cpu()
-        data = matrix.numpy().astype("<f4").tobytes()
-        self._emit(EmbeddingsEvent(request.command.request_id, 0, matrix.shape[1], data))
-        queue, compute = started_at - request.arrived_at, self._clock() - started_at
+    def _take_batch(self, now: float) -> list[tuple[_QueuedRequest, int]]:
+        """The inputs of the next forward pass, which are no longer pending."""
+        queued = list(self._queue)
+        lengths = [[len(one.inputs[i].ids) for i in one.pending] for one in queued]
+        batch = []
+        for number, position in select_batch(lengths):  # positions of a request descend
+            request = queued[number]
+            if request.started_at is None:
+                request.started_at = now
+            batch.append((request, request.pending.pop(position)))
+        return batch
+
+    def _fail(self, request: _QueuedRequest, kind: FailureKind, message: str) -> None:
+        self._queue.remove(request)
+        self._emit(RequestFailedEvent(request.command.request_id, kind, message))
+
+    def _finish_request(self, request: _QueuedRequest) -> None:
+        rows = torch.stack([request.rows[i] for i in range(len(request.inputs))])
+        self._emit(self._model.finish(request.command, rows))
+        started_at = request.arrived_at if request.started_at is None else request.started_at
         self._emit(
             RequestFinishedEvent(
                 request.command.request_id,
-                request.tokens,
+                sum(len(one.ids) for one in request.inputs),
                 0,
-                queue,
-                compute,
+                started_at - request.arrived_at,
+                self._clock() - started_at,
                 0.0,
                 max_batch=request.max_batch,
             )
         )
+
+
+def _list_texts(command: EmbedCommand | RerankCommand) -> list[str]:
+    """The texts that are to be tokenized."""
+    if isinstance(command, RerankCommand):
+        return [*command.queries, *command.documents]
+    return [text for text in command.inputs if isinstance(text, str)]
 
 
 def _has_only_texts(command: EmbedCommand) -> bool:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from backends.torch.attention import BatchSegment
-from backends.torch.detokenizer import tokenize_text
+from backends.torch.detokenizer import split_texts
 from backends.torch.ipc import (
+    DetokenizeCommand,
+    DetokenizedEvent,
     EngineEvent,
     EngineStats,
     GenerateCommand,
@@ -35,7 +37,9 @@ from backends.torch.token_selection import GrammarManager, TokenSelector
 from backends.torch.tokenization import (
     BackgroundTokenizer,
     RequestRejectedError,
+    detokenize_ids,
     measure_input,
+    measure_prompts,
 )
 
 # Counters of the engine.
@@ -93,6 +97,9 @@ _log = logging.getLogger(__name__)
 
 class TorchEngine:
     """Runs many requests on one model, a step at a time."""
+
+    output = "text"
+    commands = (GenerateCommand,)
 
     def __init__(
         self,
@@ -214,12 +221,22 @@ class TorchEngine:
         return request
 
     def tokenize(self, order: TokenizeCommand) -> None:
-        """Tokenize a text; needs no slot."""
+        """Tokenize a prompt or a conversation; needs no slot."""
+        token_bytes = self._token_selector.token_bytes
         self._background_tokenizer.run(
             order.request_id,
-            len(order.text),
-            lambda: tokenize_text(self._tokenizer, self._token_selector.token_bytes, order.text),
+            measure_prompts(order.input),
+            lambda: split_texts(token_bytes, self._input_processor.tokenize_input(order.input)),
             lambda tokens: self._emit(TokensEvent(order.request_id, *tokens)),
+        )
+
+    def detokenize(self, order: DetokenizeCommand) -> None:
+        """Detokenize; needs no slot."""
+        self._background_tokenizer.run(
+            order.request_id,
+            len(order.ids),
+            lambda: detokenize_ids(self._tokenizer, order.ids, self._runner.vocabulary_size),
+            lambda text: self._emit(DetokenizedEvent(order.request_id, text)),
         )
 
     def cancel(self, number: int) -> None:

@@ -20,16 +20,17 @@ from backends.torch.ipc import (
     IPC_VERSION,
     CancelCommand,
     CreditCommand,
-    EmbedCommand,
+    DetokenizeCommand,
     EngineCommand,
     EngineEvent,
     EngineStats,
-    GenerateCommand,
     HeartbeatEvent,
     LoadFailedEvent,
     ProgressEvent,
     ReadyEvent,
+    RequestCommand,
     RequestFailedEvent,
+    RerankCommand,
     TokenizeCommand,
     decode_commands,
     encode_frame,
@@ -53,6 +54,17 @@ class EngineLoop(Protocol):
     def waiting_count(self) -> int: ...
     @property
     def stats(self) -> EngineStats: ...
+    @property
+    def output(self) -> str:
+        """What the model generates, for errors."""
+
+    @property
+    def commands(self) -> tuple[type, ...]:
+        """The commands that ``submit`` takes."""
+
+    def submit(self, command: Any) -> None: ...
+    def tokenize(self, command: TokenizeCommand) -> None: ...
+    def detokenize(self, command: DetokenizeCommand) -> None: ...
     def cancel(self, number: int) -> None: ...
     def credit(self, number: int, tokens: int) -> None: ...
     def step(self) -> bool: ...
@@ -164,30 +176,25 @@ def _execute_command(channel: EngineChannel, loop: EngineLoop, command: EngineCo
             loop.cancel(job)
         case CreditCommand(job, tokens):
             loop.credit(job, tokens)
-        case GenerateCommand() | EmbedCommand() | TokenizeCommand():
+        case _:
             _submit_request(channel, loop, command)
 
 
-def _submit_request(
-    channel: EngineChannel, loop: Any, command: GenerateCommand | EmbedCommand | TokenizeCommand
-) -> None:
-    from backends.torch.embeddings import EmbeddingEngine  # noqa: PLC0415 - see _load_engine
-
+def _submit_request(channel: EngineChannel, loop: EngineLoop, command: RequestCommand) -> None:
     try:
         if isinstance(command, TokenizeCommand):
             loop.tokenize(command)
-        elif isinstance(loop, EmbeddingEngine) != isinstance(command, EmbedCommand):
-            output = "embeddings" if isinstance(loop, EmbeddingEngine) else "text"
-            channel.queue_event(
-                RequestFailedEvent(
-                    command.request_id,
-                    "unsupported",
-                    f"this model generates {output} only",
-                    "model",
-                )
-            )
-        else:
+        elif isinstance(command, DetokenizeCommand):
+            loop.detokenize(command)
+        elif isinstance(command, loop.commands):
             loop.submit(command)
+        else:
+            message = f"this model generates {loop.output} only"
+            if isinstance(command, RerankCommand):
+                message = f"The model does not support the Rerank (Score) API: {message}."
+            channel.queue_event(
+                RequestFailedEvent(command.request_id, "unsupported", message, "model")
+            )
     except Exception as error:  # noqa: BLE001 - one request must not end the others
         _log.exception("a request could not be accepted")
         channel.queue_event(
@@ -197,11 +204,30 @@ def _submit_request(
         )
 
 
+def _load_encoder_engine(location: Any, settings: EngineSettings, channel: EngineChannel) -> Any:
+    """The same for a model that computes embeddings or scores, at this ModelLocation."""
+    from backends.torch.embeddings import (  # noqa: PLC0415
+        EmbeddingEngine,
+        TextEncoder,
+        load_encoder,
+    )
+    from backends.torch.rerank import load_cross_encoder  # noqa: PLC0415
+
+    embeds = location.task == "embed"
+    encoder: TextEncoder = (load_encoder if embeds else load_cross_encoder)(location, settings)
+    device, dimensions = str(encoder.model.device), encoder.dimensions
+    channel.queue_event(
+        ReadyEvent(location.task, IPC_VERSION, encoder.max_length, device, dimensions)
+    )
+    return EmbeddingEngine(
+        encoder, settings.queue, channel.queue_event, time.monotonic, channel.wake_reader
+    )
+
+
 def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
     """Load the model and queue ReadyEvent. Imports torch, which takes seconds."""
     import torch  # noqa: PLC0415
 
-    from backends.torch.embeddings import EmbeddingEngine, load_encoder  # noqa: PLC0415
     from backends.torch.engine import TorchEngine  # noqa: PLC0415
     from backends.torch.loaded_model import load_model  # noqa: PLC0415
     from backends.torch.loader import find_model  # noqa: PLC0415
@@ -216,18 +242,15 @@ def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
         channel.queue_event(ProgressEvent(text))
         channel.send_queued()
 
-    tasks: dict[str | None, EngineTask] = {"generate": "generate", "embedding": "embed"}
+    tasks: dict[str | None, EngineTask] = {
+        "generate": "generate",
+        "embedding": "embed",
+        "rerank": "rerank",
+    }
     location = find_model(settings.path, report, tasks.get(settings.task))
     report(f"loading {settings.path}")
-    if location.task == "embed":
-        encoder = load_encoder(location, settings)
-        device, dimensions = str(encoder.model.device), encoder.dimensions
-        channel.queue_event(
-            ReadyEvent("embed", IPC_VERSION, encoder.max_length, device, dimensions)
-        )
-        return EmbeddingEngine(
-            encoder, settings.queue, channel.queue_event, time.monotonic, channel.wake_reader
-        )
+    if location.task != "generate":
+        return _load_encoder_engine(location, settings, channel)
     options = (settings.device, settings.dtype, settings.context, settings.chat_template)
     model = load_model(location, *options)
     limits = SchedulerConfig(

@@ -2,8 +2,8 @@
 
 A frame is four bytes of length (big-endian) and a msgpack array of messages. The gateway sends
 commands (``…Command``), the engine sends events (``…Event``). The gateway assigns the request ids;
-each request ends in exactly one RequestFinishedEvent, TokensEvent or RequestFailedEvent, unless it
-is cancelled.
+each request ends in exactly one RequestFinishedEvent, TokensEvent, DetokenizedEvent or
+RequestFailedEvent, unless it is cancelled.
 
 ``None`` means: the model's own default.
 """
@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from backends.torch.model_files import EngineTask
 from backends.torch.settings import WatermarkSettings
 from protocols.core.errors import (
     ContextTooLong,
@@ -32,6 +33,7 @@ from protocols.core.events import (
     Event,
     PromptEcho,
     ReasoningDelta,
+    RelevanceScore,
     StreamStart,
     TextDelta,
     TokenLogprob,
@@ -42,9 +44,11 @@ from protocols.core.events import (
 from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
 from protocols.core.request import (
     AllowedTools,
+    AnyRequest,
     AudioPart,
     ChoiceFormat,
     ContentPart,
+    DetokenizeRequest,
     EmbeddingRequest,
     FilePart,
     GenerationRequest,
@@ -57,7 +61,8 @@ from protocols.core.request import (
     ReasoningPart,
     RefusalPart,
     RegexFormat,
-    Request,
+    RerankRequest,
+    TokenizeRequest,
     Tool,
     VideoPart,
 )
@@ -195,7 +200,7 @@ __all__ = [
 ]
 """Those that stand elsewhere; what follows needs no list."""
 
-IPC_VERSION = 3
+IPC_VERSION = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 FailureKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
@@ -243,11 +248,29 @@ class EmbedCommand(Struct, frozen=True, omit_defaults=True, tag="embed"):
     timeout: float | None = None
 
 
-class TokenizeCommand(Struct, frozen=True, tag="tokenize"):
-    """The tokens of a text."""
+class RerankCommand(Struct, frozen=True, omit_defaults=True, tag="rerank"):
+    """One score for each document, compared with the only query or with its own."""
 
     request_id: int
-    text: str
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    max_tokens: int | None = None
+    """As in EmbedCommand, for a query and its document together."""
+    timeout: float | None = None
+
+
+class TokenizeCommand(Struct, frozen=True, tag="tokenize"):
+    """The tokens of a prompt or of a conversation."""
+
+    request_id: int
+    input: PromptInput
+
+
+class DetokenizeCommand(Struct, frozen=True, tag="detokenize"):
+    """The text of these tokens."""
+
+    request_id: int
+    ids: tuple[int, ...]
 
 
 class CancelCommand(Struct, frozen=True, tag="cancel"):
@@ -266,7 +289,7 @@ class CreditCommand(Struct, frozen=True, tag="credit"):
 class ReadyEvent(Struct, frozen=True, tag="ready"):
     """The model is loaded. ``context_length`` covers prompt and output, in tokens."""
 
-    task: Literal["generate", "embed"]
+    task: EngineTask
     ipc_version: int
     context_length: int
     device: str
@@ -418,12 +441,26 @@ class EmbeddingsEvent(Struct, frozen=True, gc=False, tag="vectors"):
     data: bytes
 
 
+class ScoresEvent(Struct, frozen=True, gc=False, tag="scores"):
+    """The scores of all documents, in their order."""
+
+    request_id: int
+    scores: tuple[float, ...]
+
+
 class TokensEvent(Struct, frozen=True, gc=False, tag="tokens"):
     """All tokens of a text, and the text that each completes."""
 
     request_id: int
     ids: tuple[int, ...]
     texts: tuple[str, ...]
+
+
+class DetokenizedEvent(Struct, frozen=True, gc=False, tag="detokenized"):
+    """The text of all tokens."""
+
+    request_id: int
+    text: str
 
 
 class RequestFinishedEvent(Struct, frozen=True, gc=False, tag="finished"):
@@ -453,7 +490,10 @@ class RequestFailedEvent(Struct, frozen=True, gc=False, tag="failed"):
     limit: int | None = None
 
 
-EngineCommand = GenerateCommand | EmbedCommand | TokenizeCommand | CancelCommand | CreditCommand
+RequestCommand = (
+    GenerateCommand | EmbedCommand | RerankCommand | TokenizeCommand | DetokenizeCommand
+)
+EngineCommand = RequestCommand | CancelCommand | CreditCommand
 EngineEvent = (
     ReadyEvent
     | ProgressEvent
@@ -467,7 +507,9 @@ EngineEvent = (
     | ReasoningEvent
     | ChoiceEndEvent
     | EmbeddingsEvent
+    | ScoresEvent
     | TokensEvent
+    | DetokenizedEvent
     | RequestFinishedEvent
     | RequestFailedEvent
 )
@@ -615,6 +657,12 @@ _EMBEDDING_SUPPORT = {
     for path in ("instruction", "dimensions", "normalize", "truncate", "overflow")
 }
 
+_RERANK_SUPPORT = {"truncate": ParameterSupport("truncate")}
+_TOKENIZE_SUPPORT = {
+    path: ParameterSupport(path)
+    for path in ("tools", *(f"templating.{name}" for name in _PARAMETER_SECTIONS["templating"]))
+}
+
 _UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
     ImagePart: "images",
     AudioPart: "audio",
@@ -628,16 +676,21 @@ _ROLE_ALIASES = {"developer": "system", "function": "tool"}
 
 
 def find_unsupported_params(
-    request: Request, names: Mapping[str, str], *, templates: bool
+    request: AnyRequest, names: Mapping[str, str], *, templates: bool
 ) -> tuple[UnsupportedParameter, ...]:
     """The parameters of a request that the engine does not support."""
-    if isinstance(request, EmbeddingRequest):
-        return find_unsupported_parameters(request, _EMBEDDING_SUPPORT, names)
-    carries = (
-        {**_GENERATION_SUPPORT, "templating.template": ParameterSupport("template")}
-        if templates
-        else _GENERATION_SUPPORT
-    )
+    template_support = {"templating.template": ParameterSupport("template")} if templates else {}
+    match request:
+        case EmbeddingRequest():
+            return find_unsupported_parameters(request, _EMBEDDING_SUPPORT, names)
+        case RerankRequest():
+            return find_unsupported_parameters(request, _RERANK_SUPPORT, names)
+        case TokenizeRequest() | DetokenizeRequest():
+            carries = {**_TOKENIZE_SUPPORT, **template_support}
+            return find_unsupported_parameters(request, carries, names)
+        case GenerationRequest():
+            pass
+    carries = {**_GENERATION_SUPPORT, **template_support}
     unsupported = (
         *find_unsupported_parameters(request, carries, names),
         *_find_unused_sampling(request, names),
@@ -814,6 +867,27 @@ def build_embed_command(request: EmbeddingRequest, request_id: int, timeout: flo
     )
 
 
+def build_rerank_command(request: RerankRequest, request_id: int, timeout: float) -> RerankCommand:
+    """Build the command for a request."""
+    return RerankCommand(request_id, request.queries, request.documents, request.truncate, timeout)
+
+
+def build_tokenize_command(
+    request: TokenizeRequest, request_id: int, *, templates: bool
+) -> TokenizeCommand:
+    """Build the command for a request, with the input of a request for text."""
+    prompts = () if request.prompt is None else (request.prompt,)
+    generation = GenerationRequest(
+        model=request.model,
+        kind="chat",
+        messages=request.messages,
+        prompts=prompts,
+        tools=request.tools,
+        templating=request.templating,
+    )
+    return TokenizeCommand(request_id, _build_prompt_input(generation, templates=templates))
+
+
 # --- events -------------------------------------------------------------------------------------
 
 
@@ -836,6 +910,8 @@ def map_engine_event(event: EngineEvent) -> list[Event]:
             return [ChoiceEnd(reason, choice, stop)]
         case EmbeddingsEvent(_, first, dimensions, data):
             return list(_decode_vectors(first, dimensions, data))
+        case ScoresEvent(_, scores):
+            return [RelevanceScore(index, score) for index, score in enumerate(scores)]
         case _:
             return []
 

@@ -16,7 +16,8 @@ class ModelError(Exception):
     """The model can't be found or is not supported; the message says what to do."""
 
 
-EngineTask = Literal["generate", "embed"]
+EngineTask = Literal["generate", "embed", "rerank"]
+"""What a model computes; an embedding model reranks by the similarity of its vectors."""
 
 HUB_NAME_PATTERN: Final = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 
@@ -79,10 +80,19 @@ def detect_task(folder: Path) -> EngineTask:
     """The task that the files in this folder say. Raises ModelError."""
     if (folder / "modules.json").is_file():
         return "embed"
-    names = read_model_config(folder).get("architectures") or ()
+    config = read_model_config(folder)
+    names = config.get("architectures") or ()
+    if any("SequenceClassification" in name for name in names) and _has_one_label(config):
+        return "rerank"
     if not names or any("CausalLM" in name or "LMHead" in name for name in names):
         return "generate"
     return "embed"
+
+
+def _has_one_label(config: dict[str, Any]) -> bool:
+    """Whether a classifier gives one score. Two labels are the default of transformers."""
+    labels = config.get("id2label")
+    return config.get("num_labels") == 1 or (isinstance(labels, dict) and len(labels) == 1)
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

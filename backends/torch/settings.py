@@ -41,7 +41,7 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     """
 
     path: WeightsPath
-    task: Literal["generate", "embedding"] | None = None
+    task: Literal["generate", "embedding", "rerank"] | None = None
     device: DeviceName = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     """``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs."""

@@ -63,6 +63,16 @@ def make_too_long_error(tokens: int | None, limit: int, param: str) -> RequestRe
     return rejection
 
 
+def detokenize_ids(tokenizer: Any, ids: Sequence[int], vocabulary_size: int) -> str:
+    """The text of these tokens, special ones included. Raises RequestRejectedError."""
+    for i, token in enumerate(ids):
+        if token >= vocabulary_size:
+            text = f"tokens[{i}] is {token}; token ids are between 0 and {vocabulary_size - 1}"
+            raise RequestRejectedError("invalid", text, param="tokens")
+    decoded: str = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return decoded
+
+
 def measure_longest_token(tokenizer: Any) -> int:
     """The length of the longest token in characters.
 
@@ -82,11 +92,16 @@ def is_surely_too_long(text: str, limit: int, longest: int) -> bool:
 
 def measure_input(spec: GenerateCommand) -> int:
     """The characters that must be tokenized for a request; each call counts as some, too."""
-    texts = [prompt for prompt in spec.input.prompts if isinstance(prompt, str)]
-    texts += [turn.content for turn in spec.input.turns]
-    functions = sum(len(function.parameters) for function in spec.input.functions)
     words = 2 * sum(_CALL_COST + len(word) for word in spec.sampling.bad_words)
-    return functions + words + sum(_CALL_COST + len(text) for text in texts)
+    return words + measure_prompts(spec.input)
+
+
+def measure_prompts(prompt_input: PromptInput) -> int:
+    """The same for the prompts or the conversation alone."""
+    texts = [prompt for prompt in prompt_input.prompts if isinstance(prompt, str)]
+    texts += [turn.content for turn in prompt_input.turns]
+    functions = sum(len(function.parameters) for function in prompt_input.functions)
+    return functions + sum(_CALL_COST + len(text) for text in texts)
 
 
 class BackgroundTokenizer:
@@ -215,6 +230,18 @@ class InputProcessor:
         if not prompts or not all(prompts):
             raise RequestRejectedError("invalid", "the prompt is empty", param=param)
         return [self._fit_context(ids, prompt_input, stopping, param) for ids in prompts]
+
+    def tokenize_input(self, prompt_input: PromptInput) -> list[int]:
+        """The token ids of a conversation or of one text, however long; of "" none.
+
+        Raises RequestRejectedError.
+        """
+        if prompt_input.turns:
+            return self._tokenize_chat(prompt_input, prompt_input.turns)
+        special = prompt_input.special_tokens is not False
+        text = prompt_input.prompts[0]
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
+        return ids
 
     def _tokenize_prompt(
         self, prompt_input: PromptInput, prompt: str | tuple[int, ...]

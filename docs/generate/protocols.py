@@ -4,7 +4,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast
 
 from msgspec import Raw, Struct, structs
 
@@ -384,7 +384,8 @@ def _kind(sample: FieldSample) -> str:
 
 
 def _support_for(sample: FieldSample, reporter: LossReporter) -> str:
-    inner, ours = strip_echo_and_suffix(sample.request)
+    stripped, ours = strip_echo_and_suffix(sample.request)
+    inner = cast("Request", stripped)
     if ours is not None and inner != sample.request:
         return _EMULATED
     try:

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,6 @@ from gateway.config.errors import ConfigError
 from gateway.config.loader import (
     ConfigFetcher,
     ConfigReader,
-    ConfigText,
     LoadConfig,
     LoadedConfig,
     load_bytes,
@@ -47,18 +46,36 @@ if TYPE_CHECKING:
 # A gateway in one process, from start to stop.
 
 
+_MAX_SHOWN_MODELS: Final = 20
+"""How many names of models are printed at the start."""
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """How a gateway runs."""
+
+    watched_file: str | None = None
+    """The file whose changes reload the configuration."""
+    has_changed: Callable[[], bool] | None = None
+    """Whether to reload the configuration; called now and then in a thread."""
+    wait_for_warmup: bool = False
+    """Whether the ports are opened only after every backend has warmed up."""
+    handover: str | None = None
+    """See ``gateway.runtime.handover``."""
+    port_hint: str = "choose another with --port"
+    """What to do if a port is in use."""
+    admin_key: str | None = None
+    """The key in the web UI's URL, which is printed."""
+    open_browser: bool = False
+    """Whether to open that URL."""
+
+
 class ServerProcess(Struct, frozen=True):
     """A gateway in this process. For the fields see ``run_gateway``."""
 
     initial_config: LoadedConfig
     load_config: LoadConfig
-    watched_file: str | None
     access_log: AccessLogWriter
-    wait_for_warmup: bool
-    handover_path: str | None
-    port_hint: str
-    admin_key: str | None
-    open_browser: bool
+    options: RunOptions
 
     async def run(self) -> int:
         """Serve until a signal to stop; a second one ends at once. Returns the exit code."""
@@ -75,13 +92,15 @@ class ServerProcess(Struct, frozen=True):
         )
         assert gateway.reloader is not None  # noqa: S101 - it was created with a source
         shutdown = ShutdownSignal()
-        reload_trigger = ReloadTrigger(gateway.reloader, self.watched_file)
+        reload_trigger = ReloadTrigger(
+            gateway.reloader, self.options.watched_file, self.options.has_changed
+        )
         asyncio.get_running_loop().add_signal_handler(
             signal.SIGHUP, reload_trigger.reload_requested.set
         )
         handover = (
-            SocketHandover(self.handover_path, lambda: gateway.socket_fds)
-            if self.handover_path
+            SocketHandover(self.options.handover, lambda: gateway.socket_fds)
+            if self.options.handover
             else None
         )
         try:
@@ -89,19 +108,19 @@ class ServerProcess(Struct, frozen=True):
         except (OSError, WorkerError) as error:
             verb = "listen" if isinstance(error, OSError) else "serve"
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            hint = f"; {self.port_hint}" if in_use else ""
+            hint = f"; {self.options.port_hint}" if in_use else ""
             click.echo(f"interlingua can't {verb}: {error}{hint}", err=True)
             await gateway.stop()
             return 1
         if not urls:
             await gateway.stop()
             return 0
-        models = ", ".join(info.name for info in gateway.router.list_models()) or "any"
+        models = _format_names([info.name for info in gateway.router.list_models()])
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         if gateway.admin_server is not None:
-            page = listeners.build_ui_url(urls[-1], self.admin_key)
+            page = listeners.build_ui_url(urls[-1], self.options.admin_key)
             click.echo(f"web UI: {page}", err=True)
-            if self.open_browser:
+            if self.options.open_browser:
                 click.launch(page)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(reload_trigger.run())]
@@ -128,9 +147,11 @@ class ServerProcess(Struct, frozen=True):
         from gateway.runtime.handover import InheritedSockets  # noqa: PLC0415 - as above
 
         loop = asyncio.get_running_loop()
-        with InheritedSockets(self.handover_path) as inherited:
-            start_task = loop.create_task(gateway.start(inherited, warmed=self.wait_for_warmup))
-            with show_loading(enabled=self.wait_for_warmup):
+        with InheritedSockets(self.options.handover) as inherited:
+            start_task = loop.create_task(
+                gateway.start(inherited, warmed=self.options.wait_for_warmup)
+            )
+            with show_loading(enabled=self.options.wait_for_warmup):
                 if not await _wait_for_start(start_task, shutdown.event):
                     return ()
             urls = start_task.result()
@@ -139,6 +160,11 @@ class ServerProcess(Struct, frozen=True):
                 handover.listen()
             inherited.confirm_serving()
         return urls
+
+
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN_MODELS} more" if len(names) > _MAX_SHOWN_MODELS else ""
+    return ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
 
 
 async def _stop_after_handover(
@@ -232,9 +258,9 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
     r"""Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
     MODEL is a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub. It is
-    served in every protocol under its own name, once it is loaded. Without TARGET, a small built-in
-    model is served if torch is installed, and an echo otherwise. TARGET "conformance" serves the
-    models of the conformance cases (tests/conformance in a checkout).
+    served under its own name, once it is loaded. Without TARGET, a small built-in model is served
+    if torch is installed, and an echo otherwise; TARGET "conformance" serves that of the
+    conformance cases.
 
     \b
       interlingua serve gateway.yaml
@@ -267,32 +293,26 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
         sys.exit(1)
     watched_file = file if options["watch"] else None
     admin_key = built_in.admin_key if built_in else None
+    polls = options["watch"] and built_in is not None and built_in.worker_url is not None
     if processes > 1:
         if options["handover"] is not None:
             raise click.UsageError("--handover works only with one process")
         from gateway.multiprocess import supervisor  # noqa: PLC0415 - one process needs none
 
         plan = supervisor.ServePlan(
-            initial_config, reader, processes, watched_file, log_level.upper(), admin_key
+            initial_config, reader, processes, watched_file, log_level.upper(), polls, admin_key
         )
         sys.exit(supervisor.run_supervisor(plan))
-    is_local_model = built_in is not None and built_in.is_local_model
-    sys.exit(
-        run_gateway(
-            initial_config,
-            reader,
-            watched_file,
-            wait_for_warmup=is_local_model,
-            handover=options["handover"],
-            port_hint=(
-                f"change the address in {file}"
-                if file
-                else "choose another with --port or --admin-port"
-            ),
-            admin_key=admin_key,
-            open_browser=options["open_browser"],
-        )
+    run_options = RunOptions(
+        watched_file=watched_file,
+        has_changed=reader.has_changed if polls else None,
+        wait_for_warmup=built_in is not None and built_in.is_local_model,
+        handover=options["handover"],
+        port_hint=f"change it in {file}" if file else "choose another with --port or --admin-port",
+        admin_key=admin_key,
+        open_browser=options["open_browser"],
     )
+    sys.exit(run_gateway(initial_config, reader, run_options))
 
 
 def _parse_admin_port(value: str | None) -> int | None:
@@ -315,27 +335,13 @@ def _make_fetcher(
             raise click.UsageError(f"{file} sets what {', '.join(changed)} would; change it there")
         return make_file_fetcher(file, insecure=options.insecure)
     assert built_in is not None  # noqa: S101 - one of the two is given
-    return partial(ConfigText, built_in.data, built_in.name, {}, options.insecure)
+    return built_in.make_fetcher()
 
 
-def run_gateway(
-    initial_config: LoadedConfig,
-    load_config: LoadConfig,
-    watched_file: str | None = None,
-    *,
-    wait_for_warmup: bool = False,
-    handover: str | None = None,
-    port_hint: str = "choose another with --port",
-    admin_key: str | None = None,
-    open_browser: bool = False,
-) -> int:
+def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: RunOptions) -> int:
     """Serve ``initial_config`` until a signal to stop. Returns the exit code.
 
-    ``load_config`` reloads the configuration on SIGHUP, or when ``watched_file`` changes. With
-    ``wait_for_warmup`` the ports are opened only after every backend has warmed up.
-    ``handover``: see ``gateway.runtime.handover``. ``port_hint`` says how to choose another port if
-    one is in use. ``admin_key`` is shown in the web UI's URL,
-    which ``open_browser`` opens.
+    ``load_config`` reloads the configuration on SIGHUP, or when the watched file changes.
     """
     raise_fd_limit()
     settings = initial_config.config.observe.access_log
@@ -343,17 +349,7 @@ def run_gateway(
         open_access_log(settings.buffer, log_requests=settings.format != "off") as access_log,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
-        process = ServerProcess(
-            initial_config,
-            load_config,
-            watched_file,
-            access_log,
-            wait_for_warmup,
-            handover,
-            port_hint,
-            admin_key,
-            open_browser,
-        )
+        process = ServerProcess(initial_config, load_config, access_log, options)
         return runner.run(process.run())
 
 
@@ -379,7 +375,7 @@ def run_gateway(
 @click.option("--threads", type=int, help="CPU threads; by default, as many as torch chooses.")
 @click.option(
     "--task",
-    type=click.Choice(["generate", "embedding"]),
+    type=click.Choice(["generate", "embedding", "rerank"]),
     help="The model's task, if its files do not say it.",
 )
 @click.option(
@@ -415,4 +411,4 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    sys.exit(run_gateway(initial_config, load_config, wait_for_warmup=True))
+    sys.exit(run_gateway(initial_config, load_config, RunOptions(wait_for_warmup=True)))

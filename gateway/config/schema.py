@@ -17,14 +17,15 @@ from backends.pool.settings import (
     ClientTlsSettings,
     PoolSettings,
     RetrySettings,
-    UpstreamAuthSettings,
 )
 from backends.torch.settings import TorchSettings
 from protocols import PROTOCOLS
+from protocols.core.catalog import ModelTask
 from protocols.core.units import (
     Budget,
     CollectorUrl,
     ConfigSection,
+    CorsOrigin,
     Duration,
     FilePath,
     HeaderName,
@@ -204,6 +205,12 @@ class ResponseStoreConfig(ConfigSection, frozen=True):
 # Traces and metrics.
 
 
+class CollectorAuthConfig(ConfigSection, frozen=True):
+    """Credentials that are sent to a collector."""
+
+    bearer: Secret
+
+
 class TracingConfig(ConfigSection, frozen=True):
     """Spans of requests, exported by OTLP over HTTP; they never contain a prompt or a response.
 
@@ -218,7 +225,7 @@ class TracingConfig(ConfigSection, frozen=True):
     otlp: CollectorUrl
     sample: Share = 0.05
     trust: bool = False
-    auth: UpstreamAuthSettings | None = None
+    auth: CollectorAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
     """Headers of each request to the collector."""
     buffer: PositiveInt = 10_000
@@ -234,7 +241,7 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
 
     otlp: CollectorUrl
     interval: Timeout = 60.0
-    auth: UpstreamAuthSettings | None = None
+    auth: CollectorAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
 
 
@@ -260,6 +267,20 @@ class TlsConfig(ConfigSection, frozen=True):
 
     cert: FilePath
     key: FilePath
+
+
+class CorsConfig(ConfigSection, frozen=True):
+    """Pages of other origins that may use the listener in a browser (CORS).
+
+    ``origins`` are written as the browser sends them: https://app.example. One label of the host,
+    or the port, may be ``*``: https://*.example.org, http://localhost:*. The origin ``*`` is every
+    one. ``headers`` are request headers that pages may send beside those of the protocols' clients,
+    or ``*``. Browsers keep the permission for ``max_age``.
+    """
+
+    origins: Annotated[tuple[CorsOrigin, ...], Meta(min_length=1)]
+    headers: tuple[HeaderName, ...] = ()
+    max_age: Duration = 600.0
 
 
 class ListenerProtocolConfig(ConfigSection, frozen=True):
@@ -288,6 +309,8 @@ class ListenerConfig(ConfigSection, frozen=True):
     tls: TlsConfig | None = None
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    cors: CorsConfig | None = None
+    """Without it, browsers let no page of another origin use the listener."""
 
 
 class AdminConfig(ConfigSection, frozen=True):
@@ -417,7 +440,7 @@ class ModelConfig(ConfigSection, frozen=True):
     model: NonEmptyStr | None = None
     versions: Annotated[Mapping[Name, TargetConfig], Meta(min_length=1)] | None = None
     split: TrafficSplitConfig | None = None
-    task: Literal["chat", "embedding"] = "chat"
+    task: ModelTask = "chat"
     limits: ModelLimitsConfig = ModelLimitsConfig()
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
     on_loss: OnLoss | None = None

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
-from backends.pool.settings import PoolSettings, WorkerSourceSettings
+from backends.pool.settings import PoolSettings, WorkerAuthSettings, WorkerSourceSettings
 from gateway.config import validate_backends
 from gateway.config.errors import ConfigPath, join_names, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
@@ -530,6 +530,12 @@ _FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
 _DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
 _DEFAULT_WORKER: Final = WorkerSourceSettings()
+_AUTH_KINDS: Final = ("bearer", "header", "query", "basic")
+_OWN_HEADERS: Final = frozenset(
+    {"accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "host",
+     "te", "trailer", "transfer-encoding", "upgrade"}
+)  # fmt: skip
+"""Headers that no key of a worker may have: the HTTP client or the protocol sets them."""
 
 
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
@@ -579,6 +585,7 @@ def _check_workers(
         if not is_set(worker):
             continue
         at = (*path, n)
+        _check_worker_auth(worker.auth, (*at, "auth"), context)
         sources = [name for name in _SOURCES if getattr(worker, name) is not None]
         if len(sources) != 1:
             context.add_issue(at, f"a worker needs one of {join_names(_SOURCES)}; give exactly one")
@@ -597,6 +604,26 @@ def _check_workers(
                 "https verifies a name, and dns gives only addresses; list the workers by url, "
                 "or use srv",
             )
+
+
+def _check_worker_auth(
+    auth: WorkerAuthSettings | None, path: ConfigPath, context: ValidationContext
+) -> None:
+    """Report credentials of no kind or of several, and headers that a client may not set."""
+    if not is_set(auth) or auth is None:
+        return
+    kinds = [name for name in _AUTH_KINDS if getattr(auth, name) is not None]
+    empty = [
+        name for name in _AUTH_KINDS if name not in kinds and context.is_present((*path, name))
+    ]
+    for name in empty:
+        context.add_issue((*path, name), "has no value; give it one or remove the key")
+    if len(kinds) != 1 and not empty:
+        context.add_issue(path, f"auth needs one of {join_names(_AUTH_KINDS)}; give exactly one")
+    name = auth.header.name if is_set(auth.header) and auth.header is not None else ""
+    if is_set(name) and name.lower() in _OWN_HEADERS:
+        message = f"the gateway sets {name} itself; name the header of the key"
+        context.add_issue((*path, "header", "name"), message)
 
 
 def check_listed_workers(

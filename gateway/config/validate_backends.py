@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
 
+from backends.http.interfaces import parse_version_segment
 from backends.pool.settings import ClientTlsSettings, PoolSettings
 from backends.torch.settings import TorchSettings
 from gateway.config.decoder import ConfigDecoder
@@ -234,8 +235,10 @@ def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: Validati
 
 
 def _check_worker_paths(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
-    """Report worker URLs that include the protocol's own path."""
+    """Report worker URLs that include the protocol's own path, other than the version ``/v1``."""
     roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
+    if {root for root in roots if parse_version_segment(root)} == {"/v1"}:
+        roots = tuple(root for root in roots if root != "/v1")  # requests have it only once
     for n, worker in enumerate(pool.workers):
         if not is_set(worker) or not is_set(worker.url) or worker.url is None:
             continue

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
@@ -26,10 +26,10 @@ from gateway.emulation.stop_strings import (
 )
 from gateway.emulation.usage import UsageCounter
 from protocols.core.events import Event, StreamEnd
-from protocols.core.request import GenerationRequest, Request, StopConditions
+from protocols.core.request import AnyRequest, GenerationRequest, Request, StopConditions
 
 EventProcessor = Callable[[Sequence[Event]], Sequence[Event]]
-PartSender = Callable[[Request, RequestContext], StreamItems]
+PartSender = Callable[[AnyRequest, RequestContext], StreamItems]
 _PartMessage = tuple[RequestPart, Sequence[Event]] | Exception | None
 """Events of a part; the error that ended one; or None when no parts are left."""
 
@@ -86,19 +86,19 @@ def keep_events(events: Sequence[Event]) -> Sequence[Event]:
     return events
 
 
-def count_parts(request: Request, plan: EmulationPlan) -> int:
+def count_parts(request: AnyRequest, plan: EmulationPlan) -> int:
     """How many requests the backend gets for this one, if none fails."""
     inner, _ = strip_echo_and_suffix(request)
     return (
         1
         if plan.emulated_fields.isdisjoint(FAN_OUT_FIELDS)
-        else len(FanOut(inner, plan.emulated_fields))
+        else len(FanOut(cast("Request", inner), plan.emulated_fields))
     )
 
 
 def _stream_emulated(
     backend: Backend,
-    request: Request,
+    request: AnyRequest,
     context: RequestContext,
     plan: EmulationPlan,
     sink: EventSink | None,
@@ -108,10 +108,10 @@ def _stream_emulated(
     if "stopping.include_stop" in plan.emulated_fields:
         request = remove_stop_strings(request)
     if not plan.emulated_fields.isdisjoint(FAN_OUT_FIELDS):
-        fan_out = FanOut(request, plan.emulated_fields)
+        fan_out = FanOut(cast("Request", request), plan.emulated_fields)
         if len(fan_out) > 1:
 
-            def send_part(part: Request, context: RequestContext) -> StreamItems:
+            def send_part(part: AnyRequest, context: RequestContext) -> StreamItems:
                 return _EmulatedStream(part, stopping).run(backend, context)
 
             return _stream_parts(send_part, fan_out, _build_fan_in(fan_out, request), context)
@@ -119,7 +119,7 @@ def _stream_emulated(
     return _EmulatedStream(request, stopping, sink).run(backend, context)
 
 
-def _select_stop_conditions(request: Request, plan: EmulationPlan) -> StopConditions | None:
+def _select_stop_conditions(request: AnyRequest, plan: EmulationPlan) -> StopConditions | None:
     """The stop conditions that the gateway emulates, if any."""
     if not isinstance(request, GenerationRequest) or plan.emulated_fields.isdisjoint(
         STOP_STRING_FIELDS
@@ -132,7 +132,7 @@ class _EmulatedStream:
     """One stream of a backend. It has usage, and ``stopping`` ends its choices."""
 
     def __init__(
-        self, request: Request, stopping: StopConditions | None, sink: EventSink | None = None
+        self, request: AnyRequest, stopping: StopConditions | None, sink: EventSink | None = None
     ) -> None:
         self._is_complete = False
         """Whether all choices have ended, so that the rest of the stream is not needed."""
@@ -186,7 +186,7 @@ class _EmulatedStream:
 # --- several requests for one --------------------------------------------------------------------
 
 
-def _build_fan_in(fan_out: FanOut, request: Request) -> FanIn:
+def _build_fan_in(fan_out: FanOut, request: AnyRequest) -> FanIn:
     running = isinstance(request, GenerationRequest) and request.response_options.usage == "each"
     return FanIn(fan_out, running=running)
 

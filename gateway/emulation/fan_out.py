@@ -11,7 +11,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols.core.errors import StreamBroken, WorkerFailed
-from protocols.core.events import Event, ResponseMetadata, StreamEnd, StreamStart, Timing, Usage
+from protocols.core.events import (
+    DetokenizedText,
+    Event,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
+    Timing,
+    TokenList,
+    Usage,
+)
 from protocols.core.request import EmbeddingRequest, GenerationRequest, Prompt, Request
 
 FAN_OUT_FIELDS: Final = frozenset({"n", "prompts", "inputs"})
@@ -123,6 +132,8 @@ class FanIn:
                         out.append(event)
                 case StreamEnd():
                     self._parts_left -= 1
+                case TokenList() | DetokenizedText():
+                    pass  # no request for them has parts
                 case _:
                     out.append(replace(event, index=_map_index(part, event.index)))
             self._started = True

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway.emulation.prompt_echo import strip_echo_and_suffix
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 
 
 class EmulationPlan(Struct, frozen=True):
@@ -30,7 +30,9 @@ class EmulationPlan(Struct, frozen=True):
 NO_EMULATION: Final = EmulationPlan()
 
 
-def plan_emulation(request: Request, unsupported: Sequence[UnsupportedParameter]) -> EmulationPlan:
+def plan_emulation(
+    request: AnyRequest, unsupported: Sequence[UnsupportedParameter]
+) -> EmulationPlan:
     """The plan for a client's request with these unsupported parameters."""
     if not unsupported:
         return NO_EMULATION
@@ -46,14 +48,14 @@ def plan_emulation(request: Request, unsupported: Sequence[UnsupportedParameter]
     return EmulationPlan(tuple(losses), emulated)
 
 
-def _list_gateway_fields(request: Request) -> frozenset[str]:
+def _list_gateway_fields(request: AnyRequest) -> frozenset[str]:
     """The fields that no backend ever gets, since the gateway serves them itself."""
     inner, _ = strip_echo_and_suffix(request)
     fields = request.__struct_fields__
     return frozenset(one for one in fields if getattr(inner, one) != getattr(request, one))
 
 
-def _can_emulate(path: str, request: Request) -> bool:
+def _can_emulate(path: str, request: AnyRequest) -> bool:
     check = _EMULATION_CHECKS.get(path)
     return check is not None and check(request)
 

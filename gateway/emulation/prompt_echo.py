@@ -7,7 +7,7 @@ logprobs needs the model's logprobs of the prompt and is left to the backend.
 from collections.abc import Sequence
 
 from protocols.core.events import ChoiceEnd, Event, PromptEcho, TextDelta
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import AnyRequest, GenerationRequest
 
 
 class EchoAndSuffix:
@@ -56,7 +56,7 @@ class EchoAndSuffix:
         return out
 
 
-def strip_echo_and_suffix(request: Request) -> tuple[Request, EchoAndSuffix | None]:
+def strip_echo_and_suffix(request: AnyRequest) -> tuple[AnyRequest, EchoAndSuffix | None]:
     """The request for the backend without these fields, and the emulation of them, if any."""
     if type(request) is not GenerationRequest or not (request.echo or request.suffix):
         return request, None

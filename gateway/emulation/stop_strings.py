@@ -17,7 +17,7 @@ from protocols.core.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from protocols.core.request import GenerationRequest, Request, StopConditions
+from protocols.core.request import AnyRequest, GenerationRequest, StopConditions
 from protocols.core.stop_strings import StopStringFilter
 
 STOP_STRING_FIELDS: Final = frozenset({"stopping.stop", "stopping.include_stop"})
@@ -27,7 +27,7 @@ ChoiceEvent = PromptEcho | TextDelta | ReasoningDelta | RefusalDelta | ToolCallS
 """The events of a choice before its end."""
 
 
-def remove_stop_strings(request: Request) -> Request:
+def remove_stop_strings(request: AnyRequest) -> AnyRequest:
     """The request for a worker that would remove a stop string that is to be included."""
     if not isinstance(request, GenerationRequest) or not request.stopping.include_stop:
         return request

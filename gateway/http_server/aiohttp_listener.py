@@ -19,6 +19,7 @@ from gateway.http_server.overload import (
     get_peer_address,
     is_body_overdue,
 )
+from gateway.http_server.parser import HTTP2_MESSAGE
 from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
@@ -29,6 +30,8 @@ _APPLICATION_SHUTDOWN_TIMEOUT: Final = 1.0
 _SINGLE_HEADERS: Final = (hdrs.HOST, hdrs.AUTHORIZATION)
 """Headers of which other software may read another one if there are several."""
 _SERVER_NAME: Final = "interlingua"
+_HTTP2_PAUSE: Final = "Pause on PRI/Upgrade"
+"""What aiohttp's parser, llhttp, says of the first line of HTTP/2."""
 
 AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -237,8 +240,9 @@ class AiohttpConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer input that is not a request, without naming aiohttp or repeating the input."""
-        del message
         self.stop_header_timer()
+        if message is not None and message.startswith(_HTTP2_PAUSE):
+            return self._server.reject(HTTP2_MESSAGE, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
         if status == HTTPStatus.BAD_REQUEST:
             return self._server.reject("the request is not HTTP")
         self.log_exception("Error handling request from %s", request.remote, exc_info=exc)
@@ -283,10 +287,10 @@ class LimitedServer(web.Server):
             max_line_size=size, max_field_size=size, keepalive_timeout=limits.idle_timeout
         )
 
-    def reject(self, message: str) -> web.StreamResponse:
+    def reject(self, message: str, status: int = HTTPStatus.BAD_REQUEST) -> web.StreamResponse:
         """The response to a request that is malformed."""
-        self.malformed_by_status[HTTPStatus.BAD_REQUEST] += 1
-        return _plain_response(HTTPStatus.BAD_REQUEST, message)
+        self.malformed_by_status[status] += 1
+        return _plain_response(status, message)
 
     async def _handle_counted(self, raw: web.BaseRequest) -> web.StreamResponse:
         connection = raw.protocol

@@ -1,6 +1,6 @@
 """The record of a request: what the access log, metrics, usage rows and traces are made of.
 
-It never contains prompts, responses or API keys.
+It never contains prompts, responses or API keys, except what a worker quotes in its error text.
 """
 
 import sys
@@ -10,8 +10,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from backends.interfaces import WorkerFailure
 from protocols.core.events import FinishReason, Usage
 from protocols.core.loss import UnsupportedParameter
+from protocols.core.request import RequestKind
 
 RequestOutcome = Literal[
     "ok", "client_error", "worker_error", "gateway_error", "cancelled", "truncated"
@@ -31,7 +33,7 @@ class RequestRecord(Struct, omit_defaults=True):
     backend: str = ""
     key: str = ""
     """The name of the API key."""
-    operation: Literal["", "chat", "completion", "embedding"] = ""
+    operation: RequestKind | Literal[""] = ""
     """The kind of inference; "" for requests that no model answers."""
     stream: bool = False
     status: int = 0
@@ -60,6 +62,8 @@ class RequestRecord(Struct, omit_defaults=True):
     """The first target, as ``model@version``, if a fallback answered."""
     failed_attempts: tuple[str, ...] = ()
     """The targets that failed or were skipped before this one: ``model@version Error``."""
+    worker_failures: tuple[WorkerFailure, ...] = ()
+    """The first failed attempts at workers, also those after which a retry succeeded."""
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     config_hash: str = ""
     """The start of the SHA-256 of the configuration file."""

@@ -19,8 +19,11 @@ OPERATION_NAMES: Final = {
     "chat": "chat",
     "completion": "text_completion",
     "embedding": "embeddings",
+    "rerank": "rerank",
+    "tokenize": "tokenize",
+    "detokenize": "detokenize",
 }
-"""By ``RequestRecord.operation``."""
+"""By ``RequestRecord.operation``; the last three are no names of the conventions."""
 FINISH_REASON_NAMES: Final = {
     "eos": "stop",
     "tool_calls": "tool_calls",
@@ -95,6 +98,9 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         "chat": _OPERATION_DURATION,
         "text_completion": _OPERATION_DURATION,
         "embeddings": _OPERATION_DURATION,
+        "rerank": _OPERATION_DURATION,
+        "tokenize": _OPERATION_DURATION,
+        "detokenize": _OPERATION_DURATION,
     },
     tokens={
         ("chat", "input"): _TOKEN_USAGE,
@@ -102,6 +108,7 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         ("text_completion", "input"): _TOKEN_USAGE,
         ("text_completion", "output"): _TOKEN_USAGE,
         ("embeddings", "input"): _TOKEN_USAGE,
+        ("rerank", "input"): _TOKEN_USAGE,
     },
 )
 _INPUT_TOKENS: Final = TokenMetric(
@@ -120,6 +127,7 @@ EXPERIMENTAL_CONVENTIONS: Final = replace(
         ("embeddings", "input"): TokenMetric(
             "gen_ai.client.embeddings.operation.input_tokens", has_type_attribute=False
         ),
+        ("rerank", "input"): _INPUT_TOKENS,
     },
     durations={**STABLE_CONVENTIONS.durations, "embeddings": "gen_ai.client.embeddings.duration"},
 )

@@ -11,7 +11,7 @@ An error before the response has begun is answered in the caller's protocol, by 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts, Tokenizer
+from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_explain
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
@@ -46,13 +46,11 @@ from gateway.routing.router import PrincipalCatalog, Route, Router
 from gateway.store.response_store import ResponseStore
 from protocols.core.catalog import Catalog
 from protocols.core.errors import (
-    DeadlineExceeded,
     GatewayError,
     InternalError,
     RequestNotFound,
     StoredObjectNotFound,
     Unauthorized,
-    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -62,7 +60,6 @@ from protocols.core.interfaces import (
     HttpResponse,
     RoutingInfo,
     StoresResponses,
-    SupportsTokenize,
 )
 
 log = logging.getLogger("interlingua")
@@ -72,6 +69,9 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
 _PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
+_LONG_LIST: Final = 100
+"""Models from which on building their list would delay other requests."""
+_CACHED_LISTS: Final = 32
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that need a model."""
 
@@ -175,6 +175,8 @@ class RequestHandler:
         self.dispatcher = Dispatcher(
             router, settings.max_body_size, services.shadow_manager, deadline_timer
         )
+        self._model_lists: dict[Hashable, tuple[tuple[bool, ...], HttpResponse]] = {}
+        """Responses with lists of models, and the readiness for which they are valid."""
         self.running_count = 0
         """How many requests are running."""
         self._idle_event: asyncio.Event | None = None
@@ -237,7 +239,11 @@ class RequestHandler:
     async def _process_request(self, request: ActiveRequest) -> None:
         http, record = request.http, request.record
         try:
-            match = await self._match_endpoint(http, record)
+            match = self.path_router.find_endpoint(http.method, http.path)
+            if match.alternatives:
+                match = await self._select_protocol(http, match)
+            adapter = match.mount.adapter
+            record.protocol = adapter.name
         except GatewayError as error:
             adapter = self.path_router.find_owner(http.path).adapter
             record.protocol = adapter.name
@@ -245,25 +251,25 @@ class RequestHandler:
             return
         if self._tracer is not None:
             self._tracer.start_trace(record, http)
-        adapter, headers, body = match.mount.adapter, http.headers, b""
+        headers, body = http.headers, b""
         try:
             principal = None
             if not match.endpoint.public:
-                principal = await self._authenticate(http.headers)
-            if principal is not None:
-                record.key = principal.name
+                try:
+                    principal = self._authenticator.authenticate(headers)
+                except KeysPending:
+                    principal = await self._authenticate_later(headers)
+            record.key = "" if principal is None else principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
-                recorder = self._explain_policy(
-                    record, principal, open_to_all=self._settings.explain_without_key
-                )
-                request.writer = recorder.wrap_writer(request.writer)
-            if match.endpoint.method != "GET":  # the body of a GET request is not read
-                body = await http.body(self._settings.max_body_size)
-                if "content-encoding" in headers:
-                    body = await self._decompress_body(http, body)
+                recorder = self._start_explanation(request, principal)
+            has_body = match.endpoint.method != "GET"  # the body of a GET request is not read
+            body = await http.body(self._settings.max_body_size) if has_body else b""
+            if has_body and "content-encoding" in headers:
+                body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
-            recorder.record_request(adapter, client_request, principal, http.peer)
+            if recorder is not NULL_RECORDER:
+                recorder.record_request(adapter, client_request, principal, http.peer)
             await self._answer_request(request, adapter, client_request, principal, recorder)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
@@ -308,16 +314,25 @@ class RequestHandler:
             await self._prepare_stateful(routed)
         await self._dispatch(routed, request)
 
-    async def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
-        """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
-        match = self.path_router.find_endpoint(http.method, http.path)
-        if match.alternatives:
-            principal = None
-            with suppress(Unauthorized):  # raised again once the protocol of the error is known
-                principal = await self._authenticate(http.headers)
-            match = match.select_protocol(self._list_preferred_protocols(http, match, principal))
-        record.protocol = match.mount.adapter.name
-        return match
+    def _start_explanation(
+        self, request: ActiveRequest, principal: Principal | None
+    ) -> ExplainRecorder:
+        """The recorder of a request whose explanation is requested."""
+        recorder = self._explain_policy(
+            request.record, principal, open_to_all=self._settings.explain_without_key
+        )
+        request.writer = recorder.wrap_writer(request.writer)
+        return recorder
+
+    async def _select_protocol(self, http: HttpRequest, match: EndpointMatch) -> EndpointMatch:
+        """The endpoint of a path that several protocols have. Raises MethodNotAllowed."""
+        principal = None
+        with suppress(Unauthorized):  # raised again once the protocol of the error is known
+            try:
+                principal = self._authenticator.authenticate(http.headers)
+            except KeysPending:
+                principal = await self._authenticate_later(http.headers)
+        return match.select_protocol(self._list_preferred_protocols(http, match, principal))
 
     def _list_preferred_protocols(
         self, http: HttpRequest, match: EndpointMatch, principal: Principal | None
@@ -331,14 +346,10 @@ class RequestHandler:
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
 
-    async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal, or None if no keys are configured. Raises Unauthorized."""
-        authenticator = self._authenticator
-        try:
-            return authenticator.authenticate(headers)
-        except KeysPending:
-            await authenticator.wait_keys()
-            return authenticator.authenticate(headers)
+    async def _authenticate_later(self, headers: Mapping[str, str]) -> Principal | None:
+        """Authenticate once the issuer's keys are there. Raises Unauthorized."""
+        await self._authenticator.wait_keys()
+        return self._authenticator.authenticate(headers)
 
     async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
         """Decode the body in a thread: a small one may become a large one."""
@@ -395,22 +406,43 @@ class RequestHandler:
         if client_request.endpoint.task == "stop":
             info = await asyncio.to_thread(adapter.read_routing_info, client_request)
             self._cancel_request(adapter, info, request.record, catalog)
-        response = adapter.handle_info_request(client_request, catalog)
+        response = await self._build_info_response(adapter, client_request, catalog)
         send_reply(request.writer, response, request.record)
+
+    async def _build_info_response(
+        self, adapter: ClientAdapter, client_request: ClientRequest, catalog: PrincipalCatalog
+    ) -> HttpResponse:
+        """A list of models is cached while no model changes; a long one is built in a thread."""
+        if not client_request.endpoint.lists_models:
+            return adapter.handle_info_request(client_request, catalog)
+        path = client_request.endpoint.path
+        key = (id(adapter), path, catalog.allowed_models, catalog.shows_targets)
+        readiness = self._router.read_readiness()
+        cached = self._model_lists.get(key)
+        if cached is not None and cached[0] == readiness:
+            return cached[1]
+        if self._router.model_count > _LONG_LIST:
+            response = await asyncio.to_thread(adapter.handle_info_request, client_request, catalog)
+        else:
+            response = adapter.handle_info_request(client_request, catalog)
+        if len(self._model_lists) >= _CACHED_LISTS:
+            self._model_lists.pop(next(iter(self._model_lists)))
+        self._model_lists[key] = readiness, response
+        return response
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
         route = self._route_request(routed)
-        generates = routed.client_request.endpoint.task == "generate"
         if self._limiter is not None:
-            body = routed.client_request.body if generates else None
+            takes_tokens = routed.client_request.endpoint.task == "generate"
+            body = routed.client_request.body if takes_tokens else None
             reservation = request.reservation = self._limiter.reserve(
                 routed.record.key, route.requested_model, route.model.info, body, routed.adapter
             )
             if reservation is not None:
                 reservation.check()
                 routed.reservation, routed.headers = reservation, reservation.headers
-        return self.dispatcher.dispatch(routed, route) if generates else _tokenize(routed, route)
+        return self.dispatcher.dispatch(routed, route)
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.
@@ -424,7 +456,8 @@ class RequestHandler:
         route = self._router.route(
             routing_info.model, routing_info.version, routed.get_attributes, recorder.route_observer
         )
-        recorder.record_route(self._router, routing_info, route, routed.get_attributes)
+        if recorder is not NULL_RECORDER:
+            recorder.record_route(self._router, routing_info, route, routed.get_attributes)
         set_target_labels(record, route, routing_info.stream)
         record.split = route.split
         return route
@@ -492,36 +525,6 @@ def _send_error(
         return
     response = adapter.encode_error(error, client_request)
     send_reply(request.writer, response, request.record, request.headers)
-
-
-async def _tokenize(request: RoutedRequest, route: Route) -> None:
-    """Answer with the tokens of a text. Raises UnsupportedFeature."""
-    adapter, client_request, context, backend = (
-        request.adapter,
-        request.client_request,
-        request.context,
-        route.target.backend,
-    )
-    if not isinstance(adapter, SupportsTokenize) or not isinstance(backend, Tokenizer):
-        raise UnsupportedFeature(
-            f"the model {route.model.info.name!r} does not support tokenization"
-        )
-    text = (
-        await asyncio.to_thread(adapter.read_text, client_request)
-        if context.offload_to_thread
-        else adapter.read_text(client_request)
-    )
-    try:
-        async with asyncio.timeout(context.deadline.remaining()):
-            tokens = await backend.tokenize(text, context)
-    except TimeoutError:
-        raise DeadlineExceeded("the request's time is up") from None
-    send_reply(
-        request.writer,
-        adapter.encode_tokens(client_request, tokens),
-        request.record,
-        request.headers,
-    )
 
 
 def _make_client_request(

@@ -56,6 +56,47 @@ class ResponseWriter(Protocol):
         """Wait until the client has read enough to write more."""
 
 
+class ResponseWriterWrapper:
+    """A ``ResponseWriter`` that adds headers to the response of another one."""
+
+    def __init__(self, writer: ResponseWriter) -> None:
+        self._writer = writer
+
+    def extend_headers(self, headers: Headers) -> Headers:
+        """The headers of the response, and those that are added. Overridden."""
+        return headers
+
+    @property
+    def started(self) -> bool:
+        """See ``ResponseWriter``."""
+        return self._writer.started
+
+    @property
+    def needs_drain(self) -> bool:
+        """See ``ResponseWriter``."""
+        return self._writer.needs_drain
+
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.send_response(status, self.extend_headers(headers), body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.start(status, self.extend_headers(headers))
+
+    def write(self, data: bytes) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.write(data)
+
+    def finish(self) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.finish()
+
+    async def drain(self) -> None:
+        """See ``ResponseWriter``."""
+        await self._writer.drain()
+
+
 # Request headers that the gateway reads itself, and content encodings.
 
 

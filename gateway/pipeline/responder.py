@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import RequestContext
+from backends.interfaces import RequestContext, StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.strategies import ResponseStrategy
@@ -57,6 +57,8 @@ class Responder(Struct, eq=False):
     """Uses the context's clock."""
     _headers: Headers = ()
     """Headers of the response beside the strategy's: the rate-limit headers."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The event loop, if it is known: asking for the running one takes a system call."""
     _store_response: ResponseSaver | None = None
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
@@ -96,9 +98,11 @@ class Responder(Struct, eq=False):
         self._stop_reason = error or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
-    async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
+    async def run(  # noqa: PLR0912 - a branch for each way in which a response may end
+        self, running_requests: set["Responder"], *, stream: bool
+    ) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
         running_requests.add(self)
@@ -108,7 +112,10 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                await self._send_unary()
+                response = self._build_unary(await self._strategy.send_unary())
+                if self._store_response is not None:
+                    await self._save_response()
+                send_reply(self._writer, response, self._record, self._headers)
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -132,6 +139,8 @@ class Responder(Struct, eq=False):
             self._deadline_timer.remove(self)
             if context.first_attempt_at is not None:
                 self._record.overhead = context.first_attempt_at - context.received_at
+            if context.attempt_history.failures:
+                self._record.worker_failures = context.attempt_history.failures
 
     def _cancel_task(self) -> None:
         """Cancel the task once."""
@@ -166,7 +175,8 @@ class Responder(Struct, eq=False):
             async for data, events in items:
                 more = self._write_events(data, events)
                 if self._is_stream_complete:
-                    await self._save_response()
+                    if self._store_response is not None:
+                        await self._save_response()
                     self._finish_stream()
                 elif not more:
                     self._write_blocked_since = self._context.clock()
@@ -174,15 +184,15 @@ class Responder(Struct, eq=False):
                     self._write_blocked_since = math.inf
         finally:
             await items.aclose()
-        await self._save_response()
+        if self._store_response is not None:
+            await self._save_response()
         self._finish_stream()
 
     async def _save_response(self) -> None:
         """Store a complete response, if it has to be, and then write its last chunk."""
-        if self._store_response is None:
-            return
-        if (response := self._strategy.get_stored_response()) is not None:
-            save, self._store_response = self._store_response, None
+        save, self._store_response = self._store_response, None
+        response = self._strategy.get_stored_response()
+        if save is not None and response is not None:
             await save(response)
         if chunk := self._last_chunk:
             self._last_chunk = b""
@@ -214,12 +224,12 @@ class Responder(Struct, eq=False):
                 self._writer.write(chunk)
         return not (self._writer.started and self._writer.needs_drain)
 
-    async def _send_unary(self) -> None:
-        """Read all events and send a unary response."""
+    def _build_unary(self, items: Sequence[StreamItem]) -> HttpResponse:
+        """The unary response that these items are."""
         strategy, record, reasons = self._strategy, self._record, []
         body: bytes | None = None
         batches: list[Event] = []
-        for data, batch in await strategy.send_unary():
+        for data, batch in items:
             body = data or body
             batches += batch
         events = strategy.process_events(batches)
@@ -231,9 +241,7 @@ class Responder(Struct, eq=False):
             elif type(event) is Usage:
                 record.usage = event
         record.finish_reasons = tuple(reasons)
-        response = strategy.build_response(events, body)
-        await self._save_response()
-        send_reply(self._writer, response, record, self._headers)
+        return strategy.build_response(events, body)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""

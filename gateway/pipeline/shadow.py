@@ -49,7 +49,7 @@ from protocols.core.events import (
 )
 from protocols.core.interfaces import ClientAdapter, ClientRequest, Clock
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import AnyRequest, GenerationRequest
 
 # Summaries of two responses, and their comparison.
 
@@ -291,7 +291,7 @@ class ShadowPair:
         if not summary.is_complete:
             raise StreamBroken("the response ended early")
 
-    def _build_shadow_request(self) -> tuple[Request, Mapping[str, str]]:
+    def _build_shadow_request(self) -> tuple[AnyRequest, Mapping[str, str]]:
         """See ``backends.interfaces.BackendRequest.decode``."""
         primary, route, adapter = self._primary, self._route, self._primary.adapter
         headers = {
@@ -397,7 +397,7 @@ def _classify_error(error: GatewayError) -> tuple[ShadowOutcome, str]:
     return _OUTCOME_BY_BLAME[error.origin], type(error).__name__
 
 
-def _is_deterministic(request: Request) -> bool:
+def _is_deterministic(request: AnyRequest) -> bool:
     """Whether the request is greedy and its response is only the generated text."""
     if not isinstance(request, GenerationRequest) or request.echo or request.suffix:
         return False

@@ -38,7 +38,12 @@ from protocols.core.interfaces import (
     StoredResponse,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import GenerationRequest, Request, SamplingParams, StopConditions
+from protocols.core.request import (
+    AnyRequest,
+    GenerationRequest,
+    SamplingParams,
+    StopConditions,
+)
 from protocols.params import Param, build_limit_error, find_sent_param
 
 # The model's name, defaults and limits, applied to a client's request.
@@ -57,12 +62,12 @@ MAX_TOP_LOGPROBS = 1000
 
 
 def apply_model_settings(
-    request: Request,
+    request: AnyRequest,
     route: Route,
     names: Mapping[str, str],
     source: str,
     find_param: ParamFinder | None = None,
-) -> Request:
+) -> AnyRequest:
     """The request for the route's target.
 
     ``names`` maps field paths to the client's wire names, ``source`` is its protocol, and
@@ -158,7 +163,7 @@ class ResponseStrategy:
         self.unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
         """The parameters to report as unsupported."""
         self._response_context = response_context
-        self._decoded: tuple[Request, Mapping[str, str]] | None = None
+        self._decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
         self._encoder: ResponseEncoder | None = None
         headers = client_request.headers
         is_strict = _STRICT_HEADER in headers and headers[_STRICT_HEADER] == "1"
@@ -174,9 +179,13 @@ class ResponseStrategy:
             if unsupported:
                 self.plan = plan_emulation(request, unsupported)
                 self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
-            self._encoder = adapter.create_encoder(client_request, request, response_context)
+            self._encoder = adapter.create_encoder(
+                client_request,
+                request,  # type: ignore[arg-type]  # the adapter has decoded it itself
+                response_context,
+            )
 
-    def translate(self) -> tuple[Request, Sequence[UnsupportedParameter]]:
+    def translate(self) -> tuple[AnyRequest, Sequence[UnsupportedParameter]]:
         """The request as it would be translated, and its unsupported parameters.
 
         Raises ClientError.
@@ -240,7 +249,7 @@ class ResponseStrategy:
         encoder = self._encoder
         return encoder.stored_response if isinstance(encoder, StorableEncoder) else None
 
-    def _decode_request(self) -> tuple[Request, Mapping[str, str]]:
+    def _decode_request(self) -> tuple[AnyRequest, Mapping[str, str]]:
         """See ``backends.interfaces.BackendRequest.decode``."""
         if self._decoded is None:
             adapter, client_request, route = self.adapter, self.client_request, self.route
@@ -264,7 +273,11 @@ class ResponseStrategy:
 
     def _create_encoder(self) -> ResponseEncoder:
         request, _ = self._decode_request()
-        return self.adapter.create_encoder(self.client_request, request, self._response_context)
+        return self.adapter.create_encoder(
+            self.client_request,
+            request,  # type: ignore[arg-type]  # as above
+            self._response_context,
+        )
 
     def _build_loss_headers(self) -> Headers:
         return (

@@ -357,7 +357,7 @@ _MAX_TOKENS_PATTERN: Final = re.compile(
 def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
     """The estimated tokens of the prompt and of the response."""
     prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT)
-    if model.task == "embedding":
+    if model.task != "chat":
         return prompt, 0
     match = _MAX_TOKENS_PATTERN.search(body)
     return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if match is None else int(

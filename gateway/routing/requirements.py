@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from protocols.core.loss import LossReason, UnsupportedParameter
-from protocols.core.request import GenerationRequest, Prompt, Request
+from protocols.core.request import AnyRequest, EmbeddingRequest, GenerationRequest, Prompt
 
 CONTEXT_LENGTH: Final = "context"
 """A context that is long enough for the prompt."""
@@ -39,7 +39,7 @@ _SUPPORTED_REASONS: Final[frozenset[LossReason]] = frozenset({"renamed", "emulat
 
 
 def find_missing_requirements(
-    request: Request, losses: Sequence[UnsupportedParameter], context: int | None
+    request: AnyRequest, losses: Sequence[UnsupportedParameter], context: int | None
 ) -> tuple[str, ...]:
     """The capabilities that ``request`` requires and its target lacks.
 
@@ -53,7 +53,7 @@ def find_missing_requirements(
     return tuple(missing)
 
 
-def _list_missing(request: Request, losses: Sequence[UnsupportedParameter]) -> Iterator[str]:
+def _list_missing(request: AnyRequest, losses: Sequence[UnsupportedParameter]) -> Iterator[str]:
     tools_unused = isinstance(request, GenerationRequest) and request.tool_choice == "none"
     for loss in losses:
         if loss.reason in _SUPPORTED_REASONS or (loss.path == "tools" and tools_unused):
@@ -68,14 +68,16 @@ def _list_missing(request: Request, losses: Sequence[UnsupportedParameter]) -> I
             yield _REQUIRED_FIELDS[loss.path]
 
 
-def _count_prompt_tokens(request: Request) -> int:
+def _count_prompt_tokens(request: AnyRequest) -> int:
     """The tokens of the longest prompt of token ids; 0 if the target is to truncate it."""
     prompts: Sequence[Prompt]
     if isinstance(request, GenerationRequest):
         prompts, overflow = request.prompts, request.stopping.overflow
         truncation = request.stopping.truncate_prompt
-    else:
+    elif isinstance(request, EmbeddingRequest):
         prompts, overflow, truncation = request.inputs, request.overflow, request.truncate
+    else:
+        return 0
     if overflow == "truncate" or truncation is not None:
         return 0
     return max((len(one) for one in prompts if not isinstance(one, str)), default=0)

@@ -159,6 +159,7 @@ class Router:
             for name, one, version in self._list_fixed_models()
         }
         """The routes of models with one version and neither rules nor sticky sources."""
+        self._backends = [*{id(backend): backend for backend in self._list_backends()}.values()]
         self._draw = draw
         self.ready = ready
 
@@ -261,10 +262,24 @@ class Router:
             and (allowed_models is None or model.info.name in allowed_models)
         ]
 
+    @property
+    def model_count(self) -> int:
+        """How many models there are."""
+        return len(self._models)
+
+    def read_readiness(self) -> tuple[bool, ...]:
+        """Whether the gateway and each backend is ready: while this is equal, so are listings."""
+        return (self.ready, *(backend.ready for backend in self._backends))
+
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
         resolved, _ = self._resolve_name(model, version)
         return self._read_current_info(resolved)
+
+    def _list_backends(self) -> Iterator[Backend]:
+        for model in self._models:
+            for target in model.targets.values():
+                yield target.backend
 
     def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
         """Each model with one version and neither rules nor sticky sources, and that version."""
@@ -343,13 +358,14 @@ class Router:
 
     @staticmethod
     def _read_current_info(model: Model) -> ModelInfo:
-        versions = tuple(
-            replace(version, ready=model.targets[version.name].backend.ready)
-            if version.name in model.targets
+        targets, versions = model.targets, model.info.versions
+        current = tuple(
+            replace(version, ready=not version.ready)
+            if version.name in targets and targets[version.name].backend.ready != version.ready
             else version
-            for version in model.info.versions
+            for version in versions
         )
-        return replace(model.info, versions=versions)
+        return model.info if current == versions else replace(model.info, versions=current)
 
 
 class PrincipalCatalog(Struct, frozen=True):

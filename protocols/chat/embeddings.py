@@ -3,33 +3,26 @@
 import base64
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.decoder import (
+    WireChoice,
     decode_embedding,
     decode_embedding_response,
     read_text,
     read_usage,
 )
 from protocols.chat.errors import raise_worker_error
-from protocols.chat.responses import (
-    EmbeddingUsage,
-    ResponseStyle,
-    create_header_builder,
-    encode_json,
-)
-from protocols.core import sse
+from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
+from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
-from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.errors import WorkerFailed
 from protocols.core.events import Embedding, Event, ResponseMetadata
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
 from protocols.core.request import EmbeddingRequest
 from protocols.core.token_counts import UsageReader
-
-_BOM: Final = b"\xef\xbb\xbf"
 
 
 class EmbeddingItem(Struct):
@@ -50,13 +43,11 @@ class EmbeddingList(Struct):
     id: str | UnsetType = UNSET
 
 
-class EmbeddingEncoder:
+class EmbeddingEncoder(UnaryEncoder):
     """Encodes the response to an embeddings request, which is never a stream.
 
     ``id`` is added if set; ``model`` replaces the requested name.
     """
-
-    content_type: str = "application/json"
 
     def __init__(
         self,
@@ -68,23 +59,10 @@ class EmbeddingEncoder:
         model: str | None = None,
         headers: Headers = (),
     ) -> None:
-        self._response_style, self._request = style, request
+        super().__init__(style, context, headers)
+        self._request = request
         self._id = UNSET if id is None else id
         self._model = context.model if model is None else model
-        self._build_headers = create_header_builder(style, context, headers)
-
-    def headers(self) -> Headers:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._build_headers()
-
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``; there is nothing to stream."""
-        del events
-        return b""
-
-    def encode_error_event(self, error: GatewayError) -> bytes:
-        """See ``protocols.core.interfaces.ResponseEncoder``."""
-        return self._response_style.encode_error_event(error)
 
     def encode_unary(self, response: UnaryResponse) -> HttpResponse:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -108,28 +86,19 @@ def encode_base64(values: tuple[float, ...]) -> str:
 # --- workers' -------------------------------------------------------------------------------------
 
 
-class EmbeddingDecoder:
+class EmbeddingDecoder(UnaryBodyDecoder):
     """Decodes the response to an EmbeddingRequest."""
 
+    unary_choices: Sequence[WireChoice] = ()
+
     def __init__(
-        self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
+        self, request: EmbeddingRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
+        super().__init__(complaint)
         self._request = request
-        self._raise_if_error = complaint
-        self._body = bytearray()
 
-    def feed(self, data: bytes) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        self._body += data
-        if len(self._body) > sse.MAX_UNARY_BYTES:
-            raise WorkerFailed("The worker's answer is too large.")
-        return ()
-
-    def close(self) -> Sequence[Event]:
-        """See ``protocols.core.interfaces.ResponseDecoder``."""
-        body = bytes(self._body).removeprefix(_BOM)
-        if not body.strip():
-            raise StreamBroken("The worker's answer is empty.")
+    def read_body(self, body: bytes) -> Sequence[Event]:
+        """See ``UnaryBodyDecoder``."""
         try:
             wire = decode_embedding_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

@@ -19,6 +19,14 @@ from protocols.chat.requests import (
     METADATA_LIMITS,
     RequestRules,
 )
+from protocols.chat.rerank import (
+    RERANK_PARAMS,
+    SCORE_FIELD_PAIRS,
+    SCORE_PARAMS,
+    RankingResponse,
+    RerankResponse,
+    ScoreResponse,
+)
 from protocols.chat.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -26,6 +34,7 @@ from protocols.chat.responses import (
     ResponseStyle,
     ToolCallItem,
 )
+from protocols.chat.tokenization import TOKENIZE_PARAMS, DetokenizeResponse, TokenizeResponse
 from protocols.openapi import (
     NONEMPTY_STRING,
     NUMBER,
@@ -337,4 +346,67 @@ def build_operations(
             errors,
             request=build_embedding_request(rules),
         ),
+    }
+
+
+# --- reranking and tokenization -------------------------------------------------------------------
+
+_RERANK_CONTENT: Final[Mapping[str, Schema]] = parse_types(
+    """
+    query = string | {text: string}
+    documents = (string | object)[1..10000] | string
+    rank_fields = string[] | null
+    ranking_query = {text: string}
+    passages = {text: string}[1..10000]
+    texts = string | string[1..10000]
+    prompt = string
+    tokens = TokenId[]
+    """,
+    TokenId={"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+)
+RERANK_RESPONSE_TYPES: Final = (
+    RerankResponse,
+    RankingResponse,
+    ScoreResponse,
+    TokenizeResponse,
+    DetokenizeResponse,
+)
+"""The responses of these operations, which refer to them by name."""
+
+
+def build_rerank_operations(rules: RequestRules, errors: Mapping[str, Schema]) -> dict[str, Schema]:
+    """The operations that OpenAI's API does not have: see ``rerank`` and ``tokenization``."""
+    content = _RERANK_CONTENT
+    query = {"query": content["query"], "documents": content["documents"]}
+    rank_fields = {"rank_fields": content["rank_fields"]}
+    rerank = _build_request(rules, {**build_properties(RERANK_PARAMS), **rank_fields}, **query)
+    ranking = _build_request(
+        rules,
+        build_properties(SCORE_PARAMS),
+        query=content["ranking_query"],
+        passages=content["passages"],
+    )
+    pairs = {name: content["texts"] for pair in SCORE_FIELD_PAIRS for name in pair}
+    score = _build_request(rules, {**build_properties(SCORE_PARAMS), **pairs})
+    chat = {
+        "prompt": content["prompt"],
+        "messages": build_messages(rules.message_rules),
+        "tools": nullable(array_of(_FIELD_TYPES["FunctionTool"], maxItems=rules.max_tools)),
+        "chat_template_kwargs": _FIELD_TYPES["chat_template_kwargs"],
+    }
+    tokenize = _build_request(rules, {**build_properties(TOKENIZE_PARAMS), **chat})
+    detokenize = _build_request(rules, {}, tokens=content["tokens"])
+    rerank_text = "Sort documents by their relevance to a query."
+    rows = {
+        **dict.fromkeys(
+            ("rerank", "rerank_v1", "rerank_v2"), (rerank_text, rerank, "RerankResponse")
+        ),
+        "ranking": (rerank_text, ranking, "RankingResponse"),
+        "score": ("Score the similarity of texts.", score, "ScoreResponse"),
+        "tokenize": ("Tokenize a text or a conversation.", tokenize, "TokenizeResponse"),
+        "detokenize": ("Convert tokens to text.", detokenize, "DetokenizeResponse"),
+    }
+    return {
+        name: build_operation(text, build_response(ref(answer)), errors, request=request)
+        for name, (text, request, answer) in rows.items()
     }

@@ -132,8 +132,8 @@ def read_chat(
         tool_choice=choice,
         legacy_functions=legacy,
         output=_read_output_format(values, fields),
-        labels=_read_labels(values, fields),
-        extra=_collect_extra(values, fields, rules.chat, CHAT_FIELDS, rules.unknown_fields),
+        labels=_read_labels(values, fields, rules.chat),
+        extra=collect_extra(values, fields, rules.chat, CHAT_FIELDS, rules.unknown_fields),
         **values.build_request_arguments(),
     )
 
@@ -203,8 +203,8 @@ def read_completion(
         kind="completion",
         prompts=prompts,
         output=_read_output_format(values, fields),
-        labels=_read_labels(values, {}),
-        extra=_collect_extra(
+        labels=_read_labels(values, {}, rules.completion),
+        extra=collect_extra(
             values, fields, rules.completion, COMPLETION_FIELDS, rules.unknown_fields
         ),
         **values.build_request_arguments(),
@@ -275,12 +275,12 @@ def read_embedding(
         if len(one) > MAX_INPUTS and not isinstance(one, str):
             raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", MAX_INPUTS, one)
     values = params.read_params(rules.embedding, fields)
-    _set_request_info(values, fields, client_id, timeout)
+    set_request_info(values, fields, client_id, timeout)
     return EmbeddingRequest(
         model=name,
         inputs=inputs,
-        labels=_read_labels(values, {}),
-        extra=_collect_extra(
+        labels=_read_labels(values, {}, rules.embedding),
+        extra=collect_extra(
             values, fields, rules.embedding, EMBEDDING_FIELDS, rules.unknown_fields
         ),
         **values.build_request_arguments(),
@@ -290,9 +290,10 @@ def read_embedding(
 # --- shared by all requests -----------------------------------------------------------------------
 
 
-def _set_request_info(
+def set_request_info(
     values: ParsedParams, fields: Mapping[str, Raw], client_id: str | None, timeout: float | None
 ) -> None:
+    """Set the names of the client's fields, its id of the request and its timeout."""
     values.provided_fields = {name for name, raw in fields.items() if raw != NULL}
     if client_id is not None:
         values["client_id"] = client_id
@@ -303,7 +304,7 @@ def _set_request_info(
 def _read_shared_fields(
     values: ParsedParams, fields: Mapping[str, Raw], client_id: str | None, timeout: float | None
 ) -> None:
-    _set_request_info(values, fields, client_id, timeout)
+    set_request_info(values, fields, client_id, timeout)
     for stop in values.get("stopping.stop", ()):
         if not stop:
             raise empty_value_error("stop", stop)
@@ -357,11 +358,15 @@ def _read_output_format(values: ParsedParams, fields: Mapping[str, Raw]) -> Outp
     return output or guide
 
 
-def _read_labels(values: ParsedParams, fields: Mapping[str, Raw]) -> dict[str, str]:
-    labels = values.get_section("labels")
-    identifier = labels.get("safety_identifier", "")
-    if len(identifier) > MAX_IDENTIFIER_LENGTH:
-        raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
+def _read_labels(
+    values: ParsedParams, fields: Mapping[str, Raw], table: ParamTable
+) -> dict[str, str]:
+    labels = {}
+    if not table.label_fields.isdisjoint(values.provided_fields):
+        labels = values.get_section("labels")
+        identifier = labels.get("safety_identifier", "")
+        if len(identifier) > MAX_IDENTIFIER_LENGTH:
+            raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
     if "metadata" in fields and "metadata" in values.provided_fields:
         labels |= read_metadata(fields["metadata"])
     return labels
@@ -386,13 +391,17 @@ def read_metadata(raw: Raw) -> dict[str, str]:
     return labels
 
 
-def _collect_extra(
+def collect_extra(
     values: ParsedParams,
     fields: Mapping[str, Raw],
     table: ParamTable,
     known_fields: frozenset[str],
     unknown: str,
 ) -> dict[str, Raw]:
+    """The fields in neither ``table`` nor ``known_fields``.
+
+    Raises UnknownParameter if ``unknown`` is ``reject``.
+    """
     extra = {
         name: raw
         for name, raw in fields.items()

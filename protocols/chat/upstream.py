@@ -1,7 +1,7 @@
 """Encodes requests for workers, and finds their unsupported parameters."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +25,14 @@ from protocols.chat.requests import (
     EMBEDDING_FIELDS,
     RequestRules,
 )
+from protocols.chat.rerank import RERANK_PARAMS, write_rerank
 from protocols.chat.response_format import write_structured_outputs
+from protocols.chat.tokenization import (
+    TOKENIZE_PARAMS,
+    TokenizerStyle,
+    write_detokenize,
+    write_tokenize,
+)
 from protocols.chat.tools import (
     restrict_tools,
     write_response_format,
@@ -34,11 +41,13 @@ from protocols.chat.tools import (
 )
 from protocols.core import loss
 from protocols.core.errors import UnsupportedFeature
-from protocols.core.interfaces import UpstreamRequest
+from protocols.core.interfaces import BASIC_KINDS, UpstreamRequest
 from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParameter
 from protocols.core.request import (
+    AnyRequest,
     AudioPart,
     ContentPart,
+    DetokenizeRequest,
     EmbeddingRequest,
     FilePart,
     GenerationRequest,
@@ -51,7 +60,10 @@ from protocols.core.request import (
     RefusalPart,
     RegexFormat,
     Request,
+    RequestKind,
+    RerankRequest,
     TextPart,
+    TokenizeRequest,
     VideoPart,
 )
 from protocols.params import Param, ParamTable
@@ -146,6 +158,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     chat: tuple[Param, ...]
     completion: tuple[Param, ...]
     embedding: tuple[Param, ...] = (find_param(EMBEDDING_PARAMS, "dimensions"),)
+    rerank: tuple[Param, ...] = ()
+    scores_pairs: bool = False
+    """Whether it has vLLM's ``/score``, which compares pairs of texts."""
     labels: tuple[str, ...] = ("user",)
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
@@ -166,6 +181,10 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     beam_search: bool = False
     token_ids: bool = False
     """Whether it can return token ids."""
+    request_kinds: frozenset[RequestKind] = BASIC_KINDS
+    """The kinds of requests that it answers."""
+    tokenizer: TokenizerStyle = "vllm"
+    """Whose tokenizer API it has, if it has one."""
     privileged_params: tuple[Param, ...] = ()
     """Parameters that are only written if the operator lets clients use them."""
     ignored_parts: Mapping[type[ContentPart], str] = {}
@@ -177,6 +196,8 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
 SEED_PARAM = Param("seed", "sampling.seed", "int", minimum=-(2**63), maximum=2**63 - 1)
 STOP_PARAM = Param("stop", "stopping.stop", "strings")
 MAX_TOKENS_PARAM = Param("max_tokens", "stopping.max_tokens", "int")
+
+ALL_KINDS: Final[frozenset[RequestKind]] = frozenset(get_args(RequestKind))
 
 _BASE_PARAMS = (
     MAX_TOKENS_PARAM,
@@ -239,6 +260,7 @@ _LLAMACPP_PARAMS = (
     Param("repeat_penalty", "sampling.repetition_penalty", "float"),
 )
 _PRIORITY = find_param(EXTENSION_PARAMS, "priority")
+_RERANK_PARAMS = (find_param(RERANK_PARAMS, "truncate_prompt_tokens"),)
 
 PROFILES: Mapping[str, WorkerProfile] = {
     "openai": WorkerProfile(
@@ -252,6 +274,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         allowed_tools=True,
         custom_tools=True,
         completion_response_format=False,
+        request_kinds=BASIC_KINDS | {"rerank"},
     ),
     "vllm": WorkerProfile(
         chat=(
@@ -270,6 +293,9 @@ PROFILES: Mapping[str, WorkerProfile] = {
         write_guide=_write_vllm_guide,
         beam_search=True,
         token_ids=True,
+        request_kinds=ALL_KINDS,
+        rerank=_RERANK_PARAMS,
+        scores_pairs=True,
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
     ),
     "sglang": WorkerProfile(
@@ -278,6 +304,8 @@ PROFILES: Mapping[str, WorkerProfile] = {
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_sglang_guide,
         token_ids=True,
+        request_kinds=ALL_KINDS,
+        tokenizer="sglang",
         privileged_params=(_PRIORITY,),
     ),
     "llamacpp": WorkerProfile(
@@ -290,6 +318,8 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=_LLAMACPP_PARAMS,
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_llamacpp_guide,
+        request_kinds=ALL_KINDS,
+        tokenizer="llamacpp",
     ),
     "interlingua": WorkerProfile(
         chat=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.chat)),
@@ -298,6 +328,9 @@ PROFILES: Mapping[str, WorkerProfile] = {
         ignored_parts=IGNORED_PARTS,
         write_guide=_write_vllm_guide,
         token_ids=True,
+        request_kinds=ALL_KINDS,
+        rerank=_RERANK_PARAMS,
+        scores_pairs=True,
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
         request_rules=INTERLINGUA_WORKER_RULES,
     ),
@@ -361,40 +394,81 @@ class RequestWriter:
         self._completion_params = ParamTable(*profile.completion, *more_params)
         self._embedding_params = ParamTable(*profile.embedding)
         self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
+        self._rerank_params = ParamTable(*profile.rerank)
+        self._rerank_support = params.build_parameter_support(self._rerank_params)
+        rows = [row for row in TOKENIZE_PARAMS if powers or row.wire != "chat_template"]
+        self._tokenize_support = {
+            "tools": ParameterSupport("tools"),
+            "templating.arguments": ParameterSupport("chat_template_kwargs"),
+            **params.build_parameter_support(rows),
+        }
         self._embedding_support = params.build_parameter_support(self._embedding_params)
         self._supports_echo = any(param.field == "echo" for param in profile.completion)
         self._supports_truncation = any(
             param.field == "stopping.truncate_prompt" for param in profile.chat
         )
 
-    def encode_request(self, request: Request) -> UpstreamRequest:
+    def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        path, body = self.write_body(request)
-        return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
+        match request:
+            case TokenizeRequest() | DetokenizeRequest():
+                return self._encode_tokenizer_request(request)
+            case _:
+                path, body = self.write_body(request)
+                return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
 
-    def write_body(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """The path after the prefix, and the fields of the body."""
-        if isinstance(request, EmbeddingRequest):
-            path, body = "embeddings", self._write_embedding(request)
-        elif uses_chat_endpoint(request):
-            path, body = "chat/completions", self._write_chat(request)
+    def _encode_tokenizer_request(
+        self, request: TokenizeRequest | DetokenizeRequest
+    ) -> UpstreamRequest:
+        """These endpoints are not under ``/v1``, since OpenAI's API has none of them."""
+        style = self._profile.tokenizer
+        if isinstance(request, TokenizeRequest):
+            body = write_tokenize(request, style, self._profile.message_style)
+            if request.templating.template is not None and self._allows_privileged:
+                body["chat_template"] = request.templating.template
         else:
-            path, body = "completions", self._write_completion(request)
+            body = write_detokenize(request, style)
+        for name, raw in request.extra.items():
+            if self.forwards_field(name):
+                body.setdefault(name, raw)
+        path = f"{self._prefix.removesuffix('/v1')}/{request.kind}"
+        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
+
+    def write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
+        """The path after the prefix, and the fields of the body."""
+        match request:
+            case RerankRequest():
+                path, body = self._write_rerank(request)
+            case EmbeddingRequest():
+                path, body = "embeddings", self._write_embedding(request)
+            case _ if uses_chat_endpoint(request):
+                path, body = "chat/completions", self._write_chat(request)
+            case _:
+                path, body = "completions", self._write_completion(request)
         for name, raw in request.extra.items():
             if self.forwards_field(name):
                 body.setdefault(name, raw)
         return path, body
 
     def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
+        self, request: AnyRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if isinstance(request, EmbeddingRequest):
-            losses = loss.find_unsupported_parameters(
-                _ignore_overflow_error(request), self._embedding_support, names, extra=True
-            )
-        else:
-            losses = self._find_generation_losses(request, names)
+        match request:
+            case GenerationRequest():
+                losses = self._find_generation_losses(request, names)
+            case EmbeddingRequest():
+                losses = loss.find_unsupported_parameters(
+                    _ignore_overflow_error(request), self._embedding_support, names, extra=True
+                )
+            case RerankRequest():
+                losses = loss.find_unsupported_parameters(
+                    request, self._rerank_support, names, extra=True
+                )
+            case _:
+                losses = loss.find_unsupported_parameters(
+                    request, self._tokenize_support, names, extra=True
+                )
         if not request.extra:
             return losses
         excess = tuple(
@@ -426,6 +500,14 @@ class RequestWriter:
         if request.encoding != "float":
             body["encoding_format"] = request.encoding
         return body | self._write_labels(request)
+
+    def _write_rerank(self, request: RerankRequest) -> tuple[str, dict[str, Any]]:
+        if len(request.queries) > 1 and not self._profile.scores_pairs:
+            text = "The model's workers compare one text with several, not pairs of texts."
+            raise UnsupportedFeature(text, param="text_1")
+        path, body = write_rerank(request)
+        body |= params.write_params(self._rerank_params, request.set_fields)
+        return path, body | self._write_labels(request)
 
     def _write_chat(self, request: GenerationRequest) -> dict[str, Any]:
         messages = request.messages or wrap_prompt(request)
@@ -519,7 +601,7 @@ class RequestWriter:
             body |= {"stream": True, "stream_options": options}
         return body
 
-    def _write_labels(self, request: Request) -> dict[str, Any]:
+    def _write_labels(self, request: AnyRequest) -> dict[str, Any]:
         if not request.labels:
             return {}
         labels = {n: request.labels[n] for n in self._profile.labels if n in request.labels}

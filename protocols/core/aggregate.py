@@ -10,16 +10,19 @@ from msgspec.structs import replace
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
     ChoiceEnd,
+    DetokenizedText,
     Embedding,
     Event,
     FinishReason,
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    RelevanceScore,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
     Timing,
+    TokenList,
     TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
@@ -47,10 +50,18 @@ class UnaryChoice(Struct):
 
 
 class UnaryResponse(Struct):
-    """A complete response: choices of a GenerationRequest or embeddings, ordered by index."""
+    """A complete response: choices of a GenerationRequest or embeddings, ordered by index.
+
+    ``scores`` has one score for each document of a RerankRequest, in the order of the documents.
+    """
 
     choices: list[UnaryChoice] = []
     embeddings: list[tuple[float, ...]] = []
+    scores: list[float] = []
+    tokens: TokenList = TokenList(())
+    """The tokens of a TokenizeRequest."""
+    text: str = ""
+    """The text of a DetokenizeRequest."""
     usage: Usage | None = None
     timings: list[Timing] = []
     metadata: ResponseMetadata = ResponseMetadata()
@@ -72,6 +83,7 @@ class ResponseAccumulator:
         self._arguments: dict[tuple[int, int], list[str]] = {}
         """The pieces of the arguments of each tool call of a choice."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
+        self._scores: dict[int, float] = {}
         self._response = UnaryResponse()
         self._ended = False
 
@@ -113,6 +125,7 @@ class ResponseAccumulator:
         self._response.choices = sorted(self._choices.values(), key=_INDEX)
         if self._embeddings:
             self._response.embeddings = [self._embeddings[i] for i in sorted(self._embeddings)]
+        self._response.scores = [self._scores[i] for i in sorted(self._scores)]
         return self._response
 
     def _add_other(self, event: Event) -> None:
@@ -120,6 +133,12 @@ class ResponseAccumulator:
         match event:
             case Embedding(index, values):
                 self._embeddings[index] = values
+            case RelevanceScore(index, score):
+                self._scores[index] = score
+            case TokenList():
+                self._response.tokens = event
+            case DetokenizedText(text):
+                self._response.text = text
             case (
                 PromptEcho() | ReasoningDelta() | RefusalDelta() | ToolCallStart() | ToolCallDelta()
             ):

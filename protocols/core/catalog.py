@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-ModelTask = Literal["chat", "embedding"]
+ModelTask = Literal["chat", "embedding", "rerank"]
 """``chat`` models accept completions, too."""
 
 

@@ -110,6 +110,30 @@ class Embedding(Struct, frozen=True, gc=False, tag=True):
     values: tuple[float, ...]
 
 
+class RelevanceScore(Struct, frozen=True, gc=False, tag=True):
+    """The relevance of one document to its query: higher is better, in the model's own range."""
+
+    index: int
+    score: float
+
+
+class TokenList(Struct, frozen=True, gc=False, tag=True):
+    """The tokens of a text; their texts, if requested, are "" for all but the last of a character.
+
+    ``context_length`` is the model's, if known.
+    """
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...] = ()
+    context_length: int | None = None
+
+
+class DetokenizedText(Struct, frozen=True, gc=False, tag=True):
+    """The text of the tokens of a request."""
+
+    text: str
+
+
 class Usage(Struct, frozen=True, gc=False, tag=True):
     """Token counts, and their source.
 
@@ -164,6 +188,9 @@ Event = (
     | ToolCallDelta
     | ChoiceEnd
     | Embedding
+    | RelevanceScore
+    | TokenList
+    | DetokenizedText
     | Usage
     | Timing
     | ResponseMetadata

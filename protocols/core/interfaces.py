@@ -1,12 +1,12 @@
 """Interfaces between the gateway, the protocols and their callers.
 
 ClientAdapter        one wire protocol towards clients
-SupportsTokenize     a client adapter with endpoints that tokenize text
 StoresResponses      a client adapter whose requests refer to earlier responses
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
+SupportsRequestKinds an upstream adapter that carries more kinds of requests
 SupportsCancel       an upstream adapter with a request that cancels another
 SupportsPassthrough  an upstream adapter that forwards a client's own bytes
 PromptRenderer       renders a conversation as one prompt
@@ -16,24 +16,22 @@ backends are in ``backends.interfaces``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError
+from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.events import Event
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
 
 
 Headers = tuple[tuple[str, str], ...]
-Token = tuple[int, str]
-"""A token's id and its text: "" for all but the last token of a character."""
 
 
 class Endpoint(Struct, frozen=True):
@@ -42,9 +40,9 @@ class Endpoint(Struct, frozen=True):
     ``path`` is absolute; ``{name}`` matches one segment, percent-decoded in
     ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
     Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
-    ``client_id`` is in the RoutingInfo; ``tokenize`` needs SupportsTokenize; ``recall`` answers
-    from the stored responses and needs StoresResponses. ``operation`` is the adapter's own name for
-    what the endpoint does.
+    ``client_id`` is in the RoutingInfo; ``tokenize`` is ``generate``, but takes no tokens of a rate
+    limit; ``recall`` answers from the stored responses and needs StoresResponses. ``operation`` is
+    the adapter's own name for what the endpoint does.
     """
 
     method: str
@@ -55,6 +53,8 @@ class Endpoint(Struct, frozen=True):
     """No API key is required, so its response may not depend on any one model."""
     strict_slash: bool = False
     """A trailing slash makes it another path."""
+    lists_models: bool = False
+    """Its response depends on the catalog alone, so that it may be cached."""
     is_stateful: bool = False
     """A ``generate`` endpoint whose requests may refer to stored responses, and whose responses may
     be stored. It needs StoresResponses."""
@@ -143,7 +143,7 @@ class ClientAdapter(Protocol):
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """Read the requested model, whether to stream, and the client's request id."""
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """Decode and validate the complete request.
 
         ``model`` is the target model; without it, rules that depend on the model are skipped.
@@ -152,7 +152,10 @@ class ClientAdapter(Protocol):
     def create_encoder(
         self, call: ClientRequest, request: Request, context: ResponseContext
     ) -> ResponseEncoder:
-        """Create the encoder of the response to this request."""
+        """Create the encoder of the response to this request, which it has decoded itself.
+
+        An adapter that decodes other kinds than Request encodes these, too.
+        """
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """The error as a response, if none has been started.
@@ -165,17 +168,6 @@ class ClientAdapter(Protocol):
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """Wire name by field path of the internal request, for translation loss reports."""
-
-
-@runtime_checkable
-class SupportsTokenize(Protocol):
-    """A client adapter with ``tokenize`` endpoints. RoutingInfo names the model."""
-
-    def read_text(self, call: ClientRequest) -> str:
-        """The text to tokenize. Raises ClientError."""
-
-    def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-        """The tokens as a response."""
 
 
 class StoredResponse(Struct, frozen=True):
@@ -284,7 +276,10 @@ class ResponseDecoder(Protocol):
 
 @runtime_checkable
 class UpstreamAdapter(Protocol):
-    """One wire protocol towards workers. It does no I/O."""
+    """One wire protocol towards workers. It does no I/O.
+
+    It gets the kinds of Request; one that carries more kinds implements SupportsRequestKinds.
+    """
 
     name: str
     health_request: UpstreamRequest
@@ -306,6 +301,38 @@ class UpstreamAdapter(Protocol):
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """Map a response of another status to an error. Worker texts are always filtered."""
+
+
+@runtime_checkable
+class SupportsRequestKinds(Protocol):
+    """An upstream adapter whose methods take other kinds of requests than Request, too."""
+
+    request_kinds: frozenset[RequestKind]
+    """The kinds that its workers may answer, those of Request included."""
+
+
+BASIC_KINDS: Final[frozenset[RequestKind]] = frozenset({"chat", "completion", "embedding"})
+"""The kinds of Request."""
+_API_NAMES: Final = {
+    "chat": "Chat",
+    "completion": "Completions",
+    "embedding": "Embeddings",
+    "rerank": "Rerank (Score)",
+    "tokenize": "Tokenize",
+    "detokenize": "Detokenize",
+}
+
+
+def build_unsupported_kind_error(kind: RequestKind) -> UnsupportedFeature:
+    """The error of a target that does not answer requests of this kind."""
+    return UnsupportedFeature(
+        f"The model does not support the {_API_NAMES[kind]} API.", param="model"
+    )
+
+
+def get_request_kinds(adapter: UpstreamAdapter) -> frozenset[RequestKind]:
+    """The kinds of requests that the adapter takes."""
+    return adapter.request_kinds if isinstance(adapter, SupportsRequestKinds) else BASIC_KINDS
 
 
 class PromptRenderer(Protocol):

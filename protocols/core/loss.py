@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from protocols.core.request import Request, ResponseOptions
+from protocols.core.request import AnyRequest, ResponseOptions
 
 LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway does it for the target; only ``renamed`` loses nothing."""
@@ -43,7 +43,8 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
      "labels", "extra", "source", "context_length", "timeout", "encoding", "templating.mode",
-     "legacy_functions", "tool_choice",
+     "legacy_functions", "tool_choice", "queries", "documents", "raw_documents", "top_n",
+     "return_documents", "prompt", "return_texts", "token_ids",
      *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
 """Fields that every target gets, that only the gateway uses, or that are checked elsewhere."""
@@ -52,7 +53,7 @@ _NOT_SUPPORTED: Final = ParameterSupport("", reason="dropped")
 
 
 def find_unsupported_parameters(
-    request: Request,
+    request: AnyRequest,
     carries: Mapping[str, ParameterSupport],
     names: Mapping[str, str],
     *,

@@ -6,7 +6,6 @@ place here are kept in ``extra`` as the client sent them, for workers of the sam
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from msgspec import NODEFAULT, Raw, Struct
@@ -254,13 +253,16 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What all requests share."""
 
-    @cached_property
+    @property
     def set_fields(self) -> Mapping[str, Any]:
         """Every value that differs from its default, by its path such as ``sampling.top_k``.
 
         None and empty values count as not set.
         """
-        values = {}
+        values: dict[str, Any] | None = self.__dict__.get("set_fields")
+        if values is not None:  # functools.cached_property takes a lock in Python 3.11
+            return values
+        values = self.__dict__["set_fields"] = {}
         unsaid = _UNSET_VALUES[type(self)]
         for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
             if name in _SECTION_PATHS:
@@ -385,6 +387,80 @@ class EmbeddingRequest(_BaseRequest, frozen=True, kw_only=True):
 
 
 Request = GenerationRequest | EmbeddingRequest
+"""What every protocol may carry."""
+
+
+class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
+    """A request for the relevance of each document to a query.
+
+    ``queries`` is one query for all documents, or one for each document. The response has a score
+    for each document; the encoder of the client's protocol sorts them and returns ``top_n``.
+    """
+
+    kind: ClassVar[Literal["rerank"]] = "rerank"
+    model: str
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    raw_documents: tuple[Raw, ...] = ()
+    """The documents as the client sent them, if they are not only text."""
+    top_n: int | None = None
+    """Return so many of the best documents; None: all."""
+    return_documents: bool | None = None
+    truncate: int | None = None
+    """Keep the first so many tokens of a query with its document; -1 keeps as many as fit."""
+    priority: int | None = None
+    timeout: float | None = None
+    client_id: str | None = None
+    labels: Mapping[str, str] = {}
+    provided_fields: frozenset[str] = frozenset()
+    extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    source: str = ""
+    stream: Literal[False] = False
+
+
+class TokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
+    """A request for the tokens of a text (``prompt``), or of a conversation (``messages``)."""
+
+    kind: ClassVar[Literal["tokenize"]] = "tokenize"
+    model: str
+    prompt: str | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    templating: PromptOptions = PromptOptions()
+    return_texts: bool = False
+    """Return the text of each token, too."""
+    priority: int | None = None
+    timeout: float | None = None
+    client_id: str | None = None
+    labels: Mapping[str, str] = {}
+    provided_fields: frozenset[str] = frozenset()
+    extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    source: str = ""
+    stream: Literal[False] = False
+
+
+class DetokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
+    """A request for the text of these tokens."""
+
+    kind: ClassVar[Literal["detokenize"]] = "detokenize"
+    model: str
+    token_ids: tuple[int, ...]
+    priority: int | None = None
+    timeout: float | None = None
+    client_id: str | None = None
+    labels: Mapping[str, str] = {}
+    provided_fields: frozenset[str] = frozenset()
+    extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    source: str = ""
+    stream: Literal[False] = False
+
+
+AnyRequest = Request | RerankRequest | TokenizeRequest | DetokenizeRequest
+"""What a backend may get. Protocols that carry more than a Request say so in ``request_kinds``."""
+RequestKind = Literal["chat", "completion", "embedding", "rerank", "tokenize", "detokenize"]
 
 
 def _unset_values(kind: type[Struct]) -> Mapping[str, Any]:
@@ -396,7 +472,7 @@ def _unset_values(kind: type[Struct]) -> Mapping[str, Any]:
     return {name: () if one in (None, NODEFAULT) else one for name, one in defaults.items()}
 
 
-_UNSET_VALUES: Final = {kind: _unset_values(kind) for kind in get_args(Request)}
+_UNSET_VALUES: Final = {kind: _unset_values(kind) for kind in get_args(AnyRequest)}
 _SECTION_PATHS: Final[Mapping[str, Mapping[str, tuple[str, Any]]]] = {
     name: {
         own: (f"{name}.{own}", silence if kind.__struct_config__.repr_omit_defaults else ())

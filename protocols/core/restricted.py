@@ -21,11 +21,13 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     SupportsCancel,
     SupportsPassthrough,
+    SupportsRequestKinds,
     UpstreamAdapter,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    AnyRequest,
     LogprobsOptions,
     PromptOptions,
     ReasoningOptions,
@@ -73,6 +75,8 @@ class RestrictedAdapter:
                 adapter.metadata_requests,
                 adapter.load_metadata,
             )
+        if isinstance(adapter, SupportsRequestKinds):
+            self.request_kinds = adapter.request_kinds
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
         if isinstance(adapter, SupportsPassthrough):
@@ -121,7 +125,7 @@ class RestrictedAdapter:
     def _restrict(self, request: Request) -> Request:
         return remove_parameters(request, self._unsupported(request))
 
-    def _unsupported(self, request: Request) -> Sequence[str]:
+    def _unsupported(self, request: AnyRequest) -> Sequence[str]:
         """The parameters of ``request`` that workers do not support."""
         return [path for path in self._parameters if _is_set(request, path)]
 
@@ -144,7 +148,7 @@ def remove_parameters(request: Request, paths: Collection[str]) -> Request:
     return request
 
 
-def _is_set(request: Request, path: str) -> bool:
+def _is_set(request: AnyRequest, path: str) -> bool:
     section, _, name = path.rpartition(".")
     options = getattr(request, section, None) if section else request
     value: Any = getattr(options, name, None)

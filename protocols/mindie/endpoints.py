@@ -6,17 +6,21 @@ implements them; cluster internals (roles, adapters, dresult) are not supported.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
 
+from protocols.chat.responses import ResponseStyle
+from protocols.chat.unary import UnaryEncoder
+from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, PathNotFound
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
     Endpoint,
+    Headers,
     HttpResponse,
     OpenApiFragment,
     PassthroughRequest,
@@ -24,10 +28,14 @@ from protocols.core.interfaces import (
     ResponseContext,
     ResponseEncoder,
     RoutingInfo,
-    Token,
     UpstreamRequest,
 )
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import (
+    AnyRequest,
+    GenerationRequest,
+    PromptOptions,
+    TokenizeRequest,
+)
 from protocols.mindie import errors, openapi, params, requests, responses
 from protocols.mindie.params import (
     MODEL_NAME_PATTERN,
@@ -42,6 +50,7 @@ from protocols.mindie.params import (
 )
 from protocols.mindie.requests import get_invalid_length
 from protocols.mindie.responses import (
+    KeepAliveEncoder,
     NativeEncoder,
     TextEncoder,
     TgiStyleEncoder,
@@ -253,11 +262,20 @@ def read_tokenizer_text(call: ClientRequest, setup: MindieConfig) -> str:
     return inputs
 
 
-def build_tokenizer_response(call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-    """Build the response. A token without text (special, or part of a character) only counts."""
-    with_texts = get_field(read_body_fields(call), "do_decode") is not False
-    texts = [text for _, text in tokens if with_texts and text]
-    return build_json_response(encode_json({"token_number": len(tokens), "tokens": texts}))
+class TokenizerEncoder(UnaryEncoder):
+    """Encodes the response to a tokenizer request."""
+
+    def __init__(
+        self, request: TokenizeRequest, context: ResponseContext, headers: Headers
+    ) -> None:
+        super().__init__(ResponseStyle(), context, headers)
+        self._request = request
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """A token without text (special, or part of a character) only counts."""
+        ids, texts = response.tokens.ids, response.tokens.texts
+        shown = [text for text in texts if text] if self._request.return_texts else []
+        return build_json_response(encode_json({"token_number": len(ids), "tokens": shown}))
 
 
 _MODEL_PATH = "/v2/models/{model}"
@@ -279,7 +297,8 @@ class MindIE(MindieUpstream):
     ``prompts`` says how a text prompt becomes the model's input: ``raw``, or ``chat`` (wrapped as a
     user message). ``max_iter_times`` is the maximum number of tokens of a response. ``chats`` says
     how chat requests are sent to a worker: as messages, or as text prompts to generate, rendered by
-    ``renderer``.
+    ``renderer``. ``keep_alive`` keeps the connection after a response that is not streamed, unless
+    the client closes it; the server itself always closes it.
 
     Raises ValueError for an unknown profile.
     """
@@ -327,6 +346,7 @@ class MindIE(MindieUpstream):
         max_iter_times: int | None = None,
         chats: ChatMode = "messages",
         renderer: PromptRenderer | None = None,
+        keep_alive: bool = False,
     ) -> None:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
@@ -338,6 +358,7 @@ class MindIE(MindieUpstream):
             default_model=model,
             templating=PROMPT_OPTIONS_BY_MODE[prompts],
             max_iter_times=max_iter_times,
+            keep_alive=keep_alive,
         )
         super().__init__(config, chats, renderer)
         tables = {
@@ -372,7 +393,7 @@ class MindIE(MindieUpstream):
             case "stop":
                 return self._read_stop_routing(call)
             case "tokenizer":
-                self.read_text(call)
+                read_tokenizer_text(call, self._config)
                 return RoutingInfo(self._read_default_model(call))
             case "chat" | "completion":
                 fields = read_body_fields(call)
@@ -381,7 +402,7 @@ class MindIE(MindieUpstream):
             case _:
                 return self._read_default_routing(call)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         setup = self._config
@@ -390,6 +411,14 @@ class MindIE(MindieUpstream):
                 return requests.read_text_request(call, setup, stream=variant == "text_stream")
             case "tokens":
                 return requests.read_tokens_request(call, setup)
+            case "tokenizer":
+                with_texts = get_field(read_body_fields(call), "do_decode") is not False
+                return TokenizeRequest(
+                    model=self._read_default_model(call),
+                    prompt=read_tokenizer_text(call, setup),
+                    templating=PromptOptions("raw"),
+                    return_texts=with_texts,
+                )
             case "chat":
                 return requests.read_chat_request(call, setup)
             case "completion":
@@ -405,9 +434,17 @@ class MindIE(MindieUpstream):
                 )
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, about: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        encoder = self._create_encoder(call, request, about)
+        return KeepAliveEncoder(encoder) if self._config.keep_alive else encoder
+
+    def _create_encoder(
+        self, call: ClientRequest, request: AnyRequest, about: ResponseContext
+    ) -> ResponseEncoder:
+        if isinstance(request, TokenizeRequest):
+            return TokenizerEncoder(request, about, build_headers(call))
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         profile, headers = self._config.profile, build_headers(call)
         match _get_operation(call):
@@ -433,23 +470,21 @@ class MindIE(MindieUpstream):
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return _add_headers(errors.build_error_response(error, call), call)
+        return self._add_headers(errors.build_error_response(error, call), call)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``. Also answers a completed ``stop``."""
-        return _add_headers(build_info_response(call, catalog, self._config), call)
+        return self._add_headers(build_info_response(call, catalog, self._config), call)
 
-    def read_text(self, call: ClientRequest) -> str:
-        """See ``protocols.core.interfaces.SupportsTokenize``."""
-        return read_tokenizer_text(call, self._config)
-
-    def encode_tokens(self, call: ClientRequest, tokens: Sequence[Token]) -> HttpResponse:
-        """See ``protocols.core.interfaces.SupportsTokenize``."""
-        return _add_headers(build_tokenizer_response(call, tokens), call)
+    def _add_headers(self, reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
+        headers = reply.headers if call is None else (*reply.headers, *build_headers(call))
+        if self._config.keep_alive:
+            headers = errors.keep_connection(headers)
+        return replace(reply, headers=headers)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return self._field_names[_get_operation(call)]
+        return self._field_names.get(_get_operation(call), {})
 
     def openapi_fragment(self) -> OpenApiFragment:
         """See ``protocols.core.interfaces.OpenApiProvider``."""
@@ -463,7 +498,12 @@ class MindIE(MindieUpstream):
         """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
         if not isinstance(client, MindIE):
             return None
-        return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
+        config = client._config  # noqa: SLF001
+        passed = self._passthrough.prepare_passthrough(config, call, about)
+        if passed is None or not config.keep_alive:
+            return passed
+        build = passed.build_headers
+        return replace(passed, build_headers=lambda: errors.keep_connection(build()))
 
     # --- routing ----------------------------------------------------------------------------------
 
@@ -489,12 +529,6 @@ class MindIE(MindieUpstream):
         if not name:
             raise build_param_error("Request contains not model or model null", "model", "missing")
         return name
-
-
-def _add_headers(reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
-    if call is None:
-        return reply
-    return replace(reply, headers=(*reply.headers, *build_headers(call)))
 
 
 def _get_operation(call: ClientRequest) -> str:

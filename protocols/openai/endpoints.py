@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -21,15 +21,35 @@ from protocols.chat.requests import (
     read_embedding,
     read_model,
 )
+from protocols.chat.rerank import (
+    RERANK_PARAMS,
+    SCORE_PARAMS,
+    RankingEncoder,
+    RerankDecoder,
+    RerankEncoder,
+    ScoreEncoder,
+    read_ranking,
+    read_rerank,
+    read_score,
+)
 from protocols.chat.responses import (
     ChatEncoder,
     CompletionEncoder,
     ResponseStyle,
     create_header_builder,
 )
+from protocols.chat.tokenization import (
+    TOKENIZE_PARAMS,
+    DetokenizeDecoder,
+    DetokenizeEncoder,
+    TokenizeDecoder,
+    TokenizeEncoder,
+    read_detokenize,
+    read_tokenize,
+)
 from protocols.chat.upstream import PROFILES, RequestWriter, uses_chat_endpoint
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError
+from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -47,7 +67,13 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import EmbeddingRequest, GenerationRequest, Request
+from protocols.core.request import (
+    AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    RerankRequest,
+    TokenizeRequest,
+)
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai.responses_api import errors as responses_errors
 from protocols.openai.responses_api import openapi as responses_openapi
@@ -144,15 +170,31 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
+        *_build_ranking_endpoints(prefix, prefix.removesuffix("/v1")),
         Endpoint("POST", f"{prefix}/responses", operation="response", is_stateful=True),
         Endpoint("GET", f"{prefix}/responses/{{response_id}}", "recall", "stored response"),
         Endpoint("DELETE", f"{prefix}/responses/{{response_id}}", "recall", "response deletion"),
         Endpoint(
             "GET", f"{prefix}/responses/{{response_id}}/input_items", "recall", "response items"
         ),
-        Endpoint("GET", f"{prefix}/models", "inform", "models"),
+        Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
     )
+
+
+def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
+    """The endpoints of vLLM, Jina, Cohere and NVIDIA that OpenAI's API does not have."""
+    yield Endpoint("POST", f"{prefix}/rerank", operation="rerank_v1")
+    yield Endpoint("POST", f"{prefix}/ranking", operation="ranking")
+    yield Endpoint("POST", f"{prefix}/score", operation="score")
+    yield Endpoint("POST", f"{prefix}/tokenize", "tokenize", "tokenize")
+    yield Endpoint("POST", f"{prefix}/detokenize", "tokenize", "detokenize")
+    if root != prefix:
+        yield Endpoint("POST", f"{root}/v2/rerank", operation="rerank_v2")
+        yield Endpoint("POST", f"{root}/rerank", operation="rerank")
+        yield Endpoint("POST", f"{root}/score", operation="score")
+        yield Endpoint("POST", f"{root}/tokenize", "tokenize", "tokenize")
+        yield Endpoint("POST", f"{root}/detokenize", "tokenize", "detokenize")
 
 
 def _read_any_routing_info(call: ClientRequest, client_id: str | None) -> RoutingInfo:
@@ -187,11 +229,26 @@ def read_timeout(headers: Mapping[str, str]) -> float | None:
     return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
 
 
-_READERS: Final[Mapping[str, Callable[..., Request]]] = {
+_READERS: Final[Mapping[str, Callable[..., AnyRequest]]] = {
     "chat": read_chat,
     "completion": read_completion,
     "embedding": read_embedding,
+    "rerank": read_rerank,
+    "rerank_v1": read_rerank,
+    "rerank_v2": read_rerank,
+    "ranking": read_ranking,
+    "score": read_score,
+    "tokenize": read_tokenize,
+    "detokenize": read_detokenize,
 }
+_EXTENSION_PARAMS: Final[Mapping[str, params.ParamTable]] = {
+    **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), RERANK_PARAMS),
+    "ranking": SCORE_PARAMS,
+    "score": SCORE_PARAMS,
+    "tokenize": TOKENIZE_PARAMS,
+}
+_COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
+_TOKENIZER_OPERATIONS: Final = ("tokenize", "detokenize")
 
 
 _RESPONSES_OPERATIONS: Final = frozenset(
@@ -248,6 +305,7 @@ class OpenAI:
             raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
         self._worker_api = worker_api
         self._responses_writer = ResponsesRequestWriter(worker_profile, prefix)
+        self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
             worker_profile, prefix, self._request_writer.forwards_field
         )
@@ -259,12 +317,14 @@ class OpenAI:
             },
             "embedding": params.map_field_names(self._request_rules.embedding),
             "response": RESPONSES_FIELD_NAMES,
+            **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
         }
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
             "response": RESPONSES_PARAMS,
+            **_EXTENSION_PARAMS,
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -276,13 +336,13 @@ class OpenAI:
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
         try:
-            model = _decode_model_name(fields["model"])
+            model = call.__dict__["model"] = _decode_model_name(fields["model"])
             stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
         except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _read_any_routing_info(call, client_id)
         return RoutingInfo(model, None, stream, client_id or None)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         del model
         client_id = call.headers.get("x-client-request-id")
@@ -290,21 +350,36 @@ class OpenAI:
         if call.endpoint.operation == "response":
             return self._decode_responses_request(call, timeout).request
         read = _READERS[call.endpoint.operation]
-        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
+        return read(
+            read_fields(call),
+            self._request_rules,
+            model=call.__dict__.get("model"),
+            client_id=client_id,
+            timeout=timeout,
+        )
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, context: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         if call.endpoint.operation == "response":
             decoded: ResponsesRequest = call.__dict__[_DECODED_RESPONSES_REQUEST]
             build_headers = create_header_builder(self._response_style, context, ())
             return ResponsesEncoder(decoded, context, build_headers)
-        if isinstance(request, EmbeddingRequest):
-            return EmbeddingEncoder(self._response_style, request, context)
-        if request.kind == "chat":
-            return ChatEncoder(self._response_style, request, context)
-        return CompletionEncoder(self._response_style, request, context)
+        style = self._response_style
+        match request:
+            case GenerationRequest(kind="chat"):
+                return ChatEncoder(style, request, context)
+            case GenerationRequest():
+                return CompletionEncoder(style, request, context)
+            case EmbeddingRequest():
+                return EmbeddingEncoder(style, request, context)
+            case RerankRequest():
+                return _create_rerank_encoder(call.endpoint.operation, style, request, context)
+            case TokenizeRequest():
+                return TokenizeEncoder(style, request, context)
+            case _:
+                return DetokenizeEncoder(style, context)
 
     def _decode_responses_request(
         self, call: ClientRequest, timeout: float | None
@@ -344,6 +419,8 @@ class OpenAI:
             reply = responses_errors.encode_error(error, call.headers)
         else:
             reply = errors.build_error_response(error)
+            if call is not None:
+                reply = _adapt_error_response(reply, error, call.endpoint.operation)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def rate_limit_headers(
@@ -382,6 +459,7 @@ class OpenAI:
                     failures,
                     allows_unknown_fields=self._request_rules.unknown_fields != "reject",
                 ),
+                **openapi.build_rerank_operations(self._request_rules, failures),
                 "models": build_operation("List the models.", models, failures),
                 "model": build_operation(
                     "Describe one model.", build_response(ref("ModelCard")), failures
@@ -390,7 +468,7 @@ class OpenAI:
             {
                 **openapi.build_response_schemas(self._response_style),
                 **responses_openapi.build_schemas(),
-                **build_struct_schemas(ModelCard, errors.ErrorBody),
+                **build_struct_schemas(ModelCard, errors.ErrorBody, *openapi.RERANK_RESPONSE_TYPES),
                 "ErrorAnswer": types["ErrorAnswer"],
             },
         )
@@ -398,7 +476,7 @@ class OpenAI:
     # --- towards workers --------------------------------------------------------------------------
 
     def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
+        self, request: AnyRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
@@ -409,7 +487,7 @@ class OpenAI:
             return losses
         return losses + tuple(UnsupportedParameter(name, "dropped") for name in request.extra)
 
-    def encode_request(self, request: Request) -> UpstreamRequest:
+    def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
             return self._responses_writer.encode_request(request)
@@ -421,7 +499,7 @@ class OpenAI:
             return False
         return self._worker_api == "responses" or request.source == RESPONSES_SOURCE
 
-    def _remove_foreign_extra(self, request: Request) -> Request:
+    def _remove_foreign_extra(self, request: AnyRequest) -> AnyRequest:
         """The request without fields that only workers of another protocol may get."""
         if not request.extra or request.source in ("", self.name):
             return request
@@ -459,17 +537,54 @@ class OpenAI:
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
+    def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if isinstance(request, EmbeddingRequest):
-            return EmbeddingDecoder(request)
-        if self._uses_responses_api(request):
-            return ResponsesDecoder(request)
-        return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
+        match request:
+            case GenerationRequest() if self._uses_responses_api(request):
+                return ResponsesDecoder(request)
+            case GenerationRequest():
+                echoes = self._request_writer.expects_echo(request)
+                return GenerationDecoder(request, echoes=echoes)
+            case EmbeddingRequest():
+                return EmbeddingDecoder(request)
+            case RerankRequest():
+                return RerankDecoder(request)
+            case TokenizeRequest():
+                return TokenizeDecoder()
+            case _:
+                return DetokenizeDecoder()
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return errors.read_worker_error(status, headers, body)
+
+
+def _adapt_error_response(reply: HttpResponse, error: GatewayError, operation: str) -> HttpResponse:
+    """The error of an endpoint that OpenAI's API does not have.
+
+    Cohere's clients read ``message`` of the body itself. A model without a tokenizer is a 501.
+    """
+    if operation in _COHERE_OPERATIONS:
+        body = msgspec.json.decode(reply.body)
+        body = {"message": body["error"]["message"], **body}
+        return msgspec.structs.replace(reply, body=_encode(body))
+    if operation in _TOKENIZER_OPERATIONS and type(error) is UnsupportedFeature:
+        body = msgspec.json.decode(reply.body)
+        body["error"]["type"] = "not_implemented_error"
+        return msgspec.structs.replace(reply, status=501, body=_encode(body))
+    return reply
+
+
+def _create_rerank_encoder(
+    operation: str, style: ResponseStyle, request: RerankRequest, context: ResponseContext
+) -> ResponseEncoder:
+    match operation:
+        case "score":
+            return ScoreEncoder(style, context)
+        case "ranking":
+            return RankingEncoder(style, context)
+        case _:
+            return RerankEncoder(style, request, context, "2" if operation == "rerank_v2" else "1")
 
 
 def _build_json_response(body: Any) -> HttpResponse:

@@ -13,11 +13,11 @@ from protocols.core.errors import GatewayError
 from protocols.core.interfaces import PromptRenderer, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import GenerationRequest, Request
-from protocols.triton import decoder, errors, model_config, requests
+from protocols.triton import decoder, errors, model_config
 from protocols.triton.decoder import GenerateDecoder
 from protocols.triton.formats import JSON_HEADERS
 from protocols.triton.model_config import PACKED_PARAMETERS, ModelAdapter, WorkerModel
-from protocols.triton.params import PROMPT_INPUT, TritonProfile
+from protocols.triton.params import GUIDE_PARAM_NAMES, PROMPT_INPUT, TritonProfile
 
 _encode = msgspec.json.Encoder().encode
 _VERSIONED_MODEL: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
@@ -145,7 +145,7 @@ def _split_version(model: str) -> tuple[str, str]:
 def _check_fields(fields: Mapping[str, str], profile: TritonProfile) -> None:
     known = {
         *profile.inputs, *(one.name for one in profile.outputs), *profile.stream_flags,
-        *(row.wire for row in profile.parameters), *requests.GUIDE_PARAM_NAMES[profile.guide_style],
+        *(row.wire for row in profile.parameters), *GUIDE_PARAM_NAMES[profile.guide_style],
     }  # fmt: skip
     if unknown := fields.keys() - known:
         names, listed = ", ".join(sorted(unknown)), ", ".join(sorted(known))

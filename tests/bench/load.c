@@ -8,13 +8,18 @@
 //   clients=32     how many connections                 count=1000   how many requests at most
 //   seconds=2      how long requests are begun          grace=10     how long the last may then take
 //   tokens=100     how many an answer must have         end=TEXT     what must come behind the last
+//   tls=0          1: over TLS, without a check of the certificate
 //   rate=0         requests a second, whoever waits (an open loop, in which a time begins when its
 //                  request was due); 0: each client asks anew when it is answered (a closed loop)
 //
 // An answer is right when its status is 200, its tokens are 0, 1, 2 … up to exactly as many as
-// wanted, and it came to its end. Whatever else comes is an error, and `why` names the last one.
+// wanted, and it came to its end. Whatever else comes is an error, and `last_error` names the last one.
 // Times are in microseconds. See worker.c for what a token is.
 #define _GNU_SOURCE
+#ifdef WITH_TLS
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -29,15 +34,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEAD = 16384, TAIL = 32, DIGITS = 17, EVENTS = 256, MOST = 4000000 };
+enum { HEAD = 16384, TAIL = 32, DIGITS = 17, EVENTS = 256, MOST = 4000000, RECORD = 16384 };
 enum state { HEADING, SIZE, DATA, DATA_END, LAST, PLAIN };
 enum outcome { ON, COMPLETE, BROKEN };
 
 struct client {
-    int fd, connecting, busy, status, closes, tokens, wrong, digits, tail_size;
+    void *tls;
+    int handshaking, blocked, fd, connecting, busy, status, closes, tokens, wrong, digits, tail_size;
     long request;
     enum state state;
-    long head_size, left, begun, first, last, value;
+    long sent, head_size, left, begun, first, last, value;
     char head[HEAD], tail[TAIL];
 };
 
@@ -50,7 +56,7 @@ struct measured {
 static struct measured latency = {.name = "latency"}, first_token = {.name = "first_token"};
 static struct measured gap = {.name = "gap"}, on_the_way = {.name = "token"};
 static long begun, completed, errors, all_tokens, count = 1000, opens, until;
-static int port, poller, wanted = 1, clients = 1;
+static int port, poller, wanted = 1, clients = 1, tls = 0;
 static double seconds = 2, grace = 10, rate = 0;
 static const char *end = "", *why = "";
 static struct { const char *data; long size; } *requests;
@@ -83,6 +89,68 @@ static void print(struct measured *one) {
         v[n / 2], v[(long)(n * .9)], v[(long)(n * .99)], v[n - 1]);
 }
 
+// --- TLS -----------------------------------------------------------------------------------------
+
+#ifdef WITH_TLS
+
+static SSL_CTX *tls_context;
+
+static int is_pending(struct client *c, int result) {    // whether to try again later
+    int error = SSL_get_error(c->tls, result);
+    ERR_clear_error();
+    return error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE;
+}
+
+static void start_tls(struct client *c) {
+    if (!tls_context) tls_context = SSL_CTX_new(TLS_client_method());
+    if (c->tls) SSL_free(c->tls);
+    c->tls = SSL_new(tls_context);
+    SSL_set_mode(c->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_set_fd(c->tls, c->fd);
+    c->handshaking = 1;
+}
+
+static int handshake(struct client *c) {    // 1: it is complete; 0: more is to come; -1: it failed
+    int result = SSL_connect(c->tls);
+    if (result != 1) return is_pending(c, result) ? 0 : -1;
+    c->handshaking = 0;
+    return 1;
+}
+
+static long write_some(struct client *c, const char *data, long size) {
+    if (!tls) return send(c->fd, data, size, MSG_NOSIGNAL);
+    int written = SSL_write(c->tls, data, size);
+    if (written > 0) return written;
+    errno = is_pending(c, written) ? EAGAIN : EPIPE;
+    return -1;
+}
+
+static long read_some(struct client *c, char *data, long size) {
+    if (!tls) return recv(c->fd, data, size, 0);
+    long total = 0;
+    while (size - total >= RECORD) {    // whole records: the rest of one in OpenSSL's buffer wakes nobody
+        int got = SSL_read(c->tls, data + total, size - total);
+        if (got > 0) {
+            total += got;
+            continue;
+        }
+        if (total) break;
+        if (!is_pending(c, got)) return 0;
+        errno = EAGAIN;
+        return -1;
+    }
+    return total;
+}
+
+#else
+
+static void start_tls(struct client *c) { (void)c; exit(2); }
+static int handshake(struct client *c) { (void)c; return -1; }
+static long write_some(struct client *c, const char *data, long size) { return send(c->fd, data, size, MSG_NOSIGNAL); }
+static long read_some(struct client *c, char *data, long size) { return recv(c->fd, data, size, 0); }
+
+#endif
+
 // --- asking --------------------------------------------------------------------------------------
 
 static void dial(struct client *c) {
@@ -94,6 +162,7 @@ static void dial(struct client *c) {
     connect(c->fd, (void *)&address, sizeof address);
     epoll_ctl(poller, EPOLL_CTL_ADD, c->fd, &event);
     c->connecting = 1;
+    c->handshaking = c->blocked = 0;
     opens++;
 }
 
@@ -105,14 +174,26 @@ static int may_ask(void) {
     return begun < count && now() < until && (!rate || due() <= now());
 }
 
-static void send_request(struct client *c) {
+static void watch(struct client *c, unsigned events) {
+    struct epoll_event event = {events, {.ptr = c}};
+    epoll_ctl(poller, EPOLL_CTL_MOD, c->fd, &event);
+}
+
+static void send_request(struct client *c) {    // what the socket does not take now is sent when it can
     const char *data = requests[c->request].data;
-    // a request that is larger than the socket takes is sent by and by, as a blocking one would be
-    for (long sent = 0, size = requests[c->request].size; sent < size;) {
-        long more = send(c->fd, data + sent, size - sent, MSG_NOSIGNAL);
-        if (more > 0) sent += more;
-        else if (errno != EAGAIN) break;
+    long size = requests[c->request].size;
+    while (c->sent < size) {
+        long more = write_some(c, data + c->sent, size - c->sent);
+        if (more <= 0) {
+            if (errno != EAGAIN) return;    // reading tells why
+            c->blocked = 1;
+            watch(c, EPOLLIN | EPOLLOUT);
+            return;
+        }
+        c->sent += more;
     }
+    if (c->blocked) watch(c, EPOLLIN);
+    c->blocked = 0;
 }
 
 static void ask(struct client *c) {
@@ -120,10 +201,10 @@ static void ask(struct client *c) {
     c->request = begun++ % request_count;
     c->busy = 1;
     c->state = HEADING;
-    c->head_size = c->tokens = c->wrong = c->tail_size = 0;
+    c->sent = c->head_size = c->tokens = c->wrong = c->tail_size = 0;
     c->digits = -1;
     c->first = c->last = 0;
-    if (!c->connecting) send_request(c);
+    if (!c->connecting && !c->handshaking) send_request(c);
 }
 
 static void fail(const char *what) {
@@ -236,16 +317,31 @@ static void hang_up(struct client *c) {
     dial(c);
 }
 
+static void finish_handshake(struct client *c) {
+    int how = handshake(c);
+    if (how > 0 && c->busy) send_request(c);
+    if (how < 0) {
+        if (c->busy) answered(c, BROKEN);
+        close(c->fd);
+    }
+}
+
 static void connected(struct client *c) {
-    struct epoll_event event = {EPOLLIN, {.ptr = c}};
-    epoll_ctl(poller, EPOLL_CTL_MOD, c->fd, &event);
+    watch(c, EPOLLIN);
     c->connecting = 0;
-    if (c->busy) send_request(c);
+    if (tls) {
+        start_tls(c);
+        finish_handshake(c);
+    } else if (c->busy) send_request(c);
 }
 
 static void readable(struct client *c) {
     static char data[262144];
-    long size = recv(c->fd, data, sizeof data, 0), at = now();
+    if (c->handshaking) {
+        finish_handshake(c);
+        return;
+    }
+    long size = read_some(c, data, sizeof data), at = now();
     if (size < 0 && errno == EAGAIN) return;
     if (size <= 0) {
         int ended = size == 0 && c->state == PLAIN && c->left < 0;    // its length was not told
@@ -285,6 +381,7 @@ static void run(struct client *all) {
         for (int i = 0; i < found; i++) {
             struct client *c = events[i].data.ptr;
             if (c->connecting && events[i].events & EPOLLOUT) connected(c);
+            else if (c->blocked && events[i].events & EPOLLOUT) send_request(c);
             if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
         }
     }
@@ -303,6 +400,7 @@ static void told(char *word) {
     else if (!strcmp(word, "tokens")) wanted = atoi(value);
     else if (!strcmp(word, "end")) end = value;
     else if (!strcmp(word, "rate")) rate = atof(value);
+    else if (!strcmp(word, "tls")) tls = atoi(value);
     else exit(2);
 }
 
@@ -341,7 +439,7 @@ int main(int words, char **word) {
     origin = now();
     until = origin + (long)(seconds * 1e6);
     run(calloc(clients, sizeof(struct client)));
-    printf("{\"completed\":%ld,\"errors\":%ld,\"why\":\"%s\",\"tokens\":%ld,\"connections\":%ld,\"seconds\":%.4f",
+    printf("{\"completed\":%ld,\"errors\":%ld,\"last_error\":\"%s\",\"tokens\":%ld,\"connections\":%ld,\"seconds\":%.4f",
         completed, errors, why, all_tokens, opens, (now() - origin) / 1e6);
     for (int i = 0; i < 4; i++) print(all[i]);
     printf("}\n");

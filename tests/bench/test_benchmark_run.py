@@ -8,27 +8,36 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.bench import process, running
-from tests.bench.load_generator import Load
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
-from tests.bench.running import Plan, lock_machine, run
-from tests.bench.targets import OPENAI, Gateway, Seat, Start, make_constant
+from tests.bench import interlingua, process, runner
+from tests.bench.gateways import OPENAI, Gateway, LaunchCommand, LaunchContext, make_constant
+from tests.bench.interlingua import (
+    AIOHTTP_SERVER,
+    ALL_FEATURES,
+    BARE_SERVER,
+    INTERLINGUA,
+    MANY_MODELS_AND_KEYS,
+)
+from tests.bench.loads import OPEN, Kind, Load, Traffic
+from tests.bench.runner import Plan, lock_machine, run
 
+KINDS: tuple[Kind, ...] = ("repeated", "images", "embeddings")
 WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
 LOADS = [WHOLE, STREAM]
-ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for it")
+DIRECT = replace(interlingua.DIRECT, loads=None)
+ECHO = replace(BARE_SERVER, loads=None)
+ABSENT = Gateway(name="absent", start=None, version=lambda: None, install_hint="ask for it")
 
 
 @pytest.fixture(autouse=True)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
-    monkeypatch.setattr(running, "CACHE", tmp_path)
-    monkeypatch.setattr(running, "_WATCHED", 0.01)
+    monkeypatch.setattr(runner, "CACHE", tmp_path)
+    monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
 
-def make_failing_start(said: str) -> Callable[[Seat], Start]:
-    return lambda seat: Start([sys.executable, "-c", said])
+def make_failing_start(said: str) -> Callable[[LaunchContext], LaunchCommand]:
+    return lambda context: LaunchCommand([sys.executable, "-c", said])
 
 
 def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
@@ -37,9 +46,8 @@ def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
         loads=LOADS,
         rounds=rounds,
         seconds=seconds,
-        group=2,
-        tries=2,
-        streams=False,
+        group_size=2,
+        attempts=2,
     )
 
 
@@ -49,34 +57,70 @@ def test_every_gateway_runs_every_supported_load() -> None:
         name="fails",
         start=make_failing_start("raise SystemExit(1)"),
         version=make_constant("1"),
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
     found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
 
     keys = found.measured()
     both = [(DIRECT.name, OPENAI.name, load) for load in ("whole", "stream")]
-    assert sorted(keys) == sorted([(ECHO.name, OPENAI.name, "whole"), *both])
+    assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "whole"), *both])
     assert {sample.round for sample in found.samples} == {1, 2}
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(sample.cpu > 0 for sample in found.samples)
     assert {one.load for one in found.samples if one.ratio is not None} == {"whole"}
-    assert found.baseline == ECHO.name
+    assert found.baseline == BARE_SERVER.name
     assert found.missing["absent"] == "not installed: ask for it"
     assert found.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
-    assert said[0] == "round 1 of 2"
+    assert said[:2] == ["absent is left out: not installed: ask for it", "round 1 of 2"]
 
 
 @pytest.mark.slow
 def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
-    repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
-    both = replace(make_plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
-    found = run(both, lambda _: None)
+    every = [
+        *LOADS,
+        *(
+            replace(load, name=f"{kind} {load.form}", traffic=Traffic(kind=kind, size=200_000))
+            for load in LOADS
+            for kind in KINDS
+            if kind != "embeddings" or load is WHOLE
+        ),
+        replace(WHOLE, name="tools", traffic=Traffic(tools=1)),
+        replace(STREAM, name="streamed tools", traffic=Traffic(tools=1)),
+        replace(WHOLE, name="tls", tls=True, gateways=frozenset({INTERLINGUA.name})),
+    ]
+    variants = [
+        replace(one, loads=frozenset({"whole", "stream"}))
+        for one in (AIOHTTP_SERVER, ALL_FEATURES, MANY_MODELS_AND_KEYS)
+    ]
+    plan = replace(make_plan(INTERLINGUA, *variants), loads=every)
+    found = run(plan, lambda _: None)
     assert not found.missing
     keys = found.measured()
-    assert len(keys) == 4 * (len(OURS.ways) + len(REFERENCE.ways))
+    assert {key[0] for key in keys} == {one.name for one in plan.gateways}
+    assert {key[2] for key in keys} == {load.name for load in every}
+    assert {key[1] for key in keys} == {pair.name for pair in INTERLINGUA.pairs}
     assert [found.errors(key) for key in keys] == [0] * len(keys)
-    assert all(one.memory > 1 and one.after > 1 and one.seconds > 0 for one in found.starts)
-    assert len(found.starts) == 2
+    assert all(one.memory > 1 and one.memory_after > 1 and one.seconds > 0 for one in found.starts)
+    assert len(found.starts) == len(plan.gateways)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+def test_open_streams_and_processes_are_measured(
+    monkeypatch: pytest.MonkeyPatch, *, apart: bool
+) -> None:
+    small = replace(OPEN, clients=50, count=50, pace=100_000)
+    monkeypatch.setattr(runner, "OPEN", small)
+    monkeypatch.setattr(runner, "_SCALING_ROUNDS", 1)
+    monkeypatch.setattr(runner, "_APART", 2 if apart else 1_000)
+    plan = replace(make_plan(DIRECT), loads=[], open_streams=[INTERLINGUA, ABSENT], scaling=True)
+    found = run(plan, lambda _: None)
+    [streams] = found.open_streams
+    assert (streams.gateway, streams.streams) == (INTERLINGUA.name, 50)
+    assert streams.per_stream > 1
+    assert [one.processes for one in found.scaling] == [1, 2]
+    assert [one.apart for one in found.scaling] == [apart, apart]
+    assert found.compute_scaling() is not None
 
 
 def test_order_of_gateways_is_reversed_every_round() -> None:
@@ -104,9 +148,11 @@ def test_gateway_with_incorrect_responses_is_not_measured() -> None:
     )
     wrong = Gateway(
         name="wrong",
-        start=lambda seat: Start([sys.executable, "-c", script.format(port=seat.port)]),
+        start=lambda context: LaunchCommand(
+            [sys.executable, "-c", script.format(port=context.port)]
+        ),
         version=make_constant("1"),
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
     found = run(make_plan(wrong), lambda _: None)
     assert found.samples == []

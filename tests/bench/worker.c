@@ -1,11 +1,12 @@
-// A worker that costs next to nothing: OpenAI's chat and Triton's generate, from one epoll loop.
+// A worker of low cost: OpenAI's chat and embeddings and Triton's generate, from one epoll loop.
 //
 //   worker TOKENS SECONDS RESPONSES      prints its port, and ends by itself after so many seconds
 //
 //   POST …/chat/completions    a whole answer, or a stream where the body has "stream": true
 //   POST …/generate            a whole answer        POST …/generate_stream    a stream
+//   POST …/embeddings          a vector for each input, in base64 where the body asks for that
 //   GET  /_pace/MICROSECONDS   one token of each stream every so often; 0: all of it at once
-//   GET  /_told                {"requests": …, "streams": …, "connections": …}
+//   GET  /_stats               {"requests": …, "streams": …, "connections": …, "open_streams": …}
 //   GET  anything else         200, as a health check wants it
 //
 // Each token is " @", its number in the stream (3 digits), and the time (14 digits, microseconds of
@@ -28,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 16384, INPUT = 2 << 20, EVENTS = 512, IDLE = -1, TEMPLATES = 128, WORDS = 64, MODEL = 64 };
+enum { MOST = 16384, INPUT = 32 << 20, EVENTS = 512, IDLE = -1, TEMPLATES = 128, WORDS = 64, MODEL = 64, VECTORS = 16, DIMENSIONS = 384 };
 enum slot { HEAD, WHOLE, OPEN, FIRST, TOKEN, LAST, USAGE, SLOTS };
 enum placeholder { WORD_TOKEN = 14, ASCII_TOKEN, BARE_TOKEN, LONG_TEXT, ASCII_TEXT, ID, CREATED, STARTED,
     MODEL_NAME, PADDING, FOUR_DIGITS, TOKEN_COUNT, PROMPT_COUNT, TOTAL_COUNT, DURATION, DATE, LINE_END };
@@ -54,6 +55,7 @@ static struct template templates[TEMPLATES];
 static const char *words[2][WORDS];    // as they are in JSON, and with its escapes alone
 static int template_count, word_count;
 static unsigned long state = 88172645463325252;
+static char *vectors[2][VECTORS];    // as numbers, and as base64 in quotes
 
 static long now(void) {
     struct timespec t;
@@ -200,6 +202,49 @@ static long fill(struct connection *c, const char *template, char *to) {
     return to - from;
 }
 
+// --- vectors -------------------------------------------------------------------------------------
+
+static char *encode_base64(const unsigned char *data, long size) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char *text = malloc(size / 3 * 4 + 3), *to = text;    // the size is a multiple of three
+    *to++ = '"';
+    for (long i = 0; i < size; i += 3) {
+        unsigned three = data[i] << 16 | data[i + 1] << 8 | data[i + 2];
+        for (int shift = 18; shift >= 0; shift -= 6) *to++ = letters[three >> shift & 63];
+    }
+    strcpy(to, "\"");
+    return text;
+}
+
+static void make_vectors(void) {
+    for (int i = 0; i < VECTORS; i++) {
+        float values[DIMENSIONS];
+        char *text = malloc(DIMENSIONS * 16), *to = text;
+        for (int k = 0; k < DIMENSIONS; k++) {
+            values[k] = (float)((long)draw(200001) - 100000) / 1000000;
+            to += sprintf(to, "%c%.9g", k ? ',' : '[', values[k]);
+        }
+        strcpy(to, "]");
+        vectors[0][i] = text;
+        vectors[1][i] = encode_base64((void *)values, sizeof values);
+    }
+}
+
+// How many strings a JSON array of strings has; one for a single string.
+static long count_strings(const char *value) {
+    long count = 0;
+    int quoted = 0, array = *value == '[';
+    for (; *value && (quoted || *value != ']'); value++) {
+        if (quoted && *value == '\\') value++;
+        else if (*value == '"') {
+            count += !quoted;
+            quoted = !quoted;
+            if (!quoted && !array) break;
+        }
+    }
+    return count;
+}
+
 // --- answers -------------------------------------------------------------------------------------
 
 static char filled[1 << 17];
@@ -257,9 +302,10 @@ static void stream(struct connection *c) {
 
 // --- requests ------------------------------------------------------------------------------------
 
-static void told(struct connection *c) {
-    char body[128];
-    whole(c, "", body, sprintf(body, "{\"requests\":%ld,\"streams\":%ld,\"connections\":%ld}", requests, streams, opened));
+static void write_stats(struct connection *c) {
+    char body[160];
+    whole(c, "", body, sprintf(body, "{\"requests\":%ld,\"streams\":%ld,\"connections\":%ld,\"open_streams\":%d}",
+        requests, streams, opened, streaming));
 }
 
 // The value of a member of a JSON body, or NULL; in a string, its quotes would be escaped.
@@ -281,6 +327,27 @@ static void copy_model(struct connection *c, const char *from, char end) {
     c->model[size] = 0;
 }
 
+// Whether the answer is a call of a tool: the request has tools, and no tool's result yet.
+static int calls_tool(const char *body, long size) {
+    return member(body, size, "\"tools\"") && !memmem(body, size, "\"tool_call_id\"", 14);
+}
+
+static void embed(struct connection *c, const char *body, long size) {
+    const char *input = member(body, size, "\"input\""), *format = member(body, size, "\"encoding_format\"");
+    long count = input ? count_strings(input) : 0, from;
+    int base64 = format && !strncmp(format, "\"base64", 7);
+    char head[512], *data = malloc(count * (DIMENSIONS * 16 + 64) + 512), *to = data;
+    to += sprintf(to, "{\"id\":\"embd-%s\",\"object\":\"list\",\"created\":%ld,\"model\":\"%s\",\"data\":[", c->id, c->started, c->model);
+    for (from = 0; from < count; from++) {
+        to += sprintf(to, "%s{\"index\":%ld,\"object\":\"embedding\",\"embedding\":", from ? "," : "", from);
+        to = stpcpy(stpcpy(to, vectors[base64][draw(VECTORS)]), "}");
+    }
+    to += sprintf(to, "],\"usage\":{\"prompt_tokens\":%ld,\"total_tokens\":%ld}}", size / 4, size / 4);
+    fill(c, c->slots[HEAD], head);
+    whole(c, head, data, to - data);
+    free(data);
+}
+
 static void respond(struct connection *c, char *line, long length, const char *body, long size) {
     static const char inference[] = "/v2/models/";
     char *generate = memmem(line, length, "/generate", 9), *path = memmem(line, length, inference, sizeof inference - 1);
@@ -289,6 +356,7 @@ static void respond(struct connection *c, char *line, long length, const char *b
     copy_model(c, !generate && model ? model + 1 : model, generate ? '/' : '"');
     const char *variant = is_true(body, size, "\"logprobs\"") ? "+logprobs" : "";
     long named = strlen(c->model);
+    if (!generate && calls_tool(body, size)) variant = "+tools";
     if (streamed && !*variant && named > 2 && !strcmp(c->model + named - 2, "-4")) variant = "+obfuscation";
     choose_templates(c, generate ? "generate" : memmem(line, length, "/chat/", 6) ? "chat" : "text", variant);
     sprintf(c->id, "%016lx%016lx", draw(-1UL), draw(-1UL));
@@ -297,7 +365,8 @@ static void respond(struct connection *c, char *line, long length, const char *b
     c->generates = generate != NULL;
     c->wants_usage = is_true(body, size, "\"include_usage\"");
     c->token = 0;
-    if (streamed) stream(c);
+    if (memmem(line, length, "/embeddings", 11)) embed(c, body, size);
+    else if (streamed) stream(c);
     else answer(c);
 }
 
@@ -307,8 +376,8 @@ static void serve(struct connection *c, char *line, char *body, long size) {
     if (!strncmp(line, "GET /_pace/", 11)) {
         pace = atol(line + 11);
         whole(c, "", "{}", 2);
-    } else if (!strncmp(line, "GET /_told", 10)) {
-        told(c);
+    } else if (!strncmp(line, "GET /_stats", 11)) {
+        write_stats(c);
     } else if (!strncmp(line, "GET ", 4)) {
         whole(c, "", models, sizeof models - 1);
     } else {
@@ -416,6 +485,7 @@ int main(int count, char **argument) {
     alarm(atoi(argument[2]));
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     read_templates(argument[3]);
+    make_vectors();
     poller = epoll_create1(0);
     int listener = listening();
     struct epoll_event first = {EPOLLIN, {.fd = listener}}, events[EVENTS];

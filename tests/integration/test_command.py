@@ -147,7 +147,7 @@ def test_port_in_use_ends_the_start_with_an_error(commands: list[Command], file:
         assert command.ended() == 1
 
     assert "can't listen" in command.said()
-    assert f"change the address in {file}" in command.said()
+    assert f"change it in {file}" in command.said()
     assert "Traceback" not in command.said()
 
 

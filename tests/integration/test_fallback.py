@@ -8,7 +8,7 @@ import pytest
 
 from gateway.pipeline.strategies import apply_model_settings
 from gateway.routing.router import Route
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 from tests.conftest import Serve
 from tests.fakes import ScriptedWorker, make_reply
 
@@ -288,7 +288,7 @@ async def test_passthrough_body_is_only_decoded_for_a_fallback(
 ) -> None:
     read: list[str] = []
 
-    def reading(request: Request, route: Route, *rest: Any) -> Request:
+    def reading(request: AnyRequest, route: Route, *rest: Any) -> AnyRequest:
         read.append(route.target_name)
         return apply_model_settings(request, route, *rest)
 

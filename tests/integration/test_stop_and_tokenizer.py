@@ -88,16 +88,16 @@ async def test_tokenizer_request_for_a_backend_without_tokenizer_returns_422(
     answer = await send_post(gateway, "/v1/tokenizer", {"inputs": "hi", "model": "far"})
 
     assert answer.status_code == 422
-    assert answer.json()["error"] == "the model 'far' does not support tokenization"
+    assert answer.json()["error"] == "The model does not support the Tokenize API."
 
 
 async def test_tokenizer_request_is_bounded_by_the_timeout_header(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(text: str, context: object) -> None:
+    async def never(prepared: object, context: object) -> None:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(gateway.app.backends["slow"], "tokenize", never)
+    monkeypatch.setattr(gateway.app.backends["slow"], "send_unary", never)
     answer = await gateway.http.post(
         "/v1/tokenizer",
         json={"inputs": "hi", "model": "slow"},

@@ -130,9 +130,10 @@ class WorkerResponse(Struct):
     def summary(self) -> str:
         """What went wrong, in one line."""
         error_text = str(self.error) if self.error is not None else "no answer"
-        notes = "; ".join(getattr(self.error, "__notes__", ()))
+        worker_text = "" if self.error is None else self.error.worker_text
         status = f"{self.status}: " if self.status not in (0, 200) else ""
-        return f"{status}{error_text}" + (f" ({notes})" if notes else "")
+        note = f" (the worker said: {worker_text})" if worker_text not in error_text else ""
+        return f"{status}{error_text}{note}"
 
 
 class WorkerClient:
@@ -415,7 +416,9 @@ def _encode_response(
     )
     context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
     response_context = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
-    encoder = client.create_encoder(call, client.decode_request(call), response_context)
+    encoder = client.create_encoder(
+        call, cast("Request", client.decode_request(call)), response_context
+    )
     if request.stream:
         return encoder.encode_events(_EVENTS)
     return encoder.encode_unary(aggregate(_EVENTS)).body

@@ -28,7 +28,7 @@ class Person(BaseModel):
     age: int
 
 
-@function_tool
+@function_tool  # type: ignore[untyped-decorator, unused-ignore]
 def get_weather(city: str) -> str:
     """The weather in a city."""
     return f"sunny in {city}"

@@ -20,6 +20,7 @@ from backends.torch.backend import TorchBackend
 from protocols.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
+    InvalidParameter,
     Overloaded,
     StreamBroken,
     UnsupportedFeature,
@@ -27,22 +28,29 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.events import (
+    DetokenizedText,
     Event,
     StreamEnd,
     StreamStart,
     TextDelta,
     Timing,
+    TokenList,
     ToolCallDelta,
     ToolCallStart,
     Usage,
 )
 from protocols.core.request import (
+    AnyRequest,
+    DetokenizeRequest,
     EmbeddingRequest,
     GenerationRequest,
-    Request,
+    Message,
+    RerankRequest,
     ResponseOptions,
     SamplingParams,
     StopConditions,
+    TextPart,
+    TokenizeRequest,
     Tool,
 )
 
@@ -66,7 +74,7 @@ def make_request(**fields: Any) -> GenerationRequest:
     return GenerationRequest(**given)
 
 
-async def collect_events(backend: TorchBackend, asked: Request) -> list[Event]:
+async def collect_events(backend: TorchBackend, asked: AnyRequest) -> list[Event]:
     return [
         e async for _, batch in backend.send(PreparedRequest(asked), make_context()) for e in batch
     ]
@@ -229,20 +237,50 @@ async def test_closing_the_stream_frees_its_batch_slots(backend: TorchBackend) -
 
 async def test_tokenize_returns_token_ids_and_texts(backend: TorchBackend) -> None:
     """A token for each byte; a character stands with its last."""
-    got = await backend.tokenize("né<eos>", make_context())
+    got = await collect_events(backend, TokenizeRequest(model="m", prompt="né<eos>"))
 
-    assert got == [(ord("n"), "n"), (0xC3, ""), (0xA9, "é"), (257, "")]
+    assert got == [
+        TokenList((ord("n"), 0xC3, 0xA9, 257), ("n", "", "é", ""), 128),
+        StreamEnd(),
+    ]
+
+
+async def test_conversation_is_tokenized_with_the_chat_template(backend: TorchBackend) -> None:
+    turn = Message("user", (TextPart("hi"),))
+    request = TokenizeRequest(model="m", messages=(turn,))
+
+    [found, _] = await collect_events(backend, request)
+
+    assert found == TokenList(tuple(b"<user>hi<assistant>"), tuple("<user>hi<assistant>"), 128)
+
+
+async def test_tokens_are_detokenized(backend: TorchBackend) -> None:
+    got = await collect_events(backend, DetokenizeRequest(model="m", token_ids=(0x68, 0xC3, 0xA9)))
+
+    assert got == [DetokenizedText("hé"), StreamEnd()]
+
+
+async def test_token_id_outside_of_the_vocabulary_is_rejected(backend: TorchBackend) -> None:
+    with pytest.raises(InvalidParameter, match=r"tokens\[1\] is 259; .* between 0 and 258"):
+        await collect_events(backend, DetokenizeRequest(model="m", token_ids=(1, 259)))
+
+
+async def test_generating_model_rejects_reranking_by_name(backend: TorchBackend) -> None:
+    request = RerankRequest(model="m", queries=("q",), documents=("d",))
+
+    with pytest.raises(UnsupportedFeature, match=r"Rerank \(Score\) API.*generates text only"):
+        await collect_events(backend, request)
 
 
 async def test_engine_crash_during_tokenize_raises_worker_failed(tiny_folder: Path) -> None:
     own = TorchBackend(path=str(tiny_folder), threads=1)
     await own.start()
-    await own.tokenize("", make_context())
+    await collect_events(own, TokenizeRequest(model="m", prompt=""))
     process = own.process
     assert process is not None
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    asking = asyncio.ensure_future(own.tokenize("a", make_context()))
+    asking = asyncio.ensure_future(collect_events(own, TokenizeRequest(model="m", prompt="a")))
     await asyncio.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
 

@@ -17,16 +17,20 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
+from protocols.core.events import TokenList
 from protocols.core.request import (
+    AnyRequest,
+    DetokenizeRequest,
     EmbeddingRequest,
     GenerationRequest,
     ImagePart,
     LogprobsOptions,
     Message,
     NamedTool,
-    Request,
+    RerankRequest,
     StopConditions,
     TextPart,
+    TokenizeRequest,
     Tool,
 )
 
@@ -45,7 +49,7 @@ def make_chat(text: str = "say hi", **fields: Any) -> GenerationRequest:
     return GenerationRequest(model="m", kind="chat", **fields)
 
 
-async def collect_response(backend: EchoBackend, request: Request) -> UnaryResponse:
+async def collect_response(backend: EchoBackend, request: AnyRequest) -> UnaryResponse:
     fold = ResponseAccumulator()
     async with aclosing(backend.send(PreparedRequest(request), CONTEXT)) as batches:
         async for _, batch in batches:
@@ -172,7 +176,27 @@ async def test_echo_returns_the_prompt_with_logprobs(
 
 
 async def test_echo_tokenizes_words() -> None:
-    assert await HELLO.tokenize("a b  c", CONTEXT) == [(0, "a"), (1, " b"), (2, " c")]
+    request = TokenizeRequest(model="m", prompt="a b  c")
+    answer = await collect_response(HELLO, request)
+    assert answer.tokens == TokenList((0, 1, 2), ("a", " b", " c"))
+
+
+async def test_echo_scores_documents_by_shared_words() -> None:
+    documents = ("green pear", "red apple", "red car", "")
+    one = RerankRequest(model="m", queries=("Red apple",), documents=documents)
+    pairs = RerankRequest(model="m", queries=("red", "green"), documents=("red", "red"))
+
+    answer = await collect_response(HELLO, one)
+
+    assert answer.scores == [0.0, 1.0, 0.5, 0.0]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 14
+    assert (await collect_response(HELLO, pairs)).scores == [1.0, 0.0]
+
+
+async def test_echo_rejects_detokenization() -> None:
+    with pytest.raises(UnsupportedFeature, match="Detokenize API"):
+        await collect_response(HELLO, DetokenizeRequest(model="m", token_ids=(1,)))
 
 
 async def test_echo_rejects_images() -> None:

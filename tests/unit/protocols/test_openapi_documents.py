@@ -59,6 +59,27 @@ def test_triton_schema_lists_the_tensors_of_the_profile() -> None:
     assert get_request_schema(Triton("plain"), "infer")["properties"]["inputs"]["items"] is False
 
 
+@pytest.mark.parametrize(
+    ("operation", "response", "required"),
+    [
+        ("rerank_v2", "RerankResponse", ["model", "query", "documents"]),
+        ("ranking", "RankingResponse", ["model", "query", "passages"]),
+        ("score", "ScoreResponse", ["model"]),
+        ("tokenize", "TokenizeResponse", ["model"]),
+        ("detokenize", "DetokenizeResponse", ["model", "tokens"]),
+    ],
+)
+def test_openai_schema_has_the_endpoints_of_reranking_and_tokenization(
+    operation: str, response: str, required: list[str]
+) -> None:
+    fragment = OpenAI().openapi_fragment()
+    content = fragment.operations[operation]["responses"]["200"]["content"]
+
+    assert content["application/json"]["schema"] == {"$ref": f"#/components/schemas/{response}"}
+    assert response in fragment.schemas
+    assert get_request_schema(OpenAI(), operation)["required"] == required
+
+
 def test_ovms_schema_lists_the_enabled_endpoints() -> None:
     assert "ready" not in list_operations(OVMS())
     assert {"server", "live", "ready", "model ready"} <= list_operations(OVMS(kserve=True)).keys()

@@ -30,12 +30,13 @@ from backends.torch.embeddings import (
     EmbeddingModel,
     PoolingConfig,
     load_encoder,
-    split_batches,
+    select_batch,
 )
 from backends.torch.ipc import (
     EmbedCommand,
     EmbeddingsEvent,
     EngineEvent,
+    PromptInput,
     RequestFailedEvent,
     RequestFinishedEvent,
     TokenizeCommand,
@@ -46,11 +47,40 @@ from backends.torch.settings import EngineSettings
 from tests.tiny_model import byte_tokenizer
 
 
-@given(st.lists(st.integers(1, MAX_BATCH_TOKENS), max_size=50))
-def test_batches_contain_every_text_once_within_the_token_limit(lengths: list[int]) -> None:
-    batches = split_batches(lengths)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(max(lengths[i] for i in b) * len(b) <= MAX_BATCH_TOKENS for b in batches)
+def list_batches(requests: list[list[int]]) -> list[list[tuple[int, int]]]:
+    """All batches of requests with inputs of these lengths: pairs of a request and a length."""
+    pending = [(number, sorted(lengths)) for number, lengths in enumerate(requests) if lengths]
+    batches = []
+    while pending:
+        batch = []
+        for request, position in select_batch([lengths for _, lengths in pending]):
+            number, lengths = pending[request]
+            batch.append((number, lengths.pop(position)))
+        batches.append(batch)
+        pending = [one for one in pending if one[1]]
+    return batches
+
+
+@given(st.lists(st.lists(st.integers(1, MAX_BATCH_TOKENS), max_size=20), max_size=5))
+def test_batches_contain_every_text_once_within_the_token_limit(
+    requests: list[list[int]],
+) -> None:
+    batches = list_batches(requests)
+    assert sorted(one for batch in batches for one in batch) == sorted(
+        (number, length) for number, lengths in enumerate(requests) for length in lengths
+    )
+    assert all(max(length for _, length in b) * len(b) <= MAX_BATCH_TOKENS for b in batches)
+
+
+def test_batch_has_the_first_request_and_what_fits_beside_it() -> None:
+    batches = list_batches([[900, 30], [1000, 20, 20], [30]])
+
+    assert batches == [
+        [(0, 900), (0, 30)],
+        [(1, 1000), (1, 20)],
+        [(1, 20)],
+        [(2, 30)],
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +131,7 @@ def test_embeddings_are_ordered_and_independent_of_the_batch(encoder: EmbeddingM
 
 def test_large_embedding_request_is_split_into_batches(encoder: EmbeddingModel) -> None:
     texts = tuple(chr(97 + n % 26) * n for n in range(1, 65))
-    assert len(split_batches([len(text) for text in texts])) > 1
+    assert len(list_batches([[len(text) for text in texts]])) > 1
     together = compute_vectors(encoder, EmbedCommand(1, texts))
     for n in (0, 1, 31, 63):
         assert np.allclose(
@@ -126,7 +156,9 @@ def test_instruction_is_prepended_and_token_ids_are_accepted(encoder: EmbeddingM
 
 def test_embedding_model_tokenizes_text(encoder: EmbeddingModel) -> None:
     told: list[EngineEvent] = []
-    EmbeddingEngine(encoder, 4, told.append, float).tokenize(TokenizeCommand(1, "aé"))
+    EmbeddingEngine(encoder, 4, told.append, float).tokenize(
+        TokenizeCommand(1, PromptInput(prompts=("aé",)))
+    )
     assert told == [TokensEvent(1, (ord("a"), 0xC3, 0xA9), ("a", "", "é"))]
 
 
@@ -135,7 +167,7 @@ def test_long_text_is_tokenized_in_the_background(encoder: EmbeddingModel) -> No
     is_ready = threading.Event()
     embedder = EmbeddingEngine(encoder, 4, events.append, lambda: 0.0, is_ready.set)
     embedder.submit(EmbedCommand(1, ("x" * 100_000,), max_tokens=-1))
-    embedder.tokenize(TokenizeCommand(2, "y" * 100_000))
+    embedder.tokenize(TokenizeCommand(2, PromptInput(prompts=("y" * 100_000,))))
     embedder.submit(EmbedCommand(3, ("y" * 100_000,), max_tokens=-1))
     embedder.cancel(3)
     while len(events) < 3:
@@ -215,17 +247,16 @@ def test_embedding_deadline_cancellation_and_queue_limit(encoder: EmbeddingModel
 def test_failed_batch_fails_only_its_request(encoder: EmbeddingModel, error: Exception) -> None:
     class Failing:
         def __init__(self) -> None:
-            self.config, self.device, self.calls = encoder.model.config, torch.device("cpu"), 0
+            self.config, self.device = encoder.model.config, torch.device("cpu")
 
         def __call__(self, **tensors: Any) -> Any:
-            self.calls += 1
-            if self.calls == 1:
+            if (tensors["input_ids"] == ord("!")).any():
                 raise error
             return encoder.model(**tensors)
 
     told: list[EngineEvent] = []
     embedder = EmbeddingEngine(encoder._replace(model=Failing()), 4, told.append, lambda: 0.0)
-    embedder.submit(EmbedCommand(1, TEXTS))
+    embedder.submit(EmbedCommand(1, ("fail!",)))
     embedder.submit(EmbedCommand(2, TEXTS))
     while embedder.step():
         pass

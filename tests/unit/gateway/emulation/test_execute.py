@@ -31,11 +31,11 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.request import (
+    AnyRequest,
     EmbeddingRequest,
     GenerationRequest,
     LogprobsOptions,
     Message,
-    Request,
     ResponseOptions,
     SamplingParams,
     StopConditions,
@@ -44,7 +44,7 @@ from protocols.core.request import (
 
 CONTEXT = RequestContext("r", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 
-Script = Callable[[Request], Sequence[Sequence[Event]]]
+Script = Callable[[AnyRequest], Sequence[Sequence[Event]]]
 
 
 class ScriptedBackend(Backend):
@@ -54,7 +54,7 @@ class ScriptedBackend(Backend):
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self.asked: list[tuple[Request, str]] = []
+        self.asked: list[tuple[AnyRequest, str]] = []
         self.said = 0
         """Batches that were taken."""
         self.running = 0
@@ -110,7 +110,7 @@ def make_plan(*paths: str) -> EmulationPlan:
 
 
 async def stream_batches(
-    backend: ScriptedBackend, request: Request, plan: EmulationPlan
+    backend: ScriptedBackend, request: AnyRequest, plan: EmulationPlan
 ) -> AsyncGenerator[Sequence[Event], None]:
     """The batches, in the form in which the sender of the request reports them."""
     items, process_events = send_emulated(backend, PreparedRequest(request), CONTEXT, plan)
@@ -120,7 +120,7 @@ async def stream_batches(
 
 
 async def collect_events(
-    backend: ScriptedBackend, request: Request, plan: EmulationPlan
+    backend: ScriptedBackend, request: AnyRequest, plan: EmulationPlan
 ) -> list[Event]:
     found: list[Event] = []
     async with aclosing(stream_batches(backend, request, plan)) as batches:
@@ -131,7 +131,7 @@ async def collect_events(
 
 
 async def collect_response(
-    backend: ScriptedBackend, request: Request, plan: EmulationPlan
+    backend: ScriptedBackend, request: AnyRequest, plan: EmulationPlan
 ) -> UnaryResponse:
     fold = ResponseAccumulator()
     fold.add(await collect_events(backend, request, plan))
@@ -294,7 +294,7 @@ async def test_echoed_prompt_and_suffix_are_not_searched_for_stop_strings() -> N
 # --- several at a time ----------------------------------------------------------------------------
 
 
-def echo_prompt_and_seed(request: Request) -> Sequence[Sequence[Event]]:
+def echo_prompt_and_seed(request: AnyRequest) -> Sequence[Sequence[Event]]:
     """Says the prompt back, with the seed."""
     assert isinstance(request, GenerationRequest)
     [prompt] = request.prompts
@@ -365,7 +365,7 @@ async def test_running_usage_is_summed_over_the_parts() -> None:
 
 
 async def test_stop_string_closes_only_its_own_part() -> None:
-    def script(request: Request) -> Sequence[Sequence[Event]]:
+    def script(request: AnyRequest) -> Sequence[Sequence[Event]]:
         prompt = request.prompts[0]  # type: ignore[union-attr]
         return [[TextDelta(f"{prompt}.")], [], [TextDelta("more")], [ChoiceEnd("eos"), StreamEnd()]]
 
@@ -394,7 +394,7 @@ async def test_stop_string_closes_only_its_own_part() -> None:
 
 
 async def test_embedding_inputs_are_fanned_out() -> None:
-    def script(request: Request) -> Sequence[Sequence[Event]]:
+    def script(request: AnyRequest) -> Sequence[Sequence[Event]]:
         assert isinstance(request, EmbeddingRequest)
         [text] = request.inputs
         return [[Embedding(0, (float(len(text)),)), StreamEnd()]]
@@ -408,7 +408,7 @@ async def test_embedding_inputs_are_fanned_out() -> None:
 
 
 async def test_scored_prompt_echo_is_assigned_to_its_choice() -> None:
-    def script(request: Request) -> Sequence[Sequence[Event]]:
+    def script(request: AnyRequest) -> Sequence[Sequence[Event]]:
         assert isinstance(request, GenerationRequest)
         assert request.echo
         return [[PromptEcho(0, str(request.prompts[0])), ChoiceEnd("eos"), StreamEnd()]]
@@ -424,7 +424,7 @@ async def test_scored_prompt_echo_is_assigned_to_its_choice() -> None:
 
 
 async def test_error_of_one_part_cancels_all_parts() -> None:
-    def script(request: Request) -> Sequence[Sequence[Event]]:
+    def script(request: AnyRequest) -> Sequence[Sequence[Event]]:
         assert isinstance(request, GenerationRequest)
         return (
             [[TextDelta("fail")]]

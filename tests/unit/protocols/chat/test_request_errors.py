@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import ClientRequest, Endpoint
-from protocols.core.request import Request
+from protocols.core.request import AnyRequest
 from protocols.openai.endpoints import OpenAI
 
 MakeCall = Callable[..., ClientRequest]
@@ -37,7 +37,7 @@ def decode_error(
 ) -> tuple[int, str | None, str | None]:
     """Status, code and param with which a call is refused."""
 
-    def read() -> Request:
+    def read() -> AnyRequest:
         dialect.read_routing_info(call)
         return dialect.decode_request(call)
 

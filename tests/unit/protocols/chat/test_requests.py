@@ -10,6 +10,7 @@ from protocols.core.errors import UnknownParameter
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     AllowedTools,
+    AnyRequest,
     AudioPart,
     ChoiceFormat,
     EmbeddingRequest,
@@ -25,7 +26,6 @@ from protocols.core.request import (
     ReasoningPart,
     RefusalPart,
     RegexFormat,
-    Request,
     TextPart,
     ToolCall,
     VideoPart,
@@ -48,7 +48,7 @@ CALLED = {
 ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "42"}
 
 
-def decode_request(make_call: MakeCall, variant: str, **fields: Any) -> Request:
+def decode_request(make_call: MakeCall, variant: str, **fields: Any) -> AnyRequest:
     return DIALECT.decode_request(make_call(variant, {**BODIES[variant], **fields}))
 
 

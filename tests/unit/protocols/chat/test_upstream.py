@@ -396,6 +396,11 @@ def test_prefix_option_changes_every_path() -> None:
         "/x/v3/responses",
         "/x/v3/responses/{response_id}",
         "/x/v3/responses/{response_id}/input_items",
+        "/x/v3/rerank",
+        "/x/v3/ranking",
+        "/x/v3/score",
+        "/x/v3/tokenize",
+        "/x/v3/detokenize",
         "/x/v3/models",
         "/x/v3/models/{model}",
     }

@@ -4,6 +4,10 @@ from typing import Any
 
 import pytest
 
+from protocols.core.aggregate import aggregate
+from protocols.core.events import StreamEnd, TokenList
+from protocols.core.request import TokenizeRequest
+
 PATH = "/v1/tokenizer"
 INVALID = "Inputs in request body is invalid."
 
@@ -37,7 +41,9 @@ def test_tokenizer_text_is_read_from_inputs(desk: Any) -> None:
     call = one.call(PATH, {"inputs": "hi"})
     assert call.endpoint.task == "tokenize"
     assert one.dialect.read_routing_info(call).model == "m"
-    assert one.dialect.read_text(call) == "hi"
+    request = one.dialect.decode_request(call)
+    assert isinstance(request, TokenizeRequest)
+    assert (request.model, request.prompt, request.return_texts) == ("m", "hi", True)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +59,11 @@ def test_tokenizer_response_lists_token_texts_and_count(
     desk: Any, body: Any, tokens: bytes
 ) -> None:
     """A token without a text is counted all the same."""
-    one = desk()
+    one = desk(model="m")
     call = one.call(PATH, {"inputs": "ab", **body})
-    reply = one.dialect.encode_tokens(call, [(1, ""), (7, "a"), (8, "b")])
+    encoder = one.dialect.create_encoder(call, one.dialect.decode_request(call), one.about("m"))
+    reply = encoder.encode_unary(aggregate([TokenList((1, 7, 8), ("", "a", "b")), StreamEnd()]))
     assert reply.body == b'{"token_number":3,"tokens":' + tokens + b"}"
     assert ("Connection", "close") in reply.headers
-    assert ("RequestUUID", "r1") in reply.headers
+    assert encoder.encode_events([]) == b""
+    assert ("RequestUUID", "r1") in encoder.headers()

@@ -1,0 +1,242 @@
+"""The conformance cases of reranking, scoring and tokenization on the OpenAI listener.
+
+The model ``mock`` scores a document by the share of its words that occur in the query, and its
+tokens are words.
+"""
+
+from typing import Any
+
+from tests.conformance.cases import Case
+
+QUERY = {"model": "mock", "query": "red apple", "documents": ["green pear", "red apple", "red car"]}
+RANKING = {
+    "model": "mock",
+    "query": {"text": "red apple"},
+    "passages": [{"text": text} for text in QUERY["documents"]],
+}
+PAIRS = {"model": "mock", "queries": "red apple", "documents": ["green pear", "red apple"]}
+
+
+def rerank(
+    id: str,  # noqa: A002 - a Case's field
+    path: str = "/rerank",
+    *,
+    given: dict[str, Any] | None = None,
+    **rest: Any,
+) -> Case:
+    """R, with what is given beside its fields or in their place."""
+    return Case(id, "POST", path, body=QUERY | (given or {}), **rest)
+
+
+def score(id: str, *, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+    """A score request."""
+    return Case(id, "POST", "/score", body={"model": "mock"} | given, **rest)
+
+
+def tokenize(id: str, *, given: dict[str, Any], **rest: Any) -> Case:  # noqa: A002 - as above
+    """A tokenize request."""
+    return Case(id, "POST", "/tokenize", body={"model": "mock"} | given, **rest)
+
+
+def rejected(param: str, status: int = 400) -> dict[str, Any]:
+    """The error that names a field."""
+    return {"status": status, "body_has": {"error": {"param": param}}}
+
+
+def result(index: int, score: float, text: str | None = None) -> dict[str, Any]:
+    """One result, with its document if it has one."""
+    found: dict[str, Any] = {"index": index, "relevance_score": score}
+    return found if text is None else {**found, "document": {"text": text}}
+
+
+BEST = result(1, 1.0, "red apple")
+ALL = [BEST, result(2, 0.5, "red car"), result(0, 0.0, "green pear")]
+
+CASES = (
+    rerank(
+        "RR-01",
+        body_has={
+            "results": ALL,
+            "model": "mock",
+            "usage": {"prompt_tokens": 12, "total_tokens": 12},
+        },
+    ),
+    rerank("RR-02 1", given={"top_n": 1}, body_has={"results": [BEST]}),
+    *(
+        rerank(f"RR-02 {top_n}", given={"top_n": top_n}, body_has={"results": ALL})
+        for top_n in (0, None, 99)
+    ),
+    rerank("RR-03", given={"top_n": -1}, **rejected("top_n")),
+    rerank("RR-03 string", given={"top_n": "2"}, **rejected("top_n")),
+    rerank(
+        "RR-04",
+        given={"documents": ["b", "a"]},
+        body_has={"results": [result(0, 0.0, "b"), result(1, 0.0, "a")]},
+    ),
+    rerank("RR-05 no documents", given={"documents": []}, **rejected("documents")),
+    rerank("RR-05 null documents", given={"documents": None}, **rejected("documents")),
+    rerank("RR-05 no query", given={"query": None}, **rejected("query")),
+    rerank(
+        "RR-06",
+        given={"documents": "red apple"},
+        body_has={"results": [result(0, 1.0, "red apple")]},
+    ),
+    rerank(
+        "RR-07",
+        "/v1/rerank",
+        given={"documents": [{"text": "red car", "id": "k"}], "return_documents": True},
+        body_has={
+            "results": [
+                {
+                    "index": 0,
+                    "relevance_score": 0.5,
+                    "document": {"text": "red car", "id": "k"},
+                }
+            ]
+        },
+    ),
+    rerank(
+        "RR-08",
+        "/v1/rerank",
+        given={
+            "documents": [{"title": "red", "body": "apple"}],
+            "rank_fields": ["title", "body"],
+            "return_documents": False,
+        },
+        body_has={"results": [result(0, 1.0)]},
+    ),
+    rerank(
+        "RR-09",
+        given={"return_documents": False, "top_n": 1},
+        body_has={"results": [result(1, 1.0)]},
+    ),
+    rerank(
+        "RR-10",
+        "/v2/rerank",
+        given={"max_tokens_per_doc": None},
+        body_has={
+            "results": [result(1, 1.0), result(2, 0.5), result(0, 0.0)],
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        },
+    ),
+    rerank(
+        "RR-11 message",
+        "/v2/rerank",
+        given={"model": "none"},
+        status=404,
+        body_has={"message": str, "error": dict},
+    ),
+    Case(
+        "RR-13",
+        "POST",
+        "/v1/ranking",
+        body=RANKING,
+        body_has={"rankings": [{"index": i, "logit": float} for i in (1, 2, 0)]},
+    ),
+    Case("RR-14", "POST", "/v1/ranking", body=RANKING | {"query": "red"}, **rejected("query")),
+    Case(
+        "RR-14 no passages",
+        "POST",
+        "/v1/ranking",
+        body=RANKING | {"passages": []},
+        **rejected("passages"),
+    ),
+    score(
+        "RR-15",
+        given=PAIRS,
+        body_has={
+            "object": "list",
+            "data": [
+                {"index": 0, "score": 0.0, "object": "score"},
+                {"index": 1, "score": 1.0, "object": "score"},
+            ],
+        },
+    ),
+    score(
+        "RR-16",
+        given={"text_1": ["red", "car"], "text_2": ["red", "red"]},
+        body_has={
+            "data": [
+                {"index": 0, "score": 1.0, "object": "score"},
+                {"index": 1, "score": 0.0, "object": "score"},
+            ]
+        },
+    ),
+    score(
+        "RR-17",
+        given={"data_1": ["a", "b"], "data_2": ["a", "b", "c"]},
+        status=400,
+        body_has={"error": {"message": "Input lengths must be either 1:1, 1:N or N:N"}},
+    ),
+    score(
+        "RR-18",
+        given={"queries": [], "documents": ["a"]},
+        status=400,
+        body_has={"error": {"message": "At least one text element must be given"}},
+    ),
+    score(
+        "RR-18 no documents",
+        given={"queries": "a", "documents": []},
+        status=400,
+        body_has={"error": {"message": "At least one text_pair element must be given"}},
+    ),
+    tokenize(
+        "TK-01",
+        given={"prompt": "red apple"},
+        body_is={"count": 2, "max_model_len": ..., "tokens": [0, 1], "token_strs": None},
+    ),
+    tokenize(
+        "TK-02",
+        given={"prompt": "red apple", "return_token_strs": True},
+        body_has={"token_strs": ["red", " apple"]},
+    ),
+    tokenize("TK-03", given={"prompt": ""}, body_has={"count": 0, "tokens": []}),
+    tokenize(
+        "TK-04",
+        given={"messages": [{"role": "user", "content": "hi"}]},
+        body_has={"count": 1, "tokens": [0]},
+    ),
+    tokenize("TK-05", given={"prompt": ["a"]}, **rejected("prompt")),
+    tokenize("TK-05 neither", given={}, **rejected("prompt")),
+    tokenize(
+        "TK-05 both",
+        given={"prompt": "a", "messages": [{"role": "user", "content": "hi"}]},
+        **rejected("messages"),
+    ),
+    tokenize(
+        "TK-06",
+        given={
+            "messages": [{"role": "user", "content": "hi"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        **rejected("continue_final_message"),
+    ),
+    *(
+        Case(
+            f"TK-08 {tokens}",
+            "POST",
+            "/detokenize",
+            body={"model": "mock", "tokens": tokens},
+            **rejected("tokens" if tokens is None else "tokens[0]"),
+        )
+        for tokens in ([-1], [1.5], ["a"], None)
+    ),
+    Case(
+        "TK-09",
+        "POST",
+        "/v1/tokenize",
+        body={"model": "nope", "prompt": "a"},
+        status=404,
+        body_has={"error": {"code": "model_not_found"}},
+    ),
+    Case(
+        "TK-10",
+        "POST",
+        "/v1/detokenize",
+        body={"model": "mock", "tokens": [1]},
+        status=501,
+        body_has={"error": {"type": "not_implemented_error"}},
+    ),
+)
+"""The public cases of the wire document, as far as this model can play them."""

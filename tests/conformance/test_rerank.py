@@ -1,0 +1,16 @@
+"""The cases of reranking, scoring and tokenization, played on the OpenAI listener."""
+
+import pytest
+
+from tests.conformance.cases import Case
+from tests.conformance.conftest import Play
+from tests.conformance.rerank import CASES
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+async def test_conformance_case(play: Play, case: Case) -> None:
+    await play("openai", case)
+
+
+def test_case_ids_are_unique() -> None:
+    assert len({case.id for case in CASES}) == len(CASES)

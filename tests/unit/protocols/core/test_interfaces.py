@@ -1,0 +1,41 @@
+"""The kinds of requests that an upstream adapter takes."""
+
+from typing import cast
+
+import pytest
+
+from protocols.core.interfaces import (
+    BASIC_KINDS,
+    SupportsRequestKinds,
+    UpstreamAdapter,
+    build_unsupported_kind_error,
+    get_request_kinds,
+)
+from protocols.core.request import RequestKind
+from protocols.core.restricted import RestrictedAdapter
+from protocols.openai import OpenAI
+from protocols.tgi import TGI
+
+OPENAI, TGI_ADAPTER = (cast("UpstreamAdapter", one) for one in (OpenAI("vllm"), TGI()))
+
+
+def test_adapter_without_request_kinds_takes_the_basic_ones() -> None:
+    assert not isinstance(TGI_ADAPTER, SupportsRequestKinds)
+    assert get_request_kinds(TGI_ADAPTER) == BASIC_KINDS == {"chat", "completion", "embedding"}
+
+
+def test_request_kinds_of_an_adapter_survive_its_restriction() -> None:
+    restricted = cast("UpstreamAdapter", RestrictedAdapter(OPENAI, ("n",)))
+
+    assert get_request_kinds(restricted) == get_request_kinds(OPENAI) > BASIC_KINDS
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("rerank", "Rerank (Score)"), ("tokenize", "Tokenize"), ("detokenize", "Detokenize")],
+)
+def test_error_of_an_unsupported_kind_names_the_api(kind: RequestKind, name: str) -> None:
+    error = build_unsupported_kind_error(kind)
+
+    assert error.message == f"The model does not support the {name} API."
+    assert error.param == "model"
