@@ -38,7 +38,7 @@ from gateway.runtime.telemetry import (
     set_up_process_metrics,
     set_up_usage,
 )
-from gateway.store.response_store import create_response_store
+from gateway.store.response_store import MemoryResponseStore, create_response_store
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -220,6 +220,11 @@ class Gateway:
         )
         store = create_response_store(config.stored_responses, services.wall_clock)
         services = replace(services, response_store=store)
+        if process_group is not None and isinstance(store, MemoryResponseStore):
+            log.info(
+                "each process stores its own responses; give stored_responses an sqlite file or "
+                "a redis server for those of all"
+            )
         metrics: MetricsCollector | None = None
         if config.admin is not None:
             services, metrics, observe_reload = set_up_metrics(

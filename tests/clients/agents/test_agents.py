@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +50,20 @@ def create_agent(client: AsyncOpenAI, model: str, **more: Any) -> Agent[Any]:
 
 def run(agent: Agent[Any], text: str = "go", **more: Any) -> Any:
     return asyncio.run(Runner.run(agent, text, run_config=RunConfig(), **more))
+
+
+def test_documented_program(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "openai-agents.md").read_text("utf-8")
+    [program] = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "program.py").write_text(
+        program.replace("http://127.0.0.1:8000", os.environ["AGENTS_URL"])
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert ended.stdout == "It is sunny in 東京.\n", ended.stderr
 
 
 def test_answer_with_instructions(client: AsyncOpenAI) -> None:

@@ -1,21 +1,27 @@
 """Codex CLI completes a task through the gateway: it reads a file, edits it, and runs a command."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 CODEX = os.environ.get("CODEX", "")
-CONFIG = """
-model = "coder"
-model_provider = "interlingua"
-[model_providers.interlingua]
-name = "Interlingua"
-base_url = "URL/v1"
-env_key = "INTERLINGUA_KEY"
-wire_api = "responses"
-"""
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "codex.md"
+"""It shows Codex's configuration."""
+
+
+def read_config(url: str) -> str:
+    """The configuration on the page, for a gateway with this URL."""
+    found = re.search(
+        r'^```toml title="config.toml"\n(.*?)^```$',
+        PAGE.read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert found is not None
+    assert "http://127.0.0.1:8000" in found[1]
+    return found[1].replace("http://127.0.0.1:8000", url)
 
 
 @pytest.mark.skipif(not Path(CODEX).is_file(), reason="Codex can't be installed here: it needs npm")
@@ -23,7 +29,7 @@ def test_codex_exec_edits_a_file(tmp_path: Path, key: str) -> None:
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
     project.mkdir()
-    (home / "config.toml").write_text(CONFIG.replace("URL", os.environ["AGENTS_URL"]))
+    (home / "config.toml").write_text(read_config(os.environ["AGENTS_URL"]))
     (project / "notes.txt").write_text("the old text\n")
     command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
 
