@@ -59,6 +59,7 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
+    StoredResponse,
     StoresResponses,
 )
 
@@ -367,12 +368,20 @@ class RequestHandler:
         if store is None:
             adapter.set_references(call, None)
             return
-        owner, stored = routed.record.key, {}
-        for name in adapter.list_references(call):
+        owner, stored = routed.record.key, dict[str, StoredResponse]()
+        names = (
+            await asyncio.to_thread(adapter.list_references, call)
+            if routed.context.offload_to_thread
+            else adapter.list_references(call)
+        )
+        for name in names:
             response = await store.find_response(owner, name)
             if response is not None:
                 stored[name] = response
-        adapter.set_references(call, stored)
+        if sum(len(response.body) for response in stored.values()) < _LARGE_BODY:
+            adapter.set_references(call, stored)
+        else:
+            await asyncio.to_thread(adapter.set_references, call, stored)
         if not routed.explain_recorder.dry_run:
             routed.store_response = partial(store.add_response, owner)
 
