@@ -255,7 +255,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 )
 @click.option("--log-level", default="info", show_default=True)
 def serve(target: str | None, log_level: str, processes: int, **options: Any) -> None:
-    r"""Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
+    """Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
     MODEL is a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub. It is
     served under its own name, once it is loaded. Without TARGET, a small built-in model is served
@@ -278,7 +278,7 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
 
     Exit codes: 0 stopped, 1 the configuration is invalid, a model can't be loaded or a port is in
     use, 2 wrong usage.
-    """
+    """  # noqa: D301 - click reads \b
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     serve_options = msgspec.convert(
         {name: options[name] for name in ServeOptions.__struct_fields__}, ServeOptions

@@ -284,7 +284,11 @@ class CorsConfig(ConfigSection, frozen=True):
 
 
 class ListenerProtocolConfig(ConfigSection, frozen=True):
-    """A protocol on a listener. The protocol's own options stand beside ``name``."""
+    """A protocol on a listener. The protocol's own options stand beside ``name``.
+
+    ``keep_alive`` keeps connections after a response also if the protocol's own server closes them,
+    as MindIE does after responses that are not streamed.
+    """
 
     shorthand_field: ClassVar[str] = "name"
     extra_field: ClassVar[str] = "options"
@@ -292,6 +296,7 @@ class ListenerProtocolConfig(ConfigSection, frozen=True):
     name: NonEmptyStr
     profile: NonEmptyStr | None = None
     prefix: PathPrefix = ""
+    keep_alive: bool = False
     options: Mapping[str, OptionValue] = {}
 
 

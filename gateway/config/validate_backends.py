@@ -184,7 +184,7 @@ def _check_listener_protocol(
     for key, value in protocol.options.items():
         at = (*path, key)
         if key not in option_types:
-            fields = ["name", "profile", "prefix", *option_types]
+            fields = ["name", "profile", "prefix", "keep_alive", *option_types]
             context.add_issue(
                 at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
             )

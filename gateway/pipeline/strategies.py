@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
@@ -54,8 +54,8 @@ ParamFinder = Callable[[str, Collection[str]], Param | None]
 """See ``protocols.params.find_sent_param``, of an adapter and an operation."""
 
 MAX_CHOICES = 8192
-"""The maximum number of choices of a request, over all its prompts. Each costs memory before its
-first token, and no protocol promises more."""
+"""The maximum number of choices or samples of a request, over all its prompts. Each costs memory
+before its first token, and no protocol promises more."""
 
 MAX_TOP_LOGPROBS = 1000
 """The maximum number of alternatives per token. Each has to be found, written and read."""
@@ -77,11 +77,14 @@ def apply_model_settings(
     context_length = route.model.info.context_length
     if not isinstance(request, GenerationRequest):
         return request.bind_target(route.target.backend_model, source, context_length)
-    if request.choice_count > MAX_CHOICES:
-        raise _build_limit_error(names.get("n", "n"), MAX_CHOICES, request.choice_count, "in all")
-    if request.logprobs is not None and request.logprobs.top > MAX_TOP_LOGPROBS:
+    if request.sample_count > MAX_CHOICES:
+        _raise_choice_limit_error(request, names, find_param)
+    if request.logprobs is not None and (top := request.logprobs.top) > MAX_TOP_LOGPROBS:
+        for path in ("logprobs.top", "request.top_logprobs"):
+            if row := find_param and find_param(path, request.provided_fields):
+                raise build_limit_error(row, MAX_TOP_LOGPROBS, top)
         name = names.get("logprobs.top", "logprobs")
-        raise _build_limit_error(name, MAX_TOP_LOGPROBS, request.logprobs.top, "here")
+        raise _build_limit_error(name, MAX_TOP_LOGPROBS, top, "here")
     fitted = request.bind_target(
         route.target.backend_model, request.source or source, context_length
     )
@@ -124,6 +127,24 @@ def _limit_max_tokens(
         param = names.get("stopping.max_tokens", "max_tokens")
         raise _build_limit_error(param, limit, requested, "for this model")
     return request
+
+
+def _raise_choice_limit_error(
+    request: GenerationRequest, names: Mapping[str, str], find_param: ParamFinder | None
+) -> NoReturn:
+    """Raise the error for too many choices, samples or beams: of the field that asks for most."""
+    widths = {
+        "n": request.n or 1,
+        "best_of": request.best_of or 1,
+        "sampling.beam_width": request.sampling.beam_width or 1,
+    }
+    path = max(widths, key=widths.__getitem__)
+    most = MAX_CHOICES // (len(request.prompts) or 1)
+    row = find_param and most and find_param(path, request.provided_fields)
+    if row:
+        raise build_limit_error(row, most, widths[path])
+    name = names.get(path, path.rpartition(".")[2])
+    raise _build_limit_error(name, MAX_CHOICES, request.sample_count, "in all")
 
 
 def _build_limit_error(param: str, limit: int, value: int, scope: str) -> InvalidParameter:

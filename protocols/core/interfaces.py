@@ -4,6 +4,7 @@ ClientAdapter        one wire protocol towards clients
 StoresResponses      a client adapter whose requests refer to earlier responses
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
+SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 SupportsRequestKinds an upstream adapter that carries more kinds of requests
@@ -243,6 +244,14 @@ class RateLimitStatus(Struct, frozen=True):
     limit: int
     remaining: int
     reset_after: float
+
+
+@runtime_checkable
+class SupportsKeepAlive(Protocol):
+    """A client adapter of servers that close the connection after a response."""
+
+    def keep_connections(self) -> None:
+        """Keep connections from now on, unless the client closes them."""
 
 
 @runtime_checkable

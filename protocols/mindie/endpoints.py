@@ -297,8 +297,7 @@ class MindIE(MindieUpstream):
     ``prompts`` says how a text prompt becomes the model's input: ``raw``, or ``chat`` (wrapped as a
     user message). ``max_iter_times`` is the maximum number of tokens of a response. ``chats`` says
     how chat requests are sent to a worker: as messages, or as text prompts to generate, rendered by
-    ``renderer``. ``keep_alive`` keeps the connection after a response that is not streamed, unless
-    the client closes it; the server itself always closes it.
+    ``renderer``.
 
     Raises ValueError for an unknown profile.
     """
@@ -346,7 +345,6 @@ class MindIE(MindieUpstream):
         max_iter_times: int | None = None,
         chats: ChatMode = "messages",
         renderer: PromptRenderer | None = None,
-        keep_alive: bool = False,
     ) -> None:
         chosen = PROFILES.get(profile or self.profiles[0])
         if chosen is None:
@@ -358,7 +356,6 @@ class MindIE(MindieUpstream):
             default_model=model,
             templating=PROMPT_OPTIONS_BY_MODE[prompts],
             max_iter_times=max_iter_times,
-            keep_alive=keep_alive,
         )
         super().__init__(config, chats, renderer)
         tables = {
@@ -383,6 +380,10 @@ class MindIE(MindieUpstream):
         self._passthrough = MindiePassthrough(self._config, chats)
 
     # --- towards clients --------------------------------------------------------------------------
+
+    def keep_connections(self) -> None:
+        """See ``protocols.core.interfaces.SupportsKeepAlive``."""
+        self._config = replace(self._config, keep_alive=True)
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""

@@ -336,7 +336,7 @@ class OpenAI:
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
         try:
-            model = call.__dict__["model"] = _decode_model_name(fields["model"])
+            model = _decode_model_name(fields["model"])
             stream = "stream" in fields and _decode_optional_bool(fields["stream"]) is True
         except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _read_any_routing_info(call, client_id)
@@ -350,13 +350,7 @@ class OpenAI:
         if call.endpoint.operation == "response":
             return self._decode_responses_request(call, timeout).request
         read = _READERS[call.endpoint.operation]
-        return read(
-            read_fields(call),
-            self._request_rules,
-            model=call.__dict__.get("model"),
-            client_id=client_id,
-            timeout=timeout,
-        )
+        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext

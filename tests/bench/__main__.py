@@ -20,7 +20,7 @@ from tests.bench.interlingua import (
     MANY_MODELS_AND_KEYS,
     at_revision,
 )
-from tests.bench.loads import FULL, QUICK, WHOLE, Load
+from tests.bench.loads import FULL, QUICK, UNARY, Load
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
 
 _PEERS = {peer.name: peer for peer in PEERS}
@@ -130,7 +130,7 @@ def table(out: Path, into: Path | None) -> None:
 
 
 @main.command()
-@click.argument("load", type=click.Choice([one.name for one in FULL]), default=WHOLE.name)
+@click.argument("load", type=click.Choice([one.name for one in FULL]), default=UNARY.name)
 @click.option(
     "--pair", type=click.Choice([one.name for one in INTERLINGUA.pairs]), default=OPENAI.name
 )

@@ -75,7 +75,7 @@ class Gateway(Struct, frozen=True, kw_only=True):
     removed_headers: frozenset[str] = frozenset()
     loads: frozenset[str] | None = None
     """Names of the loads that it gets; None: all."""
-    forms: frozenset[Form] = frozenset({"whole", "stream"})
+    forms: frozenset[Form] = frozenset({"unary", "stream"})
     keys: int = MANY
     tls: bool = False
     start_timeout: float = 15.0

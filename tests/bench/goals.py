@@ -15,12 +15,12 @@ from tests.bench.loads import (
     PACED,
     RATE,
     REPEATED_BURST,
-    REPEATED_WHOLE,
+    REPEATED_UNARY,
     STREAM_RATE,
     STYLE_BURSTS,
     TO_TRITON_PAIR,
     TOOLS,
-    WHOLE,
+    UNARY,
     Load,
 )
 from tests.bench.results import Key, Results, Sample, format_number
@@ -59,14 +59,14 @@ GOALS: Final = (
         before="5.8",
         floor=4.0,
         goal=3.0,
-        keys=_keys(WHOLE),
+        keys=_keys(UNARY),
     ),
     Goal(
         name="non-streaming, translated (Triton client, Triton worker)",
         before="8.8, 7.7",
         floor=6.0,
         goal=4.5,
-        keys=_translated(WHOLE),
+        keys=_translated(UNARY),
     ),
     Goal(
         name="tools and tool turns, passed through",
@@ -80,7 +80,7 @@ GOALS: Final = (
         before="7.2",
         floor=5.0,
         goal=4.0,
-        keys=_keys(WHOLE, gateway=ALL_FEATURES.name),
+        keys=_keys(UNARY, gateway=ALL_FEATURES.name),
     ),
     Goal(
         name="burst of 100 tokens, passed through, each worker style",
@@ -123,13 +123,13 @@ GOALS: Final = (
     Goal(
         name="MindIE client, OpenAI worker",
         before="17",
-        keys=_keys(WHOLE, pair=FROM_MINDIE_PAIR),
+        keys=_keys(UNARY, pair=FROM_MINDIE_PAIR),
     ),
     Goal(
         name="repeated bytes: non-streaming, passed through",
         before="3.2",
         goal=3.0,
-        keys=_keys(REPEATED_WHOLE),
+        keys=_keys(REPEATED_UNARY),
     ),
     Goal(
         name="repeated bytes: burst of 100 tokens, passed through",

@@ -36,7 +36,7 @@ from tests.bench.loads import (
     MODELS,
     RATE,
     STREAM_RATE,
-    WHOLE,
+    UNARY,
     make_keys,
     make_model_names,
 )
@@ -182,7 +182,7 @@ def at_revision(revision: str) -> Iterator[Gateway]:
 def start_bare_server(context: LaunchContext) -> LaunchCommand:
     """The least that an HTTP response costs in Python."""
     return LaunchCommand(
-        [sys.executable, str(Path(__file__).with_name("echo.py")), str(context.port)]
+        [sys.executable, str(Path(__file__).with_name("bare_server.py")), str(context.port)]
     )
 
 
@@ -203,7 +203,7 @@ ALL_FEATURES: Final = Gateway(
     start=partial(start, all_features=True),
     version=make_constant("with limits of each key, and a row in SQLite for each request"),
     pairs=(OPENAI,),
-    loads=frozenset({WHOLE.name}),
+    loads=frozenset({UNARY.name}),
 )
 MANY_MODELS_AND_KEYS: Final = Gateway(
     name=MANY_MODELS,
@@ -217,20 +217,20 @@ AIOHTTP_SERVER: Final = Gateway(
     start=partial(start, aiohttp=True),
     version=make_constant(f"aiohttp {version('aiohttp')} instead of the gateway's own HTTP server"),
     pairs=(OPENAI,),
-    loads=frozenset({WHOLE.name}),
+    loads=frozenset({UNARY.name}),
 )
 BARE_SERVER: Final = Gateway(
     name="bare server",
     start=start_bare_server,
     version=make_constant(f"uvloop {version('uvloop')}, without HTTP parser and worker"),
     pairs=(OPENAI,),
-    loads=frozenset({WHOLE.name}),
-    forms=frozenset({"whole"}),
+    loads=frozenset({UNARY.name}),
+    forms=frozenset({"unary"}),
 )
 DIRECT: Final = Gateway(
     name="no gateway",
     start=None,
     version=make_constant("the worker's own share"),
     pairs=(OPENAI,),
-    loads=frozenset({WHOLE.name, RATE.name, STREAM_RATE.name}),
+    loads=frozenset({UNARY.name, RATE.name, STREAM_RATE.name}),
 )

@@ -1,4 +1,4 @@
-// Clients that cost next to nothing: many at once, from one epoll loop.
+// Many clients of low cost, from one epoll loop.
 //
 //   load PORT REQUESTS_FILE NAME=VALUE…      prints one line of JSON
 //
@@ -7,7 +7,7 @@
 //
 //   clients=32     how many connections                 count=1000   how many requests at most
 //   seconds=2      how long requests are begun          grace=10     how long the last may then take
-//   tokens=100     how many an answer must have         end=TEXT     what must come behind the last
+//   tokens=100     how many a response must have         end=TEXT     what must come behind the last
 //   tls=0          1: over TLS, without a check of the certificate
 //   rate=0         requests a second, whoever waits (an open loop, in which a time begins when its
 //                  request was due); 0: each client asks anew when it is answered (a closed loop)
@@ -54,7 +54,7 @@ struct measured {
 };
 
 static struct measured latency = {.name = "latency"}, first_token = {.name = "first_token"};
-static struct measured gap = {.name = "gap"}, on_the_way = {.name = "token"};
+static struct measured gap = {.name = "gap"}, token_delay = {.name = "token"};
 static long begun, completed, errors, all_tokens, count = 1000, opens, until;
 static int port, poller, wanted = 1, clients = 1, tls = 0;
 static double seconds = 2, grace = 10, rate = 0;
@@ -151,9 +151,9 @@ static long read_some(struct client *c, char *data, long size) { return recv(c->
 
 #endif
 
-// --- asking --------------------------------------------------------------------------------------
+// --- requests ------------------------------------------------------------------------------------
 
-static void dial(struct client *c) {
+static void open_connection(struct client *c) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct epoll_event event = {EPOLLIN | EPOLLOUT, {.ptr = c}};
     int one = 1;
@@ -170,7 +170,7 @@ static long due(void) {    // when the next request is, with a rate
     return origin + (long)(begun * 1e6 / rate);
 }
 
-static int may_ask(void) {
+static int may_send(void) {
     return begun < count && now() < until && (!rate || due() <= now());
 }
 
@@ -196,7 +196,7 @@ static void send_request(struct client *c) {    // what the socket does not take
     c->blocked = 0;
 }
 
-static void ask(struct client *c) {
+static void start_request(struct client *c) {
     c->begun = rate ? due() : now();
     c->request = begun++ % request_count;
     c->busy = 1;
@@ -212,7 +212,7 @@ static void fail(const char *what) {
     why = what;
 }
 
-static void answered(struct client *c, enum outcome how) {
+static void finish_request(struct client *c, enum outcome how) {
     long at = now();
     c->busy = 0;
     completed++;
@@ -227,26 +227,26 @@ static void answered(struct client *c, enum outcome how) {
     }
 }
 
-// --- reading -------------------------------------------------------------------------------------
+// --- responses -----------------------------------------------------------------------------------
 
-static void token(struct client *c, long at) {
+static void count_token(struct client *c, long at) {
     long number = c->value / 100000000000000, sent = c->value % 100000000000000;
     if (number != c->tokens || number >= wanted) c->wrong = 1;
     c->tokens++;
     all_tokens++;
-    measure(&on_the_way, at - sent);
+    measure(&token_delay, at - sent);
     if (!c->first) c->first = at;
     else if (c->last != at) measure(&gap, at - c->last);
     c->last = at;
 }
 
-static void content(struct client *c, const char *data, long size, long at) {
+static void find_tokens(struct client *c, const char *data, long size, long at) {
     for (long i = 0; i < size; i++) {
         char sign = data[i];
         if (c->digits >= 0 && sign >= '0' && sign <= '9') {
             c->value = c->value * 10 + sign - '0';
             if (++c->digits < DIGITS) continue;
-            token(c, at);
+            count_token(c, at);
             c->digits = -1;
         } else {
             c->digits = sign == '@' ? 0 : -1;
@@ -259,7 +259,7 @@ static void content(struct client *c, const char *data, long size, long at) {
     c->tail_size = old + kept;
 }
 
-static enum outcome headed(struct client *c) {    // the head is there
+static enum outcome parse_head(struct client *c) {    // the head is there
     c->head[c->head_size] = 0;
     c->status = atoi(c->head + 9);
     c->closes = strcasestr(c->head, "\r\nconnection: close") != NULL;
@@ -272,10 +272,10 @@ static enum outcome headed(struct client *c) {    // the head is there
     return c->state == PLAIN && c->left == 0 ? COMPLETE : ON;
 }
 
-static enum outcome body(struct client *c, const char *data, long *from, long size, long at) {
+static enum outcome parse_body(struct client *c, const char *data, long *from, long size, long at) {
     long part = size - *from;
     if (c->left >= 0 && part > c->left) part = c->left;
-    content(c, data + *from, part, at);
+    find_tokens(c, data + *from, part, at);
     *from += part;
     if (c->left < 0) return ON;
     c->left -= part;
@@ -285,7 +285,7 @@ static enum outcome body(struct client *c, const char *data, long *from, long si
     return ON;
 }
 
-static void sized(struct client *c, char sign) {    // a letter of a chunk's size
+static void parse_size_digit(struct client *c, char sign) {    // a letter of a chunk's size
     if (sign == '\n') c->state = c->left ? DATA : LAST;
     else if (sign != '\r') c->left = c->left * 16 + (sign <= '9' ? sign - '0' : (sign | 32) - 'a' + 10);
 }
@@ -294,17 +294,17 @@ static enum outcome parse(struct client *c, const char *data, long size, long at
     enum outcome how = ON;
     for (long i = 0; i < size && how == ON;) {
         if (c->state == DATA || c->state == PLAIN) {
-            how = body(c, data, &i, size, at);
+            how = parse_body(c, data, &i, size, at);
             continue;
         }
         char sign = data[i++];
-        if (c->state == SIZE) sized(c, sign);
+        if (c->state == SIZE) parse_size_digit(c, sign);
         else if (c->state == LAST) how = sign == '\n' ? COMPLETE : ON;
         else if (c->state == DATA_END && sign == '\n') c->state = SIZE;
         else if (c->state == HEADING) {
             c->head[c->head_size++] = sign;
             if (c->head_size == HEAD - 1) return BROKEN;
-            if (c->head_size >= 4 && !memcmp(c->head + c->head_size - 4, "\r\n\r\n", 4)) how = headed(c);
+            if (c->head_size >= 4 && !memcmp(c->head + c->head_size - 4, "\r\n\r\n", 4)) how = parse_head(c);
         }
     }
     return how;
@@ -312,16 +312,16 @@ static enum outcome parse(struct client *c, const char *data, long size, long at
 
 // --- the loop ------------------------------------------------------------------------------------
 
-static void hang_up(struct client *c) {
+static void reconnect(struct client *c) {
     close(c->fd);
-    dial(c);
+    open_connection(c);
 }
 
 static void finish_handshake(struct client *c) {
     int how = handshake(c);
     if (how > 0 && c->busy) send_request(c);
     if (how < 0) {
-        if (c->busy) answered(c, BROKEN);
+        if (c->busy) finish_request(c, BROKEN);
         close(c->fd);
     }
 }
@@ -345,29 +345,29 @@ static void readable(struct client *c) {
     if (size < 0 && errno == EAGAIN) return;
     if (size <= 0) {
         int ended = size == 0 && c->state == PLAIN && c->left < 0;    // its length was not told
-        if (c->busy) answered(c, ended ? COMPLETE : BROKEN);
-        if (may_ask()) hang_up(c);
+        if (c->busy) finish_request(c, ended ? COMPLETE : BROKEN);
+        if (may_send()) reconnect(c);
         else close(c->fd);
     } else if (c->busy) {
         enum outcome how = parse(c, data, size, at);
         if (how == ON) return;
-        answered(c, how);
-        if (how == BROKEN || c->closes) hang_up(c);
+        finish_request(c, how);
+        if (how == BROKEN || c->closes) reconnect(c);
     }
-    if (!rate && !c->busy && may_ask()) ask(c);
+    if (!rate && !c->busy && may_send()) start_request(c);
 }
 
-static void ask_when_due(struct client *all) {
-    for (int i = 0; i < clients && may_ask(); i++)
-        if (!all[i].busy) ask(&all[i]);
+static void send_when_due(struct client *all) {
+    for (int i = 0; i < clients && may_send(); i++)
+        if (!all[i].busy) start_request(&all[i]);
 }
 
 static void run(struct client *all) {
     struct epoll_event events[EVENTS];
     long last = until + (long)(grace * 1e6);
     for (int i = 0; i < clients; i++) {
-        dial(&all[i]);
-        if (!rate && may_ask()) ask(&all[i]);
+        open_connection(&all[i]);
+        if (!rate && may_send()) start_request(&all[i]);
     }
     while (completed < begun || (begun < count && now() < until)) {
         if (now() > last) {
@@ -375,7 +375,7 @@ static void run(struct client *all) {
             why = "time is up";
             return;
         }
-        if (rate) ask_when_due(all);
+        if (rate) send_when_due(all);
         struct timespec nap = {0, rate ? 200000 : 100000000};
         int found = epoll_pwait2(poller, events, EVENTS, &nap, NULL);
         for (int i = 0; i < found; i++) {
@@ -389,7 +389,7 @@ static void run(struct client *all) {
 
 // --- the command ---------------------------------------------------------------------------------
 
-static void told(char *word) {
+static void set_option(char *word) {
     char *value = strchr(word, '=');
     if (!value) exit(2);
     *value++ = 0;
@@ -430,10 +430,10 @@ int main(int words, char **word) {
     if (words < 3) return 2;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     port = atoi(word[1]);
-    for (int i = 3; i < words; i++) told(word[i]);
+    for (int i = 3; i < words; i++) set_option(word[i]);
     read_requests(word[2]);
     alarm((int)(seconds + grace) + 30);
-    struct measured *all[] = {&latency, &first_token, &gap, &on_the_way};
+    struct measured *all[] = {&latency, &first_token, &gap, &token_delay};
     for (int i = 0; i < 4; i++) all[i]->values = malloc(MOST * sizeof(float));
     poller = epoll_create1(0);
     origin = now();

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.bench.responses import STYLES
 
-Form = Literal["whole", "stream"]
+Form = Literal["unary", "stream"]
 Kind = Literal["mixed", "repeated", "images", "embeddings"]
 
 
@@ -65,7 +65,7 @@ class Load(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    form: Form = "whole"
+    form: Form = "unary"
     clients: int = 32
     count: int = 20_000
     seconds: float = 2.0
@@ -80,7 +80,7 @@ class Load(Struct, frozen=True, kw_only=True):
     @property
     def unit(self) -> Literal["request", "token", "stream"]:
         """What the CPU time is divided by."""
-        if self.form == "whole":
+        if self.form == "unary":
             return "request"
         return "token" if self.pace else "stream"
 
@@ -89,7 +89,7 @@ _PASSED_THROUGH: Final = frozenset({OPENAI_PAIR})
 _ONLY_TEXT: Final = frozenset({OPENAI_PAIR, TO_TRITON_PAIR, FROM_TRITON_PAIR})
 _PLAIN: Final = Traffic(tools=0, logprobs=0)
 
-WHOLE: Final = Load(name="non-streaming, 32 clients", count=6_000)
+UNARY: Final = Load(name="non-streaming, 32 clients", count=6_000)
 BURST: Final = Load(
     name="burst of 100 tokens, 32 clients", form="stream", count=800, pairs=_ONLY_TEXT
 )
@@ -101,8 +101,8 @@ PACED: Final = Load(
     pace=50_000,
     pairs=_ONLY_TEXT,
 )
-REPEATED_WHOLE: Final = replace(
-    WHOLE, name=f"repeated: {WHOLE.name}", traffic=Traffic(kind="repeated")
+REPEATED_UNARY: Final = replace(
+    UNARY, name=f"repeated: {UNARY.name}", traffic=Traffic(kind="repeated")
 )
 REPEATED_BURST: Final = replace(
     BURST, name=f"repeated: {BURST.name}", traffic=Traffic(kind="repeated")
@@ -140,7 +140,7 @@ EMBEDDINGS: Final = Load(
     pairs=_PASSED_THROUGH,
 )
 TLS: Final = replace(
-    WHOLE, name="non-streaming over TLS, 32 clients", tls=True, pairs=_PASSED_THROUGH
+    UNARY, name="non-streaming over TLS, 32 clients", tls=True, pairs=_PASSED_THROUGH
 )
 
 
@@ -171,6 +171,7 @@ def _images(size: int, label: str, clients: int, count: int) -> Load:
         name=f"images, body of {label}",
         clients=clients,
         count=count,
+        seconds=1.5,
         traffic=replace(_PLAIN, kind="images", size=size),
         pairs=_PASSED_THROUGH,
     )
@@ -188,18 +189,21 @@ BODY_SIZES: Final = (
 
 def _clients(count: int) -> Load:
     name = f"non-streaming, {count} client{'s' if count > 1 else ''}"
-    return replace(WHOLE, name=name, clients=count, count=4_000, pairs=_PASSED_THROUGH, rounds=2)
+    return replace(
+        UNARY, name=name, clients=count, count=4_000, seconds=1.0, pairs=_PASSED_THROUGH, rounds=2
+    )
 
 
-CLIENTS: Final = (_clients(1), _clients(8), WHOLE, _clients(128), _clients(256))
+CLIENTS: Final = (_clients(1), _clients(8), UNARY, _clients(128), _clients(256))
 
 
 def _many(name: str, models: int, keys: int) -> Load:
     traffic = replace(_PLAIN, models=make_model_names(models), keys=keys)
     return replace(
-        WHOLE,
+        UNARY,
         name=name,
         count=4_000,
+        seconds=1.0,
         traffic=traffic,
         pairs=_PASSED_THROUGH,
         gateways=frozenset({BASELINE, MANY_MODELS}),
@@ -211,9 +215,9 @@ MODEL_COUNTS: Final = {count: _many(f"{count:,} models", count, 5) for count in 
 KEY_COUNTS: Final = {count: _many(f"{count:,} keys", 20, count) for count in (1, 10, 100, MANY)}
 
 QUICK: Final = (
-    WHOLE,
+    UNARY,
     TOOLS,
-    REPEATED_WHOLE,
+    REPEATED_UNARY,
     BURST,
     *STYLE_BURSTS,
     REPEATED_BURST,
@@ -232,13 +236,13 @@ FULL: Final = (
     *QUICK[: QUICK.index(LARGEST)],
     *BODY_SIZES,
     *QUICK[QUICK.index(EMBEDDINGS) : QUICK.index(RATE)],
-    *(load for load in CLIENTS if load is not WHOLE),
+    *(load for load in CLIENTS if load is not UNARY),
     *MODEL_COUNTS.values(),
     *KEY_COUNTS.values(),
     *QUICK[QUICK.index(RATE) :],
 )
 COMPARED: Final = frozenset(
-    load.name for load in (WHOLE, TOOLS, BURST, LARGEST, PACED, *BODY_SIZES[1:4])
+    load.name for load in (UNARY, TOOLS, BURST, LARGEST, PACED, *BODY_SIZES[1:4])
 )
 """What other gateways than nginx get."""
 OPEN: Final = Load(

@@ -81,7 +81,7 @@ def _response_context() -> ResponseContext:
     return ResponseContext("r1", 1_763_690_000, "mock", "1", "served", _context().clock)
 
 
-def _call(size: int = 650, form: Form = "whole") -> ClientRequest:
+def _call(size: int = 650, form: Form = "unary") -> ClientRequest:
     body = msgspec.json.encode(traffic.chat_body(size, form, "mock"))
     endpoint = OpenAI().endpoints[0]
     return ClientRequest(endpoint, {}, {}, "", body, endpoint.path, "r1", 1_763_690_000.0)

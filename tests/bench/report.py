@@ -13,9 +13,9 @@ from tests.bench.loads import (
     OPENAI_PAIR,
     PACED,
     REPEATED_BURST,
-    REPEATED_WHOLE,
+    REPEATED_UNARY,
     TO_TRITON_PAIR,
-    WHOLE,
+    UNARY,
     Load,
 )
 from tests.bench.results import (
@@ -175,7 +175,7 @@ def _format_cell(results: Results, key: Key) -> str:
 
 def _render_repeated(results: Results) -> str:
     rows = []
-    for varied, repeated in ((WHOLE, REPEATED_WHOLE), (BURST, REPEATED_BURST)):
+    for varied, repeated in ((UNARY, REPEATED_UNARY), (BURST, REPEATED_BURST)):
         for pair in (OPENAI_PAIR, TO_TRITON_PAIR, FROM_TRITON_PAIR):
             ratios = [
                 results.ratio((INTERLINGUA.name, pair, load.name)) for load in (varied, repeated)
@@ -198,8 +198,8 @@ def _render_capacity(results: Results) -> str:
     """How many requests and tokens per second a core carries."""
     rows: list[list[str]] = []
     for load, gateway, pairs in (
-        (WHOLE, INTERLINGUA, (OPENAI_PAIR, TO_TRITON_PAIR, FROM_TRITON_PAIR)),
-        (WHOLE, ALL_FEATURES, (OPENAI_PAIR,)),
+        (UNARY, INTERLINGUA, (OPENAI_PAIR, TO_TRITON_PAIR, FROM_TRITON_PAIR)),
+        (UNARY, ALL_FEATURES, (OPENAI_PAIR,)),
         (PACED, INTERLINGUA, (OPENAI_PAIR, TO_TRITON_PAIR, FROM_TRITON_PAIR)),
     ):
         for pair in pairs:

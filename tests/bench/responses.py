@@ -66,12 +66,12 @@ def _write(value: object, *, spaces: bool = False) -> str:
 def _generate(text: str, token: str) -> Templates:
     """Triton's generate extension, as its vLLM backend answers."""
     before = '{"model_name":"<model>","model_version":"1","text_output":"'
-    return {"generate.whole": f'{before}{text}"}}', "generate.token": f'{before}{token}"}}'}
+    return {"generate.unary": f'{before}{text}"}}', "generate.token": f'{before}{token}"}}'}
 
 
-def _answer_with_tool_call(whole: Mapping[str, Any], *, spaces: bool = False) -> str:
+def _answer_with_tool_call(unary: Mapping[str, Any], *, spaces: bool = False) -> str:
     """The same response, with a tool call in the place of the text."""
-    response = deepcopy(dict(whole))
+    response = deepcopy(dict(unary))
     [choice] = response["choices"]
     arguments = json.dumps({"city": "Paris<bare token>", "unit": "celsius"})
     function = {"name": "get_weather", "arguments": arguments}
@@ -113,17 +113,17 @@ def _mock() -> Templates:
         chunk = f'{{"id":"{identity}","object":"{chunk_kind}",{head}'
         rest = ',"logprobs":null,"finish_reason":'
         if name == "chat":
-            whole = f'"message":{{"role":"assistant","content":"{text}"}}'
+            unary = f'"message":{{"role":"assistant","content":"{text}"}}'
             token = '"delta":{"content":"<bare token>"}'
             first = '"delta":{"role":"assistant","content":"<bare token>"}'
             last = '"delta":{}'
         else:
-            whole = f'"text":"{text}"'
+            unary = f'"text":"{text}"'
             token = first = '"text":"<bare token>"'
             last = '"text":""'
         templates |= {
-            f"{name}.whole": f'{{"id":"{identity}","object":"{kind}",{head}'
-            f'[{{"index":0,{whole}{rest}"stop"}}],{tokens}}}',
+            f"{name}.unary": f'{{"id":"{identity}","object":"{kind}",{head}'
+            f'[{{"index":0,{unary}{rest}"stop"}}],{tokens}}}',
             f"{name}.first": f'{chunk}[{{"index":0,{first}{rest}null}}]}}',
             f"{name}.token": f'{chunk}[{{"index":0,{token}{rest}null}}]}}',
             f"{name}.last": f'{chunk}[{{"index":0,{last}{rest}"stop"}}]}}',
@@ -142,7 +142,7 @@ def _vllm() -> Templates:
     def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
 
-    whole: dict[str, Any] = {
+    unary: dict[str, Any] = {
         "id": "chatcmpl-<id>",
         "object": "chat.completion",
         "created": "#<started>",
@@ -176,9 +176,9 @@ def _vllm() -> Templates:
     token = {"content": "<token>"}
     return {
         "head": _UVICORN,
-        "chat.whole": _write(whole),
-        "chat.whole+logprobs": _with_logprobs(_write(whole)),
-        "chat.whole+tools": _answer_with_tool_call(whole),
+        "chat.unary": _write(unary),
+        "chat.unary+logprobs": _with_logprobs(_write(unary)),
+        "chat.unary+tools": _answer_with_tool_call(unary),
         **_stream_tool_call(lambda delta, **more: chunk(choice(delta, **more))),
         "chat.open": chunk(choice({"role": "assistant", "content": ""}), prompt_token_ids=None),
         "chat.token": chunk(choice(token, token_ids=None)),
@@ -205,7 +205,7 @@ def _tgi() -> Templates:
         delta = {"role": "assistant", **delta}
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
 
-    whole = {
+    unary = {
         "object": "chat.completion",
         "id": "",
         "created": "#<created>",
@@ -224,9 +224,9 @@ def _tgi() -> Templates:
     return {
         "head": "x-compute-type: 1-nvidia-a100\r\nx-total-time: <digits>\r\n"
         "x-generated-tokens: <tokens>\r\naccess-control-allow-origin: *\r\ndate: <date>\r\n",
-        "chat.whole": _write(whole),
-        "chat.whole+logprobs": _with_logprobs(_write(whole)),
-        "chat.whole+tools": _answer_with_tool_call(whole),
+        "chat.unary": _write(unary),
+        "chat.unary+logprobs": _with_logprobs(_write(unary)),
+        "chat.unary+tools": _answer_with_tool_call(unary),
         **_stream_tool_call(lambda delta, **more: chunk(choice_of(delta, **more))),
         "chat.token": chunk(choice("<token>")),
         "chat.token+logprobs": chunk(choice("<token>", logprobs=_LOGPROBS)),
@@ -248,7 +248,7 @@ def _llama_cpp() -> Templates:
     def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
         return [{"finish_reason": None, "index": 0, "delta": delta} | more]
 
-    whole = {
+    unary = {
         "choices": [
             {
                 "finish_reason": "stop",
@@ -269,9 +269,9 @@ def _llama_cpp() -> Templates:
     return {
         "head": "Server: llama.cpp\r\nAccess-Control-Allow-Origin: \r\n"
         "Keep-Alive: timeout=5, max=100\r\n",
-        "chat.whole": _write(whole),
-        "chat.whole+logprobs": _with_logprobs(_write(whole)),
-        "chat.whole+tools": _answer_with_tool_call(whole),
+        "chat.unary": _write(unary),
+        "chat.unary+logprobs": _with_logprobs(_write(unary)),
+        "chat.unary+tools": _answer_with_tool_call(unary),
         **_stream_tool_call(lambda delta, **more: chunk(choice(delta, **more))),
         "chat.open": chunk(choice({"role": "assistant", "content": None})),
         "chat.token": chunk(choice(token)),
@@ -302,13 +302,13 @@ def _python() -> Templates:
         "chat.completion",
         usage=_USAGE,
     )
-    whole = _write(answer, spaces=True)
+    unary = _write(answer, spaces=True)
     token = {"content": "<ascii token>"}
     return {
         "head": _UVICORN,
-        "chat.whole": whole,
-        "chat.whole+logprobs": _with_logprobs(whole),
-        "chat.whole+tools": _answer_with_tool_call(answer, spaces=True),
+        "chat.unary": unary,
+        "chat.unary+logprobs": _with_logprobs(unary),
+        "chat.unary+tools": _answer_with_tool_call(answer, spaces=True),
         **_stream_tool_call(lambda delta, **more: write(choice(delta, **more))),
         "chat.open": write(choice({"role": "assistant", "content": ""})),
         "chat.token": write(choice(token)),
@@ -320,11 +320,11 @@ def _python() -> Templates:
     }
 
 
-def _with_logprobs(whole: str) -> str:
-    """A whole answer with the log probabilities of twenty tokens, in its own spacing."""
-    spaces = '"logprobs": null' in whole
+def _with_logprobs(unary: str) -> str:
+    """A unary response with the log probabilities of twenty tokens, in its own spacing."""
+    spaces = '"logprobs": null' in unary
     some = _write({"content": _LOGPROBS["content"] * 20}, spaces=spaces)
-    return re.sub(r'("logprobs": ?)null', lambda found: found[1] + some, whole, count=1)
+    return re.sub(r'("logprobs": ?)null', lambda found: found[1] + some, unary, count=1)
 
 
 STYLES: Final = ("vllm", "tgi", "llama-cpp", "python")

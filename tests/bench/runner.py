@@ -37,7 +37,7 @@ from tests.bench.load_generator import (
     pin_to_cores,
     run_load,
 )
-from tests.bench.loads import KEYS, OPEN, WHOLE, Load, Traffic
+from tests.bench.loads import KEYS, OPEN, UNARY, Load, Traffic
 from tests.bench.results import (
     MOVED,
     OpenStreams,
@@ -112,7 +112,7 @@ def run(plan: Plan, log: Log) -> Results:
     with lock_machine(), tempfile.TemporaryDirectory(prefix="bench-") as folder:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES, most), most))
-        other_load = process.busy(_WATCH_TIME)
+        other_load = process.measure_machine_load(_WATCH_TIME)
         session = _Runner(plan, Path(folder), log)
         with (
             session.client,
@@ -123,9 +123,9 @@ def run(plan: Plan, log: Log) -> Results:
             session.measure_scaling(worker)
         return Results(
             when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            machine=process.machine(),
+            machine=process.describe_machine(),
             revision=_revision(),
-            other_load=max(other_load, process.busy(_WATCH_TIME)),
+            other_load=max(other_load, process.measure_machine_load(_WATCH_TIME)),
             baseline=session.baseline,
             versions=session.versions,
             missing=session.missing,
@@ -200,7 +200,7 @@ class _Runner:
                 self._log(f"  {gateway.name}: {error}")
                 continue
             running.append(one)
-            memory = process.memory(one.pid)
+            memory = process.read_memory(one.pid)
             self.starts.append(StartMeasurement(gateway.name, number, seconds, memory, memory))
         return running
 
@@ -225,7 +225,7 @@ class _Runner:
         )
         seconds = []
         for pair in gateway.pairs:
-            first = pair.make_requests(Traffic(keys=min(gateway.keys, len(KEYS))), "whole")[0]
+            first = pair.make_requests(Traffic(keys=min(gateway.keys, len(KEYS))), "unary")[0]
             deadline = started + gateway.start_timeout
             self._wait_for_response(popen, context, first, headers, deadline)
             seconds.append(time.monotonic() - started)
@@ -352,9 +352,9 @@ class _Runner:
     ) -> tuple[float, Outcome]:
         """The gateway's CPU time under a load, in microseconds for each of its units."""
         target = one.find_target(pair, load)
-        before = process.cpu(one.pid)
+        before = process.read_cpu_time(one.pid)
         outcome = run_load(load, target, self.client_cores)
-        used = process.cpu(one.pid) - before
+        used = process.read_cpu_time(one.pid) - before
         units = outcome.tokens if load.unit == "token" else outcome.completed
         return used / 1000 / max(units, 1), outcome
 
@@ -363,7 +363,7 @@ class _Runner:
         pids = {one.gateway.name: one.pid for one in running if one.gateway.start is not None}
         for place, start in enumerate(self.starts):
             if start.round == number and start.gateway in pids:
-                memory = process.memory(pids[start.gateway])
+                memory = process.read_memory(pids[start.gateway])
                 self.starts[place] = replace(start, memory_after=memory)
 
     # --- open streams -----------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class _Runner:
 
     def _count_open_streams(self, one: RunningGateway, worker: Worker) -> OpenStreams:
         worker.set_pace(OPEN.pace)
-        before = process.memory(one.pid)
+        before = process.read_memory(one.pid)
         target = one.find_target(one.gateway.pairs[0], OPEN)
         command = build_command(OPEN, target, self.client_cores)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load:
@@ -398,7 +398,7 @@ class _Runner:
                 time.sleep(0.5)
                 streams = worker.read_stats().open_streams
             time.sleep(OPEN.pace * 1.5 / 1e6)  # each has had a token by then
-            memory = process.memory(one.pid)
+            memory = process.read_memory(one.pid)
             load.kill()
         return OpenStreams(one.gateway.name, streams, (memory - before) * 1024 / max(streams, 1))
 
@@ -411,30 +411,41 @@ class _Runner:
         apart = len(self._cores) >= _APART
         two = ",".join(map(str, self._cores[:2]))
         clients = ",".join(map(str, self._cores[2:-1] if apart else self._cores))
-        load = replace(WHOLE, clients=64, count=40_000)
+        load = replace(UNARY, clients=64, count=40_000)
         worker.set_pace(0)
         if apart:
             os.sched_setaffinity(worker.process.pid, self._cores[-1:])
         for _ in range(_SCALING_ROUNDS):
             for processes in (1, 2):
-                with ExitStack() as stack:
-                    gateway = replace(
-                        interlingua.INTERLINGUA,
-                        name=f"{processes} processes",
-                        start=partial(interlingua.start, processes=processes),
-                        pairs=interlingua.INTERLINGUA.pairs[:1],
-                    )
-                    cores = two if apart or processes > 1 else two.partition(",")[0]
-                    one, _ = self._start_gateway(gateway, worker, stack, cores)
-                    target = one.find_target(gateway.pairs[0], load)
-                    before = process.cpu(one.pid)
-                    outcome = run_load(load, target, clients)
-                    cpu = (process.cpu(one.pid) - before) / 1000 / max(outcome.completed, 1)
-                    rate = outcome.completed / outcome.seconds
-                    self.scaling.append(ScalingSample(processes, cpu, rate, apart))
-                    self._log(
-                        f"  {processes} processes: {cpu:.1f} us a request, {rate:,.0f} a second"
-                    )
+                cores = two if apart or processes > 1 else two.partition(",")[0]
+                try:
+                    sample = self._measure_processes(processes, load, worker, cores, clients)
+                except StartFailed as error:
+                    self._log(f"  {processes} processes: {error}")
+                    return
+                self.scaling.append(replace(sample, apart=apart))
+                self._log(
+                    f"  {processes} processes: {sample.cpu:.1f} us a request,"
+                    f" {sample.rate:,.0f} a second"
+                )
+
+    def _measure_processes(
+        self, processes: int, load: Load, worker: Worker, cores: str, clients: str
+    ) -> ScalingSample:
+        """Put a load on so many processes on these cores. Raises StartFailed."""
+        gateway = replace(
+            interlingua.INTERLINGUA,
+            name=f"{processes} processes",
+            start=partial(interlingua.start, processes=processes),
+            pairs=interlingua.INTERLINGUA.pairs[:1],
+        )
+        with ExitStack() as stack:
+            one, _ = self._start_gateway(gateway, worker, stack, cores)
+            target = one.find_target(gateway.pairs[0], load)
+            before = process.read_cpu_time(one.pid)
+            outcome = run_load(load, target, clients)
+            cpu = (process.read_cpu_time(one.pid) - before) / 1000 / max(outcome.completed, 1)
+        return ScalingSample(processes, cpu, outcome.completed / outcome.seconds, apart=False)
 
 
 def _is_close(one: float, other: float) -> bool:

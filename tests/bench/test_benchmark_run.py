@@ -21,9 +21,9 @@ from tests.bench.loads import OPEN, Kind, Load, Traffic
 from tests.bench.runner import Plan, lock_machine, run
 
 KINDS: tuple[Kind, ...] = ("repeated", "images", "embeddings")
-WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
+UNARY = Load(name="unary", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
-LOADS = [WHOLE, STREAM]
+LOADS = [UNARY, STREAM]
 DIRECT = replace(interlingua.DIRECT, loads=None)
 ECHO = replace(BARE_SERVER, loads=None)
 ABSENT = Gateway(name="absent", start=None, version=lambda: None, install_hint="ask for it")
@@ -62,12 +62,12 @@ def test_every_gateway_runs_every_supported_load() -> None:
     found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
 
     keys = found.measured()
-    both = [(DIRECT.name, OPENAI.name, load) for load in ("whole", "stream")]
-    assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "whole"), *both])
+    both = [(DIRECT.name, OPENAI.name, load) for load in ("unary", "stream")]
+    assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "unary"), *both])
     assert {sample.round for sample in found.samples} == {1, 2}
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(sample.cpu > 0 for sample in found.samples)
-    assert {one.load for one in found.samples if one.ratio is not None} == {"whole"}
+    assert {one.load for one in found.samples if one.ratio is not None} == {"unary"}
     assert found.baseline == BARE_SERVER.name
     assert found.missing["absent"] == "not installed: ask for it"
     assert found.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
@@ -82,14 +82,14 @@ def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
             replace(load, name=f"{kind} {load.form}", traffic=Traffic(kind=kind, size=200_000))
             for load in LOADS
             for kind in KINDS
-            if kind != "embeddings" or load is WHOLE
+            if kind != "embeddings" or load is UNARY
         ),
-        replace(WHOLE, name="tools", traffic=Traffic(tools=1)),
+        replace(UNARY, name="tools", traffic=Traffic(tools=1)),
         replace(STREAM, name="streamed tools", traffic=Traffic(tools=1)),
-        replace(WHOLE, name="tls", tls=True, gateways=frozenset({INTERLINGUA.name})),
+        replace(UNARY, name="tls", tls=True, gateways=frozenset({INTERLINGUA.name})),
     ]
     variants = [
-        replace(one, loads=frozenset({"whole", "stream"}))
+        replace(one, loads=frozenset({"unary", "stream"}))
         for one in (AIOHTTP_SERVER, ALL_FEATURES, MANY_MODELS_AND_KEYS)
     ]
     plan = replace(make_plan(INTERLINGUA, *variants), loads=every)
@@ -127,7 +127,7 @@ def test_order_of_gateways_is_reversed_every_round() -> None:
     """The rounds run to and fro, so that none is always before the other."""
     other = replace(DIRECT, name="other")
     found = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
-    order = [(one.round, one.gateway) for one in found.samples if one.load == "whole"]
+    order = [(one.round, one.gateway) for one in found.samples if one.load == "unary"]
     assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
     assert found.against == "other"
 
@@ -180,14 +180,14 @@ def test_process_usage_includes_its_children() -> None:
     ) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        assert len([*process.tree(parent.pid)]) == 2
-        assert process.memory(parent.pid) > 40
-        assert process.cpu(parent.pid) > 10_000_000
+        assert len([*process.list_tree(parent.pid)]) == 2
+        assert process.read_memory(parent.pid) > 40
+        assert process.read_cpu_time(parent.pid) > 10_000_000
         parent.communicate(b"\n")
-    assert process.cpu(parent.pid) == 0
-    assert process.memory(parent.pid) == 0.0
+    assert process.read_cpu_time(parent.pid) == 0
+    assert process.read_memory(parent.pid) == 0.0
 
 
 def test_machine_load_and_description_are_read() -> None:
-    assert 0 <= process.busy(0.01) <= 1
-    assert "cores of" in process.machine()
+    assert 0 <= process.measure_machine_load(0.01) <= 1
+    assert "cores of" in process.describe_machine()

@@ -38,10 +38,6 @@ def test_bare_protocol_server_has_no_upstream(tmp_path: Path) -> None:
     assert BARE_SERVER.start(LaunchContext(43210, 54321, tmp_path, 1)).command[-1] == "43210"
 
 
-def is_installed(environment: peers.Environment) -> bool:
-    return environment.is_installed
-
-
 def test_peer_version_is_none_if_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,13 +45,13 @@ def test_peer_version_is_none_if_not_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [peer.version() for peer in peers.PEERS] == [None] * len(peers.PEERS)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
-    for environment in peers.ENVIRONMENTS:
-        assert not is_installed(environment)
-        if environment.source != "debian":
-            environment.install()
-            assert is_installed(environment)
-            other = replace(environment, packages=(*environment.packages, "more==1"))
-            assert not is_installed(other)
+    environments = [one for one in peers.ENVIRONMENTS if one.source != "debian"]
+    assert not any(one.is_installed for one in environments)
+    for environment in environments:
+        environment.install()
+    assert all(one.is_installed for one in environments)
+    changed = [replace(one, packages=(*one.packages, "more==1")) for one in environments]
+    assert not any(one.is_installed for one in changed)
     monkeypatch.undo()
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))

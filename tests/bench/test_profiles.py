@@ -11,7 +11,7 @@ from tests.bench.loads import Load, Traffic
 from tests.bench.traffic import repeated_chat
 
 ROOT = Path(__file__).parents[2]
-LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
+LOAD = Load(name="unary", clients=4, count=2_000, seconds=5.0)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_profile_contains_request_functions_but_no_runner() -> None:
 
 
 def test_failed_load_has_no_profile() -> None:
-    requests = repeated_chat(Traffic(), "whole", "no-such-model")
+    requests = repeated_chat(Traffic(), "unary", "no-such-model")
     pair = replace(OPENAI, make_requests=lambda traffic, form: requests)
     with pytest.raises(RuntimeError, match="no profile: does not run here"):
         profiles.record_profile(LOAD, pair)

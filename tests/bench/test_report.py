@@ -22,10 +22,10 @@ from tests.bench.loads import (
     LARGEST,
     QUICK,
     RATE,
-    REPEATED_WHOLE,
+    REPEATED_UNARY,
     STYLE_BURSTS,
     TLS,
-    WHOLE,
+    UNARY,
 )
 from tests.bench.peers import PEERS
 from tests.bench.results import (
@@ -45,7 +45,7 @@ LARGE = ["interlingua, 1,000 models and keys", "interlingua, aiohttp server"]
 GOOD = Outcome(1000, 0, "", 1000, 32, 2.0, TIMES, None, None, TIMES)
 
 
-def make_sample(gateway: str, cpu: float, *, round_: int = 1, load: str = "whole") -> Sample:
+def make_sample(gateway: str, cpu: float, *, round_: int = 1, load: str = "unary") -> Sample:
     unit = "token" if load == "paced" else "request"
     return Sample(gateway, "OpenAI to OpenAI", load, unit, round_, cpu, 20.0, True, GOOD)
 
@@ -75,7 +75,7 @@ def make_results(*cpus: float, other_load: float = 0.01) -> Results:
 def test_report_of_an_idle_machine_contains_absolute_numbers() -> None:
     text = report.render_report(make_results(40.0, 60.0, 50.0))
     assert (
-        "| whole | default | OpenAI to OpenAI | 2.50 (2.00-3.00) | 50.0 (40.0-60.0) | 500"
+        "| unary | default | OpenAI to OpenAI | 2.50 (2.00-3.00) | 50.0 (40.0-60.0) | 500"
         " | 100 / 200 | 0 |" in text
     )
     assert "Other load" not in text
@@ -89,7 +89,7 @@ def test_report_of_an_idle_machine_contains_absolute_numbers() -> None:
 def test_report_of_a_noisy_machine_contains_only_ratios() -> None:
     text = report.render_report(make_results(40.0, 60.0, other_load=0.5))
     assert "**Other load on the machine.** Other processes used up to 50% of the machine" in text
-    assert "| whole | default | OpenAI to OpenAI | 2.50 (2.00-3.00) | 0 |" in text
+    assert "| unary | default | OpenAI to OpenAI | 2.50 (2.00-3.00) | 0 |" in text
     assert "| interlingua | 40.0 (40.0-40.0) | 44.0 (44.0-44.0) | 28.4 (4,990) |\n" in text
     assert "| more | 10.0 |" in text
     moved = make_results(40.0)
@@ -104,21 +104,21 @@ def test_report_compares_gateways_side_by_side() -> None:
     results = make_results(40.0)
     text = report.render_report(replace(results, samples=[*results.samples, peer]))
     assert "| load | nginx | interlingua | envoy |" in text
-    assert "| whole | 1.00 | 2.00 | 3.00\\* |" in text
+    assert "| unary | 1.00 | 2.00 | 3.00\\* |" in text
 
 
 def test_report_compares_varied_and_repeated_traffic() -> None:
     samples = [
-        make_sample("interlingua", 80.0, load=WHOLE.name),
-        make_sample("interlingua", 40.0, load=REPEATED_WHOLE.name),
+        make_sample("interlingua", 80.0, load=UNARY.name),
+        make_sample("interlingua", 40.0, load=REPEATED_UNARY.name),
     ]
     text = report.render_report(replace(make_results(), samples=samples))
-    row = f"| {WHOLE.name} | OpenAI to OpenAI | 4.00 (4.00-4.00) | 2.00 (2.00-2.00) | 2.00 |"
+    row = f"| {UNARY.name} | OpenAI to OpenAI | 4.00 (4.00-4.00) | 2.00 (2.00-2.00) | 2.00 |"
     assert row in text
 
 
 def test_report_states_what_a_core_carries() -> None:
-    sample = make_sample("interlingua", 80.0, load=WHOLE.name)
+    sample = make_sample("interlingua", 80.0, load=UNARY.name)
     results = replace(make_results(), samples=[sample])
     text = report.render_report(results)
     assert "| 80.0 µs | 12,000 requests/s | 8,800 requests/s |" in text
@@ -142,7 +142,7 @@ def make_goal_results(*samples: Sample) -> Results:
     ("cpu", "row"), [(60.0, "3.00 | goal"), (75.0, "3.75 | floor"), (90.0, "4.50 | missed")]
 )
 def test_goal_is_judged_by_its_limits(cpu: float, row: str) -> None:
-    text = report.render_report(make_goal_results(make_sample("interlingua", cpu, load=WHOLE.name)))
+    text = report.render_report(make_goal_results(make_sample("interlingua", cpu, load=UNARY.name)))
     name = "non-streaming, passed through, 32 clients"
     assert f"| {name} | 5.8 | 4.00 | 3.00 | {row} |" in text
     assert "tools and tool turns, passed through" not in text
@@ -222,7 +222,7 @@ def test_revisions_are_compared_round_by_round() -> None:
     found = replace(found, samples=[*found.samples, *older], against="revision 1")
     text = report.render_report(found)
     assert "### Compared with revision 1" in text
-    assert "| whole | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
+    assert "| unary | OpenAI to OpenAI | 3 | 1.10 (1.00-1.50) |" in text
     assert "### Compared" not in report.render_report(make_results(40.0))
     assert found.ratio_to("revision 2", make_sample("interlingua", 1.0).key) is None
 
@@ -401,7 +401,7 @@ def test_single_loads_are_chosen_by_a_part_of_their_name(monkeypatch: pytest.Mon
     told = CliRunner().invoke(main, ["run", "--only", "nothing"])
     assert told.exit_code == 2
     assert "--only: no load has this in its name" in told.output
-    assert WHOLE.name in told.output
+    assert UNARY.name in told.output
 
 
 @pytest.mark.parametrize(

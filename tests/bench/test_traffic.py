@@ -32,14 +32,14 @@ from tests.bench.traffic import COUNT, PROMPT, Request
 
 PAIRS = (OPENAI, TO_TRITON, FROM_TRITON, FROM_MINDIE)
 EVERY = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: str(pair.name))
-FORMS = pytest.mark.parametrize("form", ["whole", "stream"])
+FORMS = pytest.mark.parametrize("form", ["unary", "stream"])
 
 
 def parse_headers(request: Request) -> Mapping[str, str]:
     return dict(line.lower().split(": ", 1) for line in request.headers)
 
 
-def make_varied_requests(pair: ProtocolPair, form: Form = "whole") -> Sequence[Request]:
+def make_varied_requests(pair: ProtocolPair, form: Form = "unary") -> Sequence[Request]:
     return pair.make_requests(Traffic(), form)
 
 
@@ -90,7 +90,7 @@ def get_model_name(pair: ProtocolPair, request: Request) -> str:
 
 @EVERY
 def test_single_key_load_uses_one_key(pair: ProtocolPair) -> None:
-    requests = pair.make_requests(Traffic(keys=1), "whole")
+    requests = pair.make_requests(Traffic(keys=1), "unary")
     assert {parse_headers(request)["authorization"] for request in requests} == {
         f"bearer {KEYS[0]}".lower()
     }
@@ -151,14 +151,14 @@ def test_stream_load_requests_streams(form: Form) -> None:
 @pytest.mark.parametrize("size", [650, 40_000, 1_000_000])
 @pytest.mark.parametrize("pair", [OPENAI, TO_TRITON, FROM_TRITON], ids=lambda one: str(one.name))
 def test_repeated_load_has_one_request_of_its_size(pair: ProtocolPair, size: int) -> None:
-    [request] = pair.make_requests(Traffic(kind="repeated", size=size), "whole")
+    [request] = pair.make_requests(Traffic(kind="repeated", size=size), "unary")
     assert get_model_name(pair, request).removeprefix("triton-") == REPEATED_MODEL
     assert size * 0.8 < len(request.body) < size * 1.2
 
 
 def test_tool_load_has_tools_in_every_request() -> None:
     bodies = [
-        json.loads(request.body) for request in OPENAI.make_requests(Traffic(tools=1), "whole")
+        json.loads(request.body) for request in OPENAI.make_requests(Traffic(tools=1), "unary")
     ]
     assert all("tools" in body for body in bodies)
     turns = sum(body["messages"][-1]["role"] == "tool" for body in bodies)
@@ -167,7 +167,7 @@ def test_tool_load_has_tools_in_every_request() -> None:
 
 @pytest.mark.parametrize("load", BODY_SIZES[:4], ids=lambda load: str(load.name))
 def test_image_load_has_distinct_bodies_of_its_size(load: Any) -> None:
-    requests = OPENAI.make_requests(load.traffic, "whole")
+    requests = OPENAI.make_requests(load.traffic, "unary")
     assert 6 <= len({request.body for request in requests}) == len(requests) <= COUNT
     for request in requests[:6]:
         assert load.traffic.size * 0.8 < len(request.body) < load.traffic.size * 1.1 + 4_000
@@ -178,7 +178,7 @@ def test_image_load_has_distinct_bodies_of_its_size(load: Any) -> None:
 
 
 def test_embedding_load_has_one_to_two_thousand_inputs() -> None:
-    requests = OPENAI.make_requests(Traffic(kind="embeddings"), "whole")
+    requests = OPENAI.make_requests(Traffic(kind="embeddings"), "unary")
     bodies = [json.loads(request.body) for request in requests]
     sizes = sorted(1 if isinstance(body["input"], str) else len(body["input"]) for body in bodies)
     assert sizes[0] == 1
