@@ -172,6 +172,21 @@ def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
     )
 
 
+def set_up_response_store(
+    config: schema.ResponseStoreConfig,
+    services: GatewayServices,
+    process_group: "ProcessGroup | None",
+) -> GatewayServices:
+    """Set up the store of responses, if they are stored. Returns the services."""
+    store = create_response_store(config, services.wall_clock)
+    if process_group is not None and isinstance(store, MemoryResponseStore):
+        log.info(
+            "each process stores its own responses; give stored_responses an sqlite file or a "
+            "redis server for those of all"
+        )
+    return replace(services, response_store=store)
+
+
 @runtime_checkable
 class ManuallyManaged(Protocol):
     """A backend whose workers the admin API can change."""
@@ -218,13 +233,7 @@ class Gateway:
         services, self._shared_limits = SharedRateLimits.create(
             config.state, services, self._list_leased_counters
         )
-        store = create_response_store(config.stored_responses, services.wall_clock)
-        services = replace(services, response_store=store)
-        if process_group is not None and isinstance(store, MemoryResponseStore):
-            log.info(
-                "each process stores its own responses; give stored_responses an sqlite file or "
-                "a redis server for those of all"
-            )
+        services = set_up_response_store(config.stored_responses, services, process_group)
         metrics: MetricsCollector | None = None
         if config.admin is not None:
             services, metrics, observe_reload = set_up_metrics(

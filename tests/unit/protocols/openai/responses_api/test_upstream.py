@@ -116,6 +116,15 @@ def test_other_workers_take_more_parameters_and_no_labels() -> None:
     ]  # fmt: skip
 
 
+def test_truncation_is_openais_own() -> None:
+    stopping = StopConditions(overflow="truncate")
+
+    assert find_losses(stopping=stopping) == []
+    assert find_losses(OpenAI("vllm", worker_api="responses"), stopping=stopping) == [
+        "overflow=dropped"
+    ]
+
+
 def test_messages_as_items() -> None:
     messages = (
         Message("system", (TextPart("s"),)),
