@@ -107,7 +107,7 @@ oracle: $(VENV)/.dev
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
 clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed
-	@$(MAKE) --silent $(CLIENTS)/codex/.installed || echo "clients: Codex can't be installed here: it needs npm"
+	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node can't be installed here: it needs npm"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
@@ -217,10 +217,10 @@ $(CLIENTS)/agents/.installed: tests/clients/agents/requirements.txt | $(CLIENTS)
 	@touch $@
 
 # The lock file holds digests and no addresses, so any registry will do.
-$(CLIENTS)/codex/.installed: tests/clients/codex/package.json tests/clients/codex/package-lock.json | $(CLIENTS)/.installed
-	@echo "install: Codex CLI in $(CLIENTS)/codex"
-	@mkdir -p $(CLIENTS)/codex && cp $^ $(CLIENTS)/codex
-	@cd $(CLIENTS)/codex && npm ci --silent --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund
+$(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*) | $(CLIENTS)/.installed
+	@echo "install: clients for Node in $(CLIENTS)/node"
+	@mkdir -p $(CLIENTS)/node && cp $^ $(CLIENTS)/node
+	@cd $(CLIENTS)/node && npm ci --silent --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.

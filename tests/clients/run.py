@@ -27,7 +27,7 @@ def main(environment: Path) -> int:
                 "SCRIPTED_URL": scripted,
                 "BUILT_IN_URL": small,
                 "AGENTS_URL": agents,
-                "CODEX": str((environment / "codex/node_modules/.bin/codex").absolute()),
+                "NODE_CLIENTS": str((environment / "node").absolute()),
             }
             others = _run_tests(environment, FOLDER / "others", variables)
             others = _run_tests(environment / "agents", FOLDER / "agents", variables) or others

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CODEX = os.environ.get("CODEX", "")
+CODEX = Path(os.environ.get("NODE_CLIENTS", "")) / "node_modules" / ".bin" / "codex"
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "codex.md"
 """It shows Codex's configuration."""
 
@@ -24,7 +24,7 @@ def read_config(url: str) -> str:
     return found[1].replace("http://127.0.0.1:8000", url)
 
 
-@pytest.mark.skipif(not Path(CODEX).is_file(), reason="Codex can't be installed here: it needs npm")
+@pytest.mark.skipif(not CODEX.is_file(), reason="Codex can't be installed here: it needs npm")
 def test_codex_exec_edits_a_file(tmp_path: Path, key: str) -> None:
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir()
