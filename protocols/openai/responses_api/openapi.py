@@ -37,10 +37,10 @@ _REQUEST_TYPES: Final[Mapping[str, Schema]] = parse_types(
     File = {type: "input_file", file_data: string, filename?: string | null}
     Audio = {type: "input_audio", input_audio: {data: string, format: string}}
     Refusal = {type: "refusal", refusal: string}
+    UserPart = Text | Image | File | Audio
     UserMessage = {
         type?: "message" | null, role: "user", content: string | UserPart[],
     }
-    UserPart = Text | Image | File | Audio
     SystemMessage = {
         type?: "message" | null, role: "system" | "developer", content: string | Text[],
     }
@@ -107,7 +107,38 @@ _REQUEST_TYPES: Final[Mapping[str, Schema]] = parse_types(
 )
 _RESPONSE_TYPES: Final[Mapping[str, Schema]] = parse_types(
     """
-    OutputItem = {id: string, type: string, status: "in_progress" | "completed" | "incomplete"}
+    ResponseLogprob = {
+        token: string, logprob: number, bytes: integer[],
+        top_logprobs: {token: string, logprob: number, bytes: integer[]}[],
+    }
+    OutputText = {
+        type: "output_text", text: string, annotations: object[], logprobs: ResponseLogprob[],
+    }
+    OutputRefusal = {type: "refusal", refusal: string}
+    OutputPart = OutputText | OutputRefusal
+    Status = "in_progress" | "completed" | "incomplete"
+    OutputMessage = {
+        id: string, type: "message", status: Status, role: "assistant", content: OutputPart[],
+    }
+    OutputReasoning = {
+        id: string, type: "reasoning", status: Status,
+        summary: {type: "summary_text", text: string}[],
+        content?: {type: "reasoning_text", text: string}[], encrypted_content?: string,
+    }
+    OutputFunctionCall = {
+        id: string, type: "function_call", status: Status, call_id: string, name: string,
+        namespace?: string, arguments: string,
+    }
+    OutputCustomCall = {
+        id: string, type: "custom_tool_call", status: Status, call_id: string, name: string,
+        namespace?: string, input: string,
+    }
+    OutputSearchCall = {
+        id: string, type: "tool_search_call", status: Status, call_id: string,
+        execution: "client", arguments: Any,
+    }
+    OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall
+        | OutputSearchCall
     ResponsesUsage = {
         input_tokens: integer,
         input_tokens_details: {cached_tokens: integer, cache_write_tokens: integer},
@@ -117,24 +148,40 @@ _RESPONSE_TYPES: Final[Mapping[str, Schema]] = parse_types(
     Response = {
         id: string, object: "response", created_at: integer,
         status: "in_progress" | "completed" | "incomplete" | "failed",
-        completed_at: integer | null, error: {code: string, message: string} | null,
+        completed_at: integer | null, background: boolean,
+        error: {code: string, message: string} | null,
         incomplete_details: {reason: "max_output_tokens" | "content_filter"} | null,
-        model: string, output: OutputItem[], parallel_tool_calls: boolean, tools: object[],
-        tool_choice: any, usage: ResponsesUsage | null, metadata: object, store: boolean,
+        instructions: string | null, max_output_tokens: number | null,
+        max_tool_calls: number | null, model: string, output: OutputItem[],
+        parallel_tool_calls: boolean, previous_response_id: string | null,
+        prompt_cache_key: string | null,
+        reasoning: {effort: string | null, summary: string | null},
+        safety_identifier: string | null, service_tier: string, store: boolean,
+        temperature: number | null, text: {format: Any, verbosity?: string}, tool_choice: Any,
+        tools: Any[], top_logprobs: number, top_p: number | null, truncation: string,
+        usage: ResponsesUsage | null, user: string | null, metadata: Any,
+        presence_penalty?: number, frequency_penalty?: number,
     }
-    ResponseEvent = {type: string, sequence_number: integer}
+    ResponseEvent = {
+        type: string, sequence_number: integer, response?: Response, output_index?: integer,
+        item_id?: string, content_index?: integer, summary_index?: integer, item?: OutputItem,
+        part?: Any, delta?: string, text?: string, refusal?: string, arguments?: string,
+        input?: string, name?: string, logprobs?: ResponseLogprob[],
+    }
     DeletedResponse = {id: string, object: "response", deleted: boolean}
     InputItems = {
-        object: "list", data: object[], first_id: string | null, last_id: string | null,
+        object: "list", data: Any[], first_id: string | null, last_id: string | null,
         has_more: boolean,
     }
-    """
+    """,
+    Any={},
 )
+_COMPONENTS: Final = ("Response", "ResponseEvent", "DeletedResponse", "InputItems")
 
 
 def build_schemas() -> dict[str, Schema]:
     """The components of the responses."""
-    return dict(_RESPONSE_TYPES)
+    return {name: _RESPONSE_TYPES[name] for name in _COMPONENTS}
 
 
 def build_operations(
@@ -185,4 +232,4 @@ def _build_request(*, allows_unknown_fields: bool) -> Schema:
             )
         ),
     }
-    return object_of(properties, "model", more=allows_unknown_fields)
+    return object_of(properties, "model", "input", more=allows_unknown_fields)

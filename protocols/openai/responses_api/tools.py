@@ -214,6 +214,8 @@ class ToolCatalog:
 
     def _read_object_choice(self, value: Mapping[str, Any]) -> ToolChoice | None:
         kind = value.get("type")
+        if not isinstance(kind, str):
+            raise invalid_type_error("tool_choice.type", "a string", kind)
         if kind in ("function", "custom"):
             return NamedTool(self._find_tool(value, "tool_choice"))
         if kind == "allowed_tools":

@@ -189,6 +189,8 @@ def test_choice_without_tools_is_none() -> None:
         ("maybe", "tool_choice"),
         (5, "tool_choice"),
         ({}, "tool_choice.type"),
+        ({"type": {}}, "tool_choice.type"),
+        ({"type": "nope"}, "tool_choice.type"),
         ({"type": "function"}, "tool_choice.name"),
         ({"type": "function", "name": "x"}, "tool_choice"),
         ({"type": "function", "name": "twice"}, "tool_choice"),
