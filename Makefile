@@ -107,7 +107,7 @@ oracle: $(VENV)/.dev
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
 clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed
-	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node can't be installed here: it needs npm"
+	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node.js can't be installed here"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
@@ -216,11 +216,11 @@ $(CLIENTS)/agents/.installed: tests/clients/agents/requirements.txt | $(CLIENTS)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/agents/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
 	@touch $@
 
-# The lock file holds digests and no addresses, so any registry will do.
-$(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*) | $(CLIENTS)/.installed
-	@echo "install: clients for Node in $(CLIENTS)/node"
-	@mkdir -p $(CLIENTS)/node && cp $^ $(CLIENTS)/node
-	@cd $(CLIENTS)/node && npm ci --silent --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund
+# Nothing of a package runs when it is installed. The lock file holds digests and no addresses.
+$(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*.json tests/clients/node/*.mjs) $(CLIENTS)/.installed
+	@echo "install: clients for Node.js in $(CLIENTS)/node"
+	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/*.json tests/clients/node/*.mjs $(CLIENTS)/node
+	@npm --prefix $(CLIENTS)/node ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.

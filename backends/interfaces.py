@@ -1,7 +1,7 @@
 """Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
@@ -363,3 +363,58 @@ class ComputesChoices(Protocol):
 
     computes_choices: bool
     """Always true."""
+
+
+class RequestBody(Struct, frozen=True):
+    """A request's body that is sent while it arrives. ``size`` is in bytes, None if not known."""
+
+    size: int | None
+    read_pieces: Callable[[], AsyncIterator[bytes]]
+
+
+class ForwardedRequest(Struct, frozen=True):
+    """A client's request that is forwarded without translation.
+
+    ``upstream_request`` has all of the body, unless ``body`` is set. ``headers`` are the headers of
+    this request alone.
+    """
+
+    upstream_request: "UpstreamRequest"
+    headers: "Headers"
+    body: RequestBody | None = None
+    """The body, if it is still arriving. It can be sent once."""
+
+
+class ForwardedResponse(Protocol):
+    """A worker's response that is forwarded as it is. ``close`` must be called."""
+
+    status: int
+    headers: "Headers"
+    """Those that a client gets."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the body was received; ``read`` may still return some of it."""
+
+    async def read(self) -> list[bytes]:
+        """The next bytes, as soon as there are any; [] at the end. Raises WorkerError."""
+
+    def close(self) -> None:
+        """Stop: free the worker, and close the connection if the response is unfinished."""
+
+
+@runtime_checkable
+class ForwardsRequests(Protocol):
+    """A backend whose workers may get requests of clients without translation."""
+
+    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
+        """The workers' path for the client's operation; None if they do not speak its protocol."""
+
+    async def forward(
+        self, request: ForwardedRequest, context: RequestContext
+    ) -> ForwardedResponse:
+        """Send the request; returns once the worker has accepted it.
+
+        Another worker gets it if one can't be reached. Raises Overloaded, DeadlineExceeded,
+        WorkerError, and the errors that the protocol's adapter reads from the worker.
+        """

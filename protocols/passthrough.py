@@ -387,11 +387,21 @@ class NameReplacer:
 
 
 class UnaryPassthroughReader:
-    """Reads a unary response that may hold anything; a stream is encoded."""
+    """Reads a unary response that may hold anything; a stream is encoded.
 
-    def __init__(self, decoder: ResponseDecoder, names: NameReplacer) -> None:
+    ``encodes_implausible_usage``: a response whose token counts are ignored is encoded, too.
+    """
+
+    def __init__(
+        self,
+        decoder: ResponseDecoder,
+        names: NameReplacer,
+        *,
+        encodes_implausible_usage: bool = False,
+    ) -> None:
         self._decoder = decoder
         self._names = names
+        self._encodes_implausible_usage = encodes_implausible_usage
         self._chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
@@ -403,7 +413,15 @@ class UnaryPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         body = b"".join(self._chunks).strip()
         events = self._decoder.close()
-        return self._names.replace(body) if body[:1] == b"{" else None, events
+        if body[:1] != b"{" or (self._encodes_implausible_usage and _has_ignored_usage(events)):
+            return None, events
+        return self._names.replace(body), events
+
+
+def _has_ignored_usage(events: Sequence[Event]) -> bool:
+    """Whether the response ended, and its token counts are implausible."""
+    end = events[-1] if events else None
+    return type(end) is StreamEnd and end.has_ignored_usage
 
 
 class UnaryDecoder(ResponseDecoder, Protocol):
@@ -452,16 +470,17 @@ class StandardUnaryReader(UnaryPassthroughReader):
 
     def _is_standard(self, body: bytes, events: Sequence[Event]) -> bool:
         """Whether the client may have the body as the worker wrote it."""
-        for choice in self._skimmer.unary_choices:
+        if _has_ignored_usage(events):
+            return False
+        choices = self._skimmer.unary_choices
+        for choice in choices:
             message = choice.message
             if choice.finish_reason not in self._finish_reasons or (
                 message is not None and (message.tool_calls or message.function_call is not None)
             ):
                 return False
-        end = events[-1] if events else None
-        return not (type(end) is StreamEnd and end.has_ignored_usage) and not (
-            b"\\u00" in body and _ESCAPED_LETTER.search(body)
-        )
+        # Embeddings may be large, and have no text.
+        return not (choices and b"\\u00" in body and _ESCAPED_LETTER.search(body))
 
 
 _decode_chunk: Final = msgspec.json.Decoder(TextChunk).decode

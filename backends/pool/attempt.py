@@ -356,7 +356,7 @@ class Attempt(AttemptTimeouts):
                 raise await self._read_error(response)
             self.accepted = True
             if "content-encoding" in response.headers:
-                _check_encoding(response.headers["content-encoding"])
+                check_content_encoding(response.headers["content-encoding"])
             if response.complete and not self._is_stream:
                 items = self._read_unary(response.read_available())
             else:
@@ -475,9 +475,7 @@ class Attempt(AttemptTimeouts):
         """Read the error of a response whose status is not 200."""
         status, headers = response.status, response.headers
         if status < HTTPStatus.BAD_REQUEST:
-            redirect = WorkerFailed(f"the worker answered {status}", status=status)
-            redirect.worker_status = status
-            return redirect
+            return build_worker_error(self.request.read_error, status, headers, b"")
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # a part of the body is enough
@@ -487,12 +485,10 @@ class Attempt(AttemptTimeouts):
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
         kind = self.request.request.kind
         if kind not in BASIC_KINDS and status in _UNKNOWN_PATH_STATUSES:
-            return build_unsupported_kind_error(kind)
-        error = self.request.read_error(status, headers, payload)
-        error.worker_status = status
-        if not error.worker_text:
-            error.worker_text = payload.decode("utf-8", "replace")
-        return error
+            return build_worker_error(
+                lambda *_: build_unsupported_kind_error(kind), status, headers, payload
+            )
+        return build_worker_error(self.request.read_error, status, headers, payload)
 
     async def _read_body(
         self, response: UpstreamResponse, *, had_content: bool = True
@@ -606,7 +602,21 @@ def _decode_end(reader: PassthroughReader) -> StreamItem:
     return raw, events
 
 
-def _check_encoding(encoding: str) -> None:
+def build_worker_error(
+    read_error: ErrorReader, status: int, headers: Mapping[str, str], payload: bytes
+) -> GatewayError:
+    """The error for a response that is not successful, with its status and text for operators."""
+    if status < HTTPStatus.BAD_REQUEST:
+        error: GatewayError = WorkerFailed(f"the worker answered {status}", status=status)
+    else:
+        error = read_error(status, headers, payload)
+    error.worker_status = status
+    if not error.worker_text:
+        error.worker_text = payload.decode("utf-8", "replace")
+    return error
+
+
+def check_content_encoding(encoding: str) -> None:
     """Raise WorkerFailed for a compressed body."""
     if encoding.lower() != "identity":
         raise WorkerFailed(
@@ -638,10 +648,13 @@ _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 
 def filter_headers(
-    wire: UpstreamRequest, context: RequestContext
+    wire: UpstreamRequest, context: RequestContext, own: frozenset[str] = frozenset()
 ) -> tuple[UpstreamRequest, Headers]:
-    """``wire`` with the common headers only, and the headers of this request alone."""
-    common, headers = _split_headers(wire.headers)
+    """``wire`` with the common headers only, and the headers of this request alone.
+
+    ``own`` are names of further headers of the protocol.
+    """
+    common, headers = _split_headers(wire.headers, own)
     if common is not wire.headers:
         wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
     if _HEADER_WORD.fullmatch(context.id):
@@ -654,12 +667,13 @@ def filter_headers(
 
 
 @functools.lru_cache(256)
-def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
+def _split_headers(headers: Headers, own: frozenset[str]) -> tuple[Headers, Headers]:
     """The headers that are sent: those common to requests, and those of one request."""
     common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
     if common == headers:
         return headers, ()
-    return common, tuple(header for header in headers if header[0].lower() in _PER_REQUEST_HEADERS)
+    single = own.union(_PER_REQUEST_HEADERS)
+    return common, tuple(header for header in headers if header[0].lower() in single)
 
 
 def add_trace_headers(

@@ -20,6 +20,7 @@ from backends.interfaces import (
     BackendRequest,
     Deadline,
     EventSink,
+    ForwardedRequest,
     PreparedRequest,
     RequestContext,
     RequestObserver,
@@ -40,6 +41,7 @@ from backends.pool.attempt import (
 )
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
+from backends.pool.forwarding import ForwardedAttempt
 from backends.pool.health_check import HealthChecker
 from backends.pool.load_balancing import (
     NO_ROUTING_KEY,
@@ -74,13 +76,17 @@ from protocols.core.errors import (
     GatewayError,
     RateLimitExceeded,
     RetriesExhausted,
+    WorkerUnreachable,
 )
 from protocols.core.interfaces import (
+    ClientAdapter,
     Clock,
+    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
     SupportsPassthrough,
+    SupportsProxy,
     UpstreamAdapter,
     UpstreamRequest,
     build_unsupported_kind_error,
@@ -197,6 +203,9 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
+        self._own_headers = (
+            adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset[str]()
+        )
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
@@ -384,6 +393,44 @@ class PoolBackend:
             self._abandon_attempt(attempt, context)
         return items
 
+    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
+        """See ``backends.interfaces.ForwardsRequests``."""
+        adapter = self._adapter
+        if not isinstance(adapter, SupportsProxy) or adapter.name != client.name:
+            return None
+        return adapter.get_proxied_path(operation)
+
+    async def forward(self, request: ForwardedRequest, context: RequestContext) -> ForwardedAttempt:
+        """See ``backends.interfaces.ForwardsRequests``."""
+        deadline = self._compute_deadline(context)
+        wire, headers = filter_headers(request.upstream_request, context)
+        request = replace(request, upstream_request=wire, headers=(*request.headers, *headers))
+        tried_keys: set[int] = set()
+        self._retry_budget.record_request(self._clock())
+        while True:
+            criteria = SelectionCriteria(frozenset(tried_keys))
+            slot = await self._workers.acquire(criteria, deadline, context.id)
+            if context.first_attempt_at is None:
+                context.first_attempt_at = slot.acquired_at
+            attempt = ForwardedAttempt(slot, self._workers, self._services, deadline)
+            has_begun = False
+            try:
+                await attempt.begin(request, self._adapter.read_error)
+                has_begun = True
+            except GatewayError as error:
+                _record_failure(slot.worker, error, context)
+                tried_keys.add(slot.worker.key)
+                criteria = SelectionCriteria(frozenset(tried_keys))
+                if not isinstance(error, WorkerUnreachable) or not (
+                    self._workers.select_available(criteria)
+                ):
+                    raise
+            finally:
+                if not has_begun:
+                    attempt.close()
+            if has_begun:
+                return attempt
+
     def _end_failed_response(
         self, attempt: Attempt, context: RequestContext, error: GatewayError
     ) -> None:
@@ -408,7 +455,7 @@ class PoolBackend:
             wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
             wire = adapter.encode_request(request)
-        wire, headers = filter_headers(wire, context)
+        wire, headers = filter_headers(wire, context, self._own_headers)
         return AttemptRequest(
             request,
             wire,
@@ -422,7 +469,7 @@ class PoolBackend:
     def _build_passthrough_request(
         self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, headers = filter_headers(passthrough.upstream_request, context)
+        wire, headers = filter_headers(passthrough.upstream_request, context, self._own_headers)
         read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
             passthrough.request,

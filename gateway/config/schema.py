@@ -314,6 +314,8 @@ class ListenerConfig(ConfigSection, frozen=True):
     tls: TlsConfig | None = None
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    default_model: NonEmptyStr | None = None
+    """The model whose workers get images, audio and moderations that name no model."""
     cors: CorsConfig | None = None
     """Without it, browsers let no page of another origin use the listener."""
 
@@ -435,6 +437,10 @@ class ModelConfig(ConfigSection, frozen=True):
 
     Without a split, the highest numbered version gets all the traffic; clients can still name the
     others. Options of a single protocol stand under that protocol's name.
+
+    A model whose name ends with ``*``, such as ``openai/*``, serves every name with this beginning
+    that no other model has; the longest beginning counts. In ``model``, ``*`` is the rest of the
+    requested name. The model ``*`` serves all names, which its workers get as they are.
     """
 
     extra_field: ClassVar[str] = "options"

@@ -158,7 +158,12 @@ def _check_listener(
         if not is_set(protocol.prefix):
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
-        shared_paths = sorted(paths & owners.keys())
+        has_header = context.protocols.has_version_header
+        shared_paths = sorted(
+            path
+            for path in paths & owners.keys()
+            if has_header(protocol.name) is has_header(owners[path])
+        )
         if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
             method, shared_path = shared_paths[0]
             owner = owners[method, shared_path]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -55,17 +56,25 @@ class _AiohttpRequest:
     async def body(self, limit: int) -> bytes:
         return await self._body.read(self._raw, limit)
 
+    async def peek_body(self, size: int) -> tuple[bytes, bool]:
+        return await self._body.peek(self._raw, size)
+
+    async def read_body_piece(self) -> bytes:
+        return await self._body.read_next(self._raw)
+
 
 class BodyReader:
     """Reads a request body within the limits of its time and memory."""
 
-    __slots__ = ("_budget", "_limits", "_size")
+    __slots__ = ("_budget", "_limits", "_peeked", "_size")
 
     def __init__(self, limits: ServerLimitsConfig, budget: BodyBudget) -> None:
         self._limits = limits
         self._budget = budget
         self._size = 0
         """Bytes received, taken of the budget."""
+        self._peeked = bytearray()
+        """Bytes received and not yet read, of a body that is read in pieces."""
 
     async def read(self, raw: web.BaseRequest, limit: int) -> bytes:
         """The body. Raises RequestTooLarge, Overloaded, or MalformedRequest if it is incomplete."""
@@ -86,6 +95,31 @@ class BodyReader:
         except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
         return bytes(buffer)
+
+    async def peek(self, raw: web.BaseRequest, size: int) -> tuple[bytes, bool]:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        is_complete = False
+        while len(self._peeked) <= size and not is_complete:
+            piece = await self._read_whole_piece(raw)
+            self._count(len(piece), sys.maxsize)
+            self._peeked += piece
+            is_complete = not piece
+        return bytes(self._peeked), is_complete or raw.content.at_eof()
+
+    async def read_next(self, raw: web.BaseRequest) -> bytes:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        if self._peeked:
+            piece = bytes(self._peeked)
+            self._peeked.clear()
+            self.release()
+            return piece
+        return await self._read_whole_piece(raw)
+
+    async def _read_whole_piece(self, raw: web.BaseRequest) -> bytes:
+        try:
+            return await self._read_piece(raw.content)
+        except (web.RequestPayloadError, TimeoutError):
+            raise MalformedRequest("the body did not arrive whole") from None
 
     def release(self) -> None:
         """Give the budget back what the body took of it."""

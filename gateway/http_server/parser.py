@@ -45,13 +45,16 @@ class IncomingRequest(Struct, eq=False):
     is_broken: bool = False
     """Whether the body is malformed or incomplete."""
     _limit: int | None = None
+    _taken: int = 0
+    """Bytes that were read in pieces."""
     waiter: asyncio.Future[None] | None = None
     """Set while a reader waits for more of the body."""
 
     @property
     def is_full(self) -> bool:
         """Whether reading should pause."""
-        return self.body_size > (MAX_UNREAD_BODY if self._limit is None else self._limit)
+        unread = self.body_size - self._taken
+        return unread > (MAX_UNREAD_BODY if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
         """See ``HttpRequest``. Raises MalformedRequest for an incomplete body."""
@@ -65,6 +68,27 @@ class IncomingRequest(Struct, eq=False):
         data = self._data
         if type(data) is not bytes:
             data = self._data = bytes(data)
+        return data
+
+    async def peek_body(self, size: int) -> tuple[bytes, bool]:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        self._limit = size
+        while self.body_size <= size and not self.is_complete:
+            await self._wait_for_data()
+        if self._is_over_budget:
+            raise build_body_overload()
+        return bytes(self._data), self.is_complete
+
+    async def read_body_piece(self) -> bytes:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        self._limit = None
+        while not self._data and not self.is_complete:
+            await self._wait_for_data()
+        if self._is_over_budget:
+            raise build_body_overload()
+        data = bytes(self._data)
+        self._taken += len(data)
+        self.release_body()
         return data
 
     def add_data(self, data: bytes) -> None:
@@ -102,16 +126,22 @@ class IncomingRequest(Struct, eq=False):
             if not self._budget.has_room(size - self._reserved):
                 raise build_body_overload()
         while not self.is_complete and not self._is_over_budget:
-            if self.is_broken:
-                raise MalformedRequest("the body did not arrive whole")
-            if self.is_full:
+            if self.is_full and not self.is_broken:
                 raise _build_too_large(limit)
-            self._resume_body()
-            self.waiter = self._loop.create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
+            await self._wait_for_data()
+
+    async def _wait_for_data(self) -> None:
+        """Wait for more of the body. Raises MalformedRequest or Overloaded."""
+        if self._is_over_budget:
+            raise build_body_overload()
+        if self.is_broken:
+            raise MalformedRequest("the body did not arrive whole")
+        self._resume_body()
+        self.waiter = self._loop.create_future()
+        try:
+            await self.waiter
+        finally:
+            self.waiter = None
 
     def notify(self) -> None:
         """Wake the reader of the body."""

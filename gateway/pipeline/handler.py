@@ -31,6 +31,7 @@ from gateway.pipeline.http import (
     get_client_request_id,
     parse_seconds,
 )
+from gateway.pipeline.proxy import ProxiedBody, forward_request, get_proxy_adapter
 from gateway.pipeline.recorder import (
     EXPLAIN_HEADER,
     NULL_RECORDER,
@@ -48,9 +49,11 @@ from protocols.core.catalog import Catalog
 from protocols.core.errors import (
     GatewayError,
     InternalError,
+    InvalidParameter,
     RequestNotFound,
     StoredObjectNotFound,
     Unauthorized,
+    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -61,6 +64,7 @@ from protocols.core.interfaces import (
     RoutingInfo,
     StoredResponse,
     StoresResponses,
+    SupportsTokenEstimate,
 )
 
 log = logging.getLogger("interlingua")
@@ -88,6 +92,8 @@ class HandlerSettings(Struct, frozen=True):
     """Whether requests without a key may request an explanation."""
     config_hash: str = ""
     """The configuration's hash, for the access log."""
+    default_model: str = ""
+    """The model of forwarded requests that name none; "" if they are refused."""
 
 
 class Tracer(Protocol):
@@ -246,7 +252,7 @@ class RequestHandler:
             adapter = match.mount.adapter
             record.protocol = adapter.name
         except GatewayError as error:
-            adapter = self.path_router.find_owner(http.path).adapter
+            adapter = self.path_router.find_owner(http.path, http.headers).adapter
             record.protocol = adapter.name
             _send_error(adapter, error, None, request)
             return
@@ -264,14 +270,14 @@ class RequestHandler:
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._start_explanation(request, principal)
-            has_body = match.endpoint.method != "GET"  # the body of a GET request is not read
+            has_body = match.endpoint.method != "GET" and match.endpoint.task != "proxy"
             body = await http.body(self._settings.max_body_size) if has_body else b""
             if has_body and "content-encoding" in headers:
                 body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
             if recorder is not NULL_RECORDER:
                 recorder.record_request(adapter, client_request, principal, http.peer)
-            await self._answer_request(request, adapter, client_request, principal, recorder)
+            await self._answer_request(match, client_request, request, principal, recorder)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
@@ -281,19 +287,21 @@ class RequestHandler:
 
     async def _answer_request(
         self,
-        request: ActiveRequest,
-        adapter: ClientAdapter,
+        match: EndpointMatch,
         client_request: ClientRequest,
+        request: ActiveRequest,
         principal: Principal | None,
         recorder: ExplainRecorder,
     ) -> None:
         """Do what the endpoint is for."""
-        endpoint = client_request.endpoint
-        if endpoint.task == "recall":
-            await self._send_stored(adapter, client_request, request)
-            return
+        endpoint, adapter = match.endpoint, match.mount.adapter
         if endpoint.task not in _MODEL_TASKS:
-            await self._send_info(adapter, client_request, request, principal)
+            if endpoint.task == "proxy":
+                await self._forward(match, request, principal, recorder)
+            elif endpoint.task == "recall":
+                await self._send_stored(adapter, client_request, request)
+            else:
+                await self._send_info(adapter, client_request, request, principal)
             return
         info = (
             adapter.read_routing_info(client_request)
@@ -314,6 +322,39 @@ class RequestHandler:
         if endpoint.is_stateful:
             await self._prepare_stateful(routed)
         await self._dispatch(routed, request)
+
+    async def _forward(
+        self,
+        match: EndpointMatch,
+        request: ActiveRequest,
+        principal: Principal | None,
+        recorder: ExplainRecorder,
+    ) -> None:
+        """Forward a request that is not translated. Raises GatewayError."""
+        http, record, adapter = request.http, request.record, match.mount.adapter
+        body = ProxiedBody(http, self._settings.max_body_size)
+        client_request = await body.find_model(
+            get_proxy_adapter(adapter),
+            lambda beginning: _make_client_request(match, http, record, beginning),
+        )
+        model = body.model or self._settings.default_model
+        if not model:
+            text = "you must provide the field 'model'"
+            raise InvalidParameter(text, param="model", problem="missing")
+        routed = RoutedRequest(
+            adapter,
+            client_request,
+            RoutingInfo(model),
+            self._make_context(client_request, NULL_RECORDER, record),
+            request.writer,
+            record,
+            principal,
+            http.peer,
+            recorder,
+        )
+        route = self._route_request(routed)
+        self._reserve_limits(routed, route, request, None)
+        await forward_request(routed, route, body)
 
     def _start_explanation(
         self, request: ActiveRequest, principal: Principal | None
@@ -341,11 +382,13 @@ class RequestHandler:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-protocol", "")
+        yield from match.list_header_protocols(http.headers)
         models = None if self._authenticator.allows_anonymous else frozenset[str]()
         if principal is not None:
             yield principal.protocol or ""
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
+        yield from match.list_default_protocols()
 
     async def _authenticate_later(self, headers: Mapping[str, str]) -> Principal | None:
         """Authenticate once the issuer's keys are there. Raises Unauthorized."""
@@ -445,13 +488,24 @@ class RequestHandler:
         if self._limiter is not None:
             takes_tokens = routed.client_request.endpoint.task == "generate"
             body = routed.client_request.body if takes_tokens else None
-            reservation = request.reservation = self._limiter.reserve(
-                routed.record.key, route.requested_model, route.model.info, body, routed.adapter
-            )
-            if reservation is not None:
-                reservation.check()
-                routed.reservation, routed.headers = reservation, reservation.headers
+            self._reserve_limits(routed, route, request, body)
         return self.dispatcher.dispatch(routed, route)
+
+    def _reserve_limits(
+        self, routed: RoutedRequest, route: Route, request: ActiveRequest, body: bytes | None
+    ) -> None:
+        """Take the request's part of its key's limits; ``body`` is None if it asks for no tokens.
+
+        Raises RateLimitExceeded, QuotaExceeded or Overloaded.
+        """
+        if self._limiter is None:
+            return
+        reservation = request.reservation = self._limiter.reserve(
+            routed.record.key, route.requested_model, route.model.info, body, routed.adapter
+        )
+        if reservation is not None:
+            reservation.check()
+            routed.reservation, routed.headers = reservation, reservation.headers
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.
@@ -532,8 +586,29 @@ def _send_error(
     if request.writer.started:  # a bug: the response is cut off, not ended
         request.record.outcome = "truncated"
         return
-    response = adapter.encode_error(error, client_request)
-    send_reply(request.writer, response, request.record, request.headers)
+    error.request_id = request.record.id
+    response, headers = adapter.encode_error(error, client_request), request.headers
+    if client_request is not None and isinstance(adapter, SupportsTokenEstimate):
+        estimate = _estimate_tokens(adapter, error, client_request)
+        if estimate is not None:
+            response, headers = estimate, (*headers, _ESTIMATE_HEADER)
+    send_reply(request.writer, response, request.record, headers)
+
+
+_ESTIMATE_HEADER: Final = ("x-interlingua-loss", "input_tokens=approximated")
+
+
+def _estimate_tokens(
+    adapter: SupportsTokenEstimate, error: GatewayError, client_request: ClientRequest
+) -> HttpResponse | None:
+    """The estimated number of tokens of a text that the target can't count now."""
+    is_targets = isinstance(error, UnsupportedFeature) or error.origin != "client"
+    if client_request.endpoint.task != "tokenize" or not is_targets:
+        return None
+    try:
+        return adapter.estimate_tokens(client_request)
+    except GatewayError:
+        return None
 
 
 def _make_client_request(

@@ -36,7 +36,7 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse, StoredResponse
+from protocols.core.interfaces import Headers, HttpResponse, StoredResponse, SupportsHeartbeat
 
 ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
 """Stores a response. Never fails."""
@@ -44,6 +44,34 @@ ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
+
+
+class HeartbeatTimer:
+    """Writes to the client of a stream while its target is silent."""
+
+    def __init__(
+        self, encoder: SupportsHeartbeat, timer: DeadlineTimer, write: Callable[[bytes], None]
+    ) -> None:
+        self.has_output = False
+        """Whether the target sent something since the last check."""
+        self._encoder = encoder
+        self._interval = encoder.heartbeat_interval
+        self._timer = timer
+        self._write = write
+        self._silence = 0.0
+        timer.add(self, timer.clock() + self._interval)
+
+    def on_deadline(self, now: float) -> None:
+        """Write if the target was silent."""
+        self._silence = 0.0 if self.has_output else self._silence + self._interval
+        self.has_output = False
+        if self._silence and (data := self._encoder.encode_heartbeat(self._silence)):
+            self._write(data)
+        self._timer.add(self, now + self._interval)
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        self._timer.remove(self)
 
 
 class Responder(Struct, eq=False):
@@ -77,6 +105,8 @@ class Responder(Struct, eq=False):
     _finish_reasons: list[FinishReason] = []
     _last_chunk: bytes = b""
     """The end of a stream whose response has to be stored first: its client may use it at once."""
+    _heartbeat: HeartbeatTimer | None = None
+    """Set while a stream has to be kept alive."""
 
     @property
     def record(self) -> RequestRecord:
@@ -170,6 +200,9 @@ class Responder(Struct, eq=False):
         Its end is written with its last chunk.
         """
         sink = self._writer
+        encoder = self._strategy.get_heartbeat_encoder()
+        if encoder is not None:
+            self._heartbeat = HeartbeatTimer(encoder, self._deadline_timer, self._write_heartbeat)
         items = self._strategy.stream(self._write_events)
         try:
             async for data, events in items:
@@ -183,6 +216,8 @@ class Responder(Struct, eq=False):
                     await sink.drain()
                     self._write_blocked_since = math.inf
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             await items.aclose()
         if self._store_response is not None:
             await self._save_response()
@@ -222,7 +257,17 @@ class Responder(Struct, eq=False):
                 self._last_chunk = chunk
             else:
                 self._writer.write(chunk)
+            if self._heartbeat is not None:
+                self._heartbeat.has_output = True
         return not (self._writer.started and self._writer.needs_drain)
+
+    def _write_heartbeat(self, data: bytes) -> None:
+        """Write to a client that reads; begin the response if it has not begun."""
+        if self._is_end_written or self._write_blocked_since < math.inf:
+            return
+        if not self._writer.started:
+            self._start_response(self._get_elapsed())
+        self._writer.write(data)
 
     def _build_unary(self, items: Sequence[StreamItem]) -> HttpResponse:
         """The unary response that these items are."""

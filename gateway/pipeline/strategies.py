@@ -1,8 +1,8 @@
 """How a target serves a request: by pass-through, or by translation."""
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     StorableEncoder,
     StoredResponse,
+    SupportsHeartbeat,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
@@ -152,6 +153,12 @@ def _build_limit_error(param: str, limit: int, value: int, scope: str) -> Invali
     return InvalidParameter(text, param=param, problem="above", got=value)
 
 
+def list_clamped_fields(clamped: Mapping[str, str]) -> Iterator[UnsupportedParameter]:
+    """The fields that the client's protocol changed to fit the target, as translation loss."""
+    for name, detail in clamped.items():
+        yield UnsupportedParameter(name, "clamped", detail)
+
+
 _STRICT_HEADER: Final = "x-interlingua-strict"
 """The request header of a client that wants an error instead of an unsupported parameter."""
 EventObserver = Callable[[Sequence[Event]], None]
@@ -197,6 +204,8 @@ class ResponseStrategy:
         """The request as the backend gets it, before emulation."""
         if self.prepared.passthrough is None:
             request, unsupported = self.prepared.request, self.prepared.unsupported_parameters
+            if isinstance(request, GenerationRequest) and request.clamped_fields:
+                unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
             if unsupported:
                 self.plan = plan_emulation(request, unsupported)
                 self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
@@ -240,6 +249,15 @@ class ResponseStrategy:
             else:
                 self._encoder = passthrough.create_encoder()
         return self._encoder
+
+    def get_heartbeat_encoder(self) -> SupportsHeartbeat | None:
+        """The encoder of a stream that has to be kept alive; None if the worker writes it."""
+        if self.prepared.passthrough is not None:
+            return None
+        encoder = self.get_encoder()
+        if not hasattr(encoder, "heartbeat_interval"):  # isinstance would be fifty calls
+            return None
+        return cast("SupportsHeartbeat", encoder)
 
     def get_stream_headers(self) -> Headers:
         """The headers of a stream, after its first events."""

@@ -24,7 +24,7 @@ AllowedModels = frozenset[str] | None
 AttributesLoader = Callable[[], RequestAttributes]
 """Returns a request's attributes. It is not called where the model's name is enough."""
 CATCH_ALL_MODEL = "*"
-"""The model that serves every name no other model has."""
+"""The model that serves every name no other model has; at the end of a name, any rest of it."""
 
 
 class RequestDefaults(Struct, frozen=True):
@@ -154,6 +154,11 @@ class Router:
         self._by_name = {
             name: model for model in self._models for name in (model.info.name, *model.info.aliases)
         }
+        self._wildcards = sorted(
+            (model for model in self._models if model.info.name.endswith(CATCH_ALL_MODEL)),
+            key=lambda model: -len(model.info.name),
+        )
+        """The models for every name with a beginning, the longest beginning first."""
         self._fixed_routes = {
             name: Route(one, one.targets[version])
             for name, one, version in self._list_fixed_models()
@@ -241,8 +246,11 @@ class Router:
         if allowed_models is None:
             return
         model = self._by_name.get(name) or self._by_name.get(name.rpartition("@")[0])
-        if model is None and (not name or CATCH_ALL_MODEL not in self._by_name):
+        wildcard = self._find_wildcard(name) if model is None else None
+        if model is None and wildcard is None:
             return  # there is no such model
+        if wildcard is not None and wildcard.info.name in allowed_models - {CATCH_ALL_MODEL}:
+            return
         if (name if model is None else model.info.name) not in allowed_models:
             raise Forbidden(_describe_unknown_model(name), model=name)
 
@@ -258,7 +266,7 @@ class Router:
         return [
             self._read_current_info(model)
             for model in self._models
-            if model.info.name != CATCH_ALL_MODEL
+            if not model.info.name.endswith(CATCH_ALL_MODEL)
             and (allowed_models is None or model.info.name in allowed_models)
         ]
 
@@ -305,12 +313,27 @@ class Router:
             )
         return model, version
 
+    def _find_wildcard(self, name: str) -> Model | None:
+        """The model for every name with the longest beginning that this one has."""
+        for model in self._wildcards:
+            beginning = model.info.name[:-1]
+            if name.startswith(beginning) and len(name) > len(beginning):
+                return model
+        return None
+
     def _resolve_catch_all(self, name: str) -> Model:
-        model = self._by_name.get(CATCH_ALL_MODEL)
-        if model is None or not name or has_dot_segment(name):  # workers get it in paths
+        model = self._find_wildcard(name)
+        if model is None or has_dot_segment(name):  # workers get it in paths
             raise ModelNotFound(_describe_unknown_model(name), model=name)
+        rest = name[len(model.info.name) - 1 :]
         targets = {
-            key: replace(target, backend_model=name) for key, target in model.targets.items()
+            key: replace(
+                target,
+                backend_model=name
+                if model.info.name == CATCH_ALL_MODEL
+                else target.backend_model.replace(CATCH_ALL_MODEL, rest),
+            )
+            for key, target in model.targets.items()
         }
         return replace(model, info=replace(model.info, name=name), targets=targets)
 

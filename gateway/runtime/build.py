@@ -144,7 +144,7 @@ def list_backend_models(config: schema.Config) -> Mapping[str, Sequence[str]]:
     for name, model in config.models.items():
         for target in model.resolve_targets().values():
             model_name = target.model or name
-            if model_name != CATCH_ALL_MODEL:
+            if not model_name.endswith(CATCH_ALL_MODEL):
                 models[target.backend][model_name] = None
     return {backend: list(names) for backend, names in models.items()}
 

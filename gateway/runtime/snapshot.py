@@ -178,6 +178,7 @@ class ConfigSnapshot:
                 replace(
                     settings,
                     allow_protocol_header=listener.protocol_header,
+                    default_model=listener.default_model or "",
                     explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
                 services,

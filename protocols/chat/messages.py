@@ -9,7 +9,7 @@ It writes error texts from the error's ``param`` (``messages[0].role``), ``probl
 Tools, tool_choice and response_format are in ``protocols.chat.tools``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -423,7 +423,44 @@ class WireMessage(Struct):
 
 def write_messages(messages: Iterable[Message], style: MessageStyle) -> list[WireMessage]:
     """The messages for a worker, to be encoded as JSON."""
-    return [_write_message(message, style) for message in messages]
+    return [_write_message(message, style) for message in _move_result_media(messages)]
+
+
+def _move_result_media(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages with the images and files of tools' results in the user message that follows.
+
+    In this format the content of a tool message is text.
+    """
+    moved: list[ContentPart] = []
+    for message in messages:
+        if message.role == "tool" and any(type(part) is not TextPart for part in message.parts):
+            yield _label_media(message, moved)
+        elif moved and message.role == "user":
+            yield msgspec.structs.replace(message, parts=(*moved, *message.parts))
+            moved = []
+        elif moved and message.role != "tool":
+            yield Message("user", tuple(moved))
+            moved = []
+            yield message
+        else:
+            yield message
+    if moved:
+        yield Message("user", tuple(moved))
+
+
+def _label_media(message: Message, moved: list[ContentPart]) -> Message:
+    """The tool message with a label in the place of each part that is added to ``moved``."""
+    texts, count = [], 0
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        else:
+            count += 1
+            kind = "image" if isinstance(part, ImagePart) else "file"
+            label = f"{kind} {count} of call {message.tool_call_id}"
+            texts.append(f"[{label} follows]")
+            moved += (TextPart(f"[{label}]"), part)
+    return msgspec.structs.replace(message, parts=(TextPart("\n".join(texts)),))
 
 
 def _write_message(message: Message, style: MessageStyle) -> WireMessage:

@@ -8,6 +8,7 @@ Each protocol has its own ``RequestRules`` and adds its own checks::
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from msgspec import Raw, Struct
@@ -70,7 +71,7 @@ MAX_IDENTIFIER_LENGTH = 64
 MAX_INPUTS = 2048
 
 
-class RequestRules(Struct, frozen=True, kw_only=True):
+class RequestRules(Struct, frozen=True, kw_only=True, dict=True):
     """The parameters that a protocol accepts, and how strictly."""
 
     chat: ParamTable = ParamTable(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS)
@@ -83,7 +84,22 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     default_completion_tokens: int | None = 16
     """The default of ``max_tokens`` of completions."""
 
+    @cached_property
+    def plain_chat_fields(self) -> frozenset[str]:
+        """The fields of a chat that need no more than their row, as most requests have."""
+        return _PLAIN_FIELDS | {
+            row.wire
+            for row in self.chat
+            if row.wire not in _DEPENDENT_FIELDS
+            and not row.field.startswith(("request.", "labels."))
+        }
 
+
+_PLAIN_FIELDS = frozenset({"model", "messages", "stream_options", "logit_bias"})
+_DEPENDENT_FIELDS = frozenset(
+    {"parallel_tool_calls", "continue_final_message", "add_generation_prompt"}
+)
+"""Fields that are checked together with others."""
 DEFAULT_REQUEST_RULES = RequestRules()
 
 
@@ -111,6 +127,10 @@ def read_chat(
     messages = read_messages(fields.get("messages"), rules.message_rules)
     values = params.read_params(rules.chat, fields)
     _read_shared_fields(values, fields, client_id, timeout)
+    if values.provided_fields <= rules.plain_chat_fields:
+        return GenerationRequest(
+            model=name, kind="chat", messages=messages, **values.build_request_arguments()
+        )
     _merge_logprobs(values)
     if "modalities" in values.provided_fields:
         _check_modalities(fields["modalities"])

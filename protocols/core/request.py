@@ -59,6 +59,8 @@ class ReasoningPart(Struct, frozen=True, tag="reasoning"):
 
     text: str
     signature: str | None = None
+    redacted: str | None = None
+    """Encrypted reasoning, which only its worker can read; ``text`` is empty then."""
 
 
 ContentPart = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
@@ -234,6 +236,8 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True, repr_omit_default
     details: bool = False
     timing: bool = False
     token_ids: bool = False
+    matched_stop: bool = False
+    """The response names the stop string that ended it."""
 
 
 Prompt = str | tuple[int, ...]
@@ -345,6 +349,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    clamped_fields: Mapping[str, str] = {}
+    """What the client's protocol changed to fit the target, by wire name: ``64000 to 4096``."""
     context_length: int | None = None
     """The target model's, if known: no plausible token count is larger."""
     source: str = ""

@@ -398,8 +398,16 @@ def has_dot_segment(name: str) -> bool:
 
 
 def parse_model_name(text: str) -> str:
-    """The public name of a model; ``*`` is every name that no other model has."""
-    return text if text == "*" else parse_alias(text)
+    """The public name of a model; ``*`` at its end stands for the rest of any name.
+
+    ``openai/*`` is every name with this beginning that no other model has, ``*`` every name.
+    """
+    beginning = text.removesuffix("*")
+    if beginning:
+        parse_alias(beginning)
+    elif not text:
+        parse_alias(text)
+    return text
 
 
 def _check_pattern(pattern: re.Pattern[str], text: str, allowed: str) -> str:
@@ -505,7 +513,7 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
     "budget": ScalarType(parse_budget, _build_string_schema(BUDGET_PATTERN), format_budget),
     "name": ScalarType(parse_name, _build_string_schema(_NAME)),
     "model": ScalarType(
-        parse_model_name, {"type": "string", "pattern": f"^(\\*|{_MODEL_NAME.pattern})$"}
+        parse_model_name, {"type": "string", "pattern": f"^(\\*|{_MODEL_NAME.pattern}\\*?)$"}
     ),
     "alias": ScalarType(parse_alias, _build_string_schema(_MODEL_NAME)),
     "header": ScalarType(parse_header_name, _build_string_schema(_HEADER_NAME)),

@@ -748,7 +748,9 @@ class MindiePassthrough:
             decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), counter)
             if request.stream:
                 return VerbatimStreamReader(decoder, NameReplacer(names))
-            return UnaryPassthroughReader(decoder, NameReplacer(names))
+            return UnaryPassthroughReader(
+                decoder, NameReplacer(names), encodes_implausible_usage=True
+            )
 
         def create_encoder() -> ResponseEncoder:
             encoder = TextEncoder(self._config.profile, request, about, headers)

@@ -1,4 +1,4 @@
-"""``python -m tests.bench``: what a gateway costs, beside others, on this machine."""
+"""``python -m tests.bench``: CPU time and memory of gateways on this machine."""
 
 import subprocess
 import sys

@@ -211,8 +211,12 @@ def _many(name: str, models: int, keys: int) -> Load:
     )
 
 
-MODEL_COUNTS: Final = {count: _many(f"{count:,} models", count, 5) for count in (1, 10, 100, MANY)}
-KEY_COUNTS: Final = {count: _many(f"{count:,} keys", 20, count) for count in (1, 10, 100, MANY)}
+MODEL_COUNTS: Final = {
+    count: _many(f"models in use: {count:,}", count, 5) for count in (1, 10, 100, MANY)
+}
+KEY_COUNTS: Final = {
+    count: _many(f"API keys in use: {count:,}", 20, count) for count in (1, 10, 100, MANY)
+}
 
 QUICK: Final = (
     UNARY,
@@ -241,9 +245,7 @@ FULL: Final = (
     *KEY_COUNTS.values(),
     *QUICK[QUICK.index(RATE) :],
 )
-COMPARED: Final = frozenset(
-    load.name for load in (UNARY, TOOLS, BURST, LARGEST, PACED, *BODY_SIZES[1:4])
-)
+COMPARED: Final = frozenset(load.name for load in (UNARY, TOOLS, BURST, PACED, *BODY_SIZES))
 """What other gateways than nginx get."""
 OPEN: Final = Load(
     name="open streams",

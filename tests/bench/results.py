@@ -137,7 +137,7 @@ class Results(Struct, frozen=True):
         return compute_spread([one.ratio for one in self._of(key) if one.ratio is not None])
 
     def ratio_to(self, other: str, key: Key) -> Spread | None:
-        """The CPU beside that of another gateway in the same round, over all rounds."""
+        """The CPU time divided by that of another gateway in the same round, over all rounds."""
         cpus = {one.round: one.cpu for one in self._of((other, *key[1:]))}
         return compute_spread(
             [one.cpu / cpus[one.round] for one in self._of(key) if cpus.get(one.round)]

@@ -1,7 +1,7 @@
 """``python -m tests.clients.run ENVIRONMENT``: what ``make clients`` runs.
 
-The clients that have an environment of their own, and then the suite that openai-python tests
-itself with, both before a running gateway.
+The clients that have an environment of their own, those for Node.js, and then the suite that
+openai-python tests itself with, all before a running gateway.
 """
 
 import os
@@ -17,6 +17,7 @@ from tests.clients.chat_worker import run_chat_worker
 from tests.clients.gateway_process import SCRIPTED, run_built_in_models, run_gateway
 
 FOLDER: Final = Path(__file__).parent
+NODE: Final = Path(__file__).with_name("node")
 
 
 def main(environment: Path) -> int:
@@ -31,8 +32,9 @@ def main(environment: Path) -> int:
             }
             others = _run_tests(environment, FOLDER / "others", variables)
             others = _run_tests(environment / "agents", FOLDER / "agents", variables) or others
+        node = _run_node_clients(environment / "node", scripted)
         own = suite.run(environment / f"openai-{suite.VERSION}", scripted)
-    return others or own
+    return others or node or own
 
 
 @contextmanager
@@ -48,6 +50,14 @@ def _run_agents_gateway() -> Iterator[str]:
 def _run_tests(environment: Path, folder: Path, variables: Mapping[str, str]) -> int:
     command = [str(environment / "bin" / "python"), "-m", "pytest", "--quiet", str(folder)]
     return subprocess.run(command, env=os.environ | variables, check=False).returncode
+
+
+def _run_node_clients(environment: Path, scripted: str) -> int:
+    """Clients that Node.js runs. Those that are not installed are skipped."""
+    options = "addopts=-ra --strict-markers --import-mode=importlib"  # which do not ignore them
+    command = [sys.executable, "-m", "pytest", "--quiet", "-o", options, str(NODE)]
+    told = {"SCRIPTED_URL": scripted, "NODE_CLIENTS": str(environment.resolve())}
+    return subprocess.run(command, env=os.environ | told, check=False).returncode
 
 
 if __name__ == "__main__":

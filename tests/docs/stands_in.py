@@ -50,6 +50,7 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/vllm.md": _VLLM,
     "docs/howto/codex.md": _VLLM,
     "docs/howto/openai-agents.md": _VLLM,
+    "docs/howto/claude-code.md": _VLLM,
     "docs/howto/probe.md": _VLLM,
     "docs/howto/migrate-databricks.md": _VLLM,
     "docs/howto/migrate-openai.md": _VLLM,

@@ -31,6 +31,11 @@ NOT_RUN: Final = {
     ("docs/howto/openai-agents.md", "from agents"): "make clients: tests/clients/agents",
     ("docs/howto/openvino-model-server.md", "$ ovms --rest_port"): "wants the model server",
     ("docs/howto/vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
+    ("docs/howto/claude-code.md", "$ vllm serve"): "wants vLLM and a GPU",
+    (
+        "docs/howto/claude-code.md",
+        "$ npm install",
+    ): "tests/clients/node/test_claude_code.py runs Claude Code (make clients)",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
     ("docs/howto/multiple-processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
     ("docs/howto/sampling.md", "from transformers"): "test_watermark.py does the same",

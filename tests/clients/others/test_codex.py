@@ -34,7 +34,7 @@ def test_codex_exec_edits_a_file(tmp_path: Path, key: str) -> None:
     command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
 
     ended = subprocess.run(
-        [*command, "Replace old with new in notes.txt"],
+        [*map(str, command), "Replace old with new in notes.txt"],
         cwd=project,
         env=os.environ | {"CODEX_HOME": str(home), "INTERLINGUA_KEY": key},
         stdin=subprocess.DEVNULL,

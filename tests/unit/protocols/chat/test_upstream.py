@@ -436,3 +436,12 @@ def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> Non
     request = dialect.decode_request(make_call("chat", body))
     assert json.loads(dialect.encode_request(request).body) == body
     assert dialect.unsupported_parameters(request, {}) == ()
+
+
+def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() -> None:
+    request = make_chat(
+        stopping=StopConditions(stop=("a",)), response_options=ResponseOptions(matched_stop=True)
+    )
+
+    assert list_unsupported_parameters(request, "openai") == {("stop", "dropped")}
+    assert list_unsupported_parameters(request, "vllm") == set()
