@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, UnsetType
 
-from backends.echo import ScriptedFailure
+from backends.echo import DEFAULT_TURN, ScriptedFailure, ScriptedTurn
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.settings import (
     ClientTlsSettings,
@@ -178,6 +178,30 @@ class SharedStateConfig(ConfigSection, frozen=True):
     tls: ClientTlsSettings | None = None
 
 
+# Stored responses.
+
+
+class ResponseStoreConfig(ConfigSection, frozen=True):
+    """Where responses are stored that later requests may refer to by id.
+
+    They are kept in the memory of each serving process, up to ``memory`` bytes in all; or in
+    ``sqlite``, a file that the processes of one machine share; or in ``redis``, whose URL may
+    contain a password and is never shown. ``prefix`` starts the names of all Redis keys. Each API
+    key sees its own responses only, of which the newest are kept: for ``retention``, and up to
+    ``responses_per_key`` and ``bytes_per_key``. With ``enabled: false`` nothing is stored.
+    """
+
+    enabled: bool = True
+    sqlite: OutputPath | None = None
+    redis: Secret | None = None
+    tls: ClientTlsSettings | None = None
+    prefix: Name = "interlingua-responses"
+    retention: Retention = 86400
+    responses_per_key: PositiveInt = 1000
+    bytes_per_key: Size = 64 << 20
+    memory: Size = 256 << 20
+
+
 # Traces and metrics.
 
 
@@ -342,16 +366,13 @@ class DefaultsConfig(ConfigSection, frozen=True):
 
 
 class EchoConfig(BackendSettings, frozen=True, tag="echo"):
-    """Responds without a model: with the chunks of ``script``, or with the prompt itself.
-
-    The chunks of ``reasoning`` come first.
-    """
+    """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
 
     script: tuple[str, ...] = ()
-    reasoning: tuple[str, ...] = ()
     delay: Duration = 0.0
     context: TokenCount | None = None
     fail: ScriptedFailure | None = None
+    turn: ScriptedTurn = DEFAULT_TURN
 
 
 BackendConfig = EchoConfig | TorchSettings | PoolSettings
@@ -572,4 +593,5 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     keys_file: FilePath | None = None
     identity: JwtConfig | None = None
     state: SharedStateConfig | None = None
+    stored_responses: ResponseStoreConfig = ResponseStoreConfig()
     observe: ObservabilityConfig = ObservabilityConfig()

@@ -35,6 +35,7 @@ from gateway.config.schema import (
     Config,
     ListenerConfig,
     ListenerProtocolConfig,
+    ResponseStoreConfig,
     SharedStateConfig,
     TlsConfig,
 )
@@ -66,6 +67,7 @@ def check(config: Config, context: ValidationContext) -> None:
                 _check_template(backend.chat_template, (*path, "chat_template"), context)
     _check_identity(config, context)
     _check_state(config, context)
+    _check_stored_responses(config, context)
     _check_telemetry(config, context)
     _check_usage(config, context)
 
@@ -358,7 +360,27 @@ def _check_state(config: Config, context: ValidationContext) -> None:
         context.add_issue(path, message)
     if is_set(state.redis) and (problem := _redis_url_error(state.redis.reveal())):
         context.add_issue(path, f"this {problem}")
-    _check_state_tls(state, ("state", "tls"), context)
+    _check_redis_tls(state, ("state", "tls"), context)
+
+
+def _check_stored_responses(config: Config, context: ValidationContext) -> None:
+    """Report two stores of responses, or an unusable Redis URL, without showing it."""
+    store, path = config.stored_responses, ("stored_responses",)
+    if not is_set(store) or not is_set(store.sqlite) or not is_set(store.redis):
+        return
+    if store.sqlite is not None and store.redis is not None:
+        context.add_issue(path, "give either sqlite or redis, or neither to use memory")
+    if store.redis is None:
+        if is_set(store.tls) and store.tls is not None:
+            message = "applies only to redis; add its URL, or remove this"
+            context.add_issue((*path, "tls"), message, key=True)
+        return
+    if importlib.util.find_spec("redis") is None:
+        message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
+        context.add_issue((*path, "redis"), message)
+    if problem := _redis_url_error(store.redis.reveal()):
+        context.add_issue((*path, "redis"), f"this {problem}")
+    _check_redis_tls(store, (*path, "tls"), context)
 
 
 def _redis_url_error(url: str) -> str:
@@ -383,12 +405,13 @@ def _has_database(parts: SplitResult) -> bool:
     return bool(parts.hostname) and (not database or database.isdigit())
 
 
-def _check_state_tls(
-    state: SharedStateConfig, path: ConfigPath, context: ValidationContext
+def _check_redis_tls(
+    state: SharedStateConfig | ResponseStoreConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
     if not is_set(state.tls) or state.tls is None:
         return
-    if is_set(state.redis) and not state.redis.reveal().startswith("rediss://"):
+    url = state.redis if is_set(state.redis) else None
+    if url is not None and not url.reveal().startswith("rediss://"):
         message = "applies only with TLS; write rediss:// in the URL, or remove this"
         context.add_issue(path, message, key=True)
     _check_ca(state.tls, path, context)

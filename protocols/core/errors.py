@@ -13,6 +13,7 @@ GatewayError
 │   │   └── Forbidden           the API key may not use the model
 │   ├── PathNotFound
 │   ├── RequestNotFound         no running request has this id
+│   ├── StoredObjectNotFound    no stored response or item has this id
 │   ├── MethodNotAllowed        has ``allowed``
 │   ├── RequestTooLarge         the body or a header
 │   ├── Unauthorized            no API key, or an invalid one
@@ -194,6 +195,14 @@ class RequestNotFound(ClientError):
 
     def __init__(self, message: str, *, id: str) -> None:  # noqa: A002 - the wire's word
         super().__init__(message)
+        self.id = id
+
+
+class StoredObjectNotFound(ClientError):
+    """No stored response, or item of one, has this ``id``; ``param`` is the field that names it."""
+
+    def __init__(self, message: str, *, id: str, param: str | None = None) -> None:  # noqa: A002 - the wire's word
+        super().__init__(message, param=param)
         self.id = id
 
 

@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -45,7 +45,7 @@ from protocols.chat.tokenization import (
     read_detokenize,
     read_tokenize,
 )
-from protocols.chat.upstream import PROFILES, RequestWriter
+from protocols.chat.upstream import PROFILES, RequestWriter, uses_chat_endpoint
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
@@ -62,6 +62,7 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
+    StoredResponse,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
@@ -80,6 +81,16 @@ from protocols.openai.proxied import (
     find_model,
     get_proxied_path,
 )
+from protocols.openai.responses_api import errors as responses_errors
+from protocols.openai.responses_api import openapi as responses_openapi
+from protocols.openai.responses_api import state
+from protocols.openai.responses_api.decoder import ResponsesDecoder
+from protocols.openai.responses_api.params import RESPONSES_PARAMS
+from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
+from protocols.openai.responses_api.requests import SOURCE as RESPONSES_SOURCE
+from protocols.openai.responses_api.requests import ResponsesRequest, read_request
+from protocols.openai.responses_api.responses import ResponsesEncoder
+from protocols.openai.responses_api.upstream import ResponsesRequestWriter
 from protocols.openai.upstream import (
     build_passthrough_rules,
     create_encoder,
@@ -168,7 +179,9 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     root = prefix.removesuffix("/v1")
     return (
         *_build_basic_endpoints(prefix),
+        *_build_responses_endpoints(prefix),
         *(_build_basic_endpoints(root) if root != prefix else ()),
+        *(_build_responses_endpoints(root) if root != prefix else ()),
         *_build_ranking_endpoints(prefix, root),
         *build_proxied_endpoints(prefix),
     )
@@ -181,6 +194,17 @@ def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
         Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
+    )
+
+
+def _build_responses_endpoints(prefix: str) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint("POST", f"{prefix}/responses", operation="response", is_stateful=True),
+        Endpoint("GET", f"{prefix}/responses/{{response_id}}", "recall", "stored response"),
+        Endpoint("DELETE", f"{prefix}/responses/{{response_id}}", "recall", "response deletion"),
+        Endpoint(
+            "GET", f"{prefix}/responses/{{response_id}}/input_items", "recall", "response items"
+        ),
     )
 
 
@@ -253,12 +277,34 @@ _COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
 _TOKENIZER_OPERATIONS: Final = ("tokenize", "detokenize")
 
 
+_RESPONSES_OPERATIONS: Final = frozenset(
+    {"response", "stored response", "response deletion", "response items"}
+)
+_DECODED_RESPONSES_REQUEST: Final = "responses_request"
+"""The key under which a decoded request is kept, for the encoder of its response."""
+
+
+_WORKER_APIS: Final = ("chat", "responses", "both")
+
+
+def _map_field_names(rules: RequestRules) -> Mapping[str, Mapping[str, str]]:
+    """The wire names of each kind of request, by field path."""
+    return {
+        "chat": {**params.map_field_names(rules.chat), **_FIELD_NAMES},
+        "completion": {**_FIELD_NAMES, **params.map_field_names(rules.completion)},
+        "embedding": params.map_field_names(rules.embedding),
+        "response": RESPONSES_FIELD_NAMES,
+        **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
+    }
+
+
 class OpenAI:
-    """OpenAI's API: chat, completions, embeddings and the list of models.
+    """OpenAI's API: chat, completions, responses, embeddings and the list of models.
 
     ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
     to fields that the protocol does not have. ``powers`` lets clients use fields that control a
-    worker: a chat template of their own, priorities, caches.
+    worker: a chat template of their own, priorities, caches. ``worker_api`` says how workers get
+    conversations: as chat completions, in the Responses API, or in the API of the client (both).
 
     The profile ``azure`` is Azure OpenAI, with its own paths and errors. ``api_version`` is what
     its workers get: a date, or ``v1`` for the paths below ``/openai/v1``. ``filter_results:
@@ -279,6 +325,7 @@ class OpenAI:
         powers: bool = False,
         api_version: str = azure.DEFAULT_API_VERSION,
         filter_results: Literal["upstream", "synthetic"] = "upstream",
+        worker_api: Literal["chat", "responses", "both"] = "chat",
     ) -> None:
         worker_profile = PROFILES.get(profile or self.profiles[0])
         if worker_profile is None:
@@ -307,6 +354,11 @@ class OpenAI:
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
+        if worker_api not in _WORKER_APIS:
+            names = ", ".join(_WORKER_APIS)
+            raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
+        self._worker_api = worker_api
+        self._responses_writer = ResponsesRequestWriter(worker_profile, prefix)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
             worker_profile,
@@ -314,20 +366,12 @@ class OpenAI:
             self._request_writer.forwards_field,
             build_path=azure.create_path_builder(api_version) if self._is_azure else None,
         )
-        self._field_names: Mapping[str, Mapping[str, str]] = {
-            "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
-            "completion": {
-                **_FIELD_NAMES,
-                **params.map_field_names(self._request_rules.completion),
-            },
-            "embedding": params.map_field_names(self._request_rules.embedding),
-            **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
-        }
+        self._field_names = _map_field_names(self._request_rules)
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
-            **({} if self._is_azure else _EXTENSION_PARAMS),
+            **({} if self._is_azure else {"response": RESPONSES_PARAMS, **_EXTENSION_PARAMS}),
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -354,6 +398,8 @@ class OpenAI:
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
+        if call.endpoint.operation == "response":
+            return self._decode_responses_request(call, timeout).request
         read = _READERS[call.endpoint.operation]
         if not self._is_azure:
             return read(
@@ -366,6 +412,10 @@ class OpenAI:
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if call.endpoint.operation == "response":
+            decoded: ResponsesRequest = call.__dict__[_DECODED_RESPONSES_REQUEST]
+            build_headers = create_header_builder(self._response_style, context, ())
+            return ResponsesEncoder(decoded, context, build_headers)
         style = self._response_style
         match request:
             case GenerationRequest() if self._adds_filter_results:
@@ -384,13 +434,48 @@ class OpenAI:
             case _:
                 return DetokenizeEncoder(style, context)
 
+    def _decode_responses_request(
+        self, call: ClientRequest, timeout: float | None
+    ) -> ResponsesRequest:
+        """Decode a request, and keep it for ``create_encoder``."""
+        decoded = read_request(
+            read_fields(call),
+            state.get_references(call),
+            unknown=self._request_rules.unknown_fields,
+            timeout=timeout,
+        )
+        call.__dict__[_DECODED_RESPONSES_REQUEST] = decoded
+        return decoded
+
+    def list_references(self, call: ClientRequest) -> Sequence[str]:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        return state.list_references(call.body)
+
+    def set_references(
+        self, call: ClientRequest, stored: Mapping[str, StoredResponse] | None
+    ) -> None:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        state.set_references(call, stored)
+
+    def read_stored_id(self, call: ClientRequest) -> str:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        return call.path_params["response_id"]
+
+    def encode_stored(self, call: ClientRequest, stored: StoredResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        reply = state.encode_stored(call, stored)
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
+
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         if self._is_azure:
             return azure.build_error_response(error, call)
-        reply = errors.build_error_response(error)
-        if call is not None:
-            reply = _adapt_error_response(reply, error, call.endpoint.operation)
+        if call is not None and call.endpoint.operation in _RESPONSES_OPERATIONS:
+            reply = responses_errors.encode_error(error, call.headers)
+        else:
+            reply = errors.build_error_response(error)
+            if call is not None:
+                reply = _adapt_error_response(reply, error, call.endpoint.operation)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def rate_limit_headers(
@@ -439,6 +524,10 @@ class OpenAI:
         return OpenApiFragment(
             {
                 **openapi.build_operations(self._request_rules, failures, error),
+                **responses_openapi.build_operations(
+                    failures,
+                    allows_unknown_fields=self._request_rules.unknown_fields != "reject",
+                ),
                 **openapi.build_rerank_operations(self._request_rules, failures),
                 "models": build_operation("List the models.", models, failures),
                 "model": build_operation(
@@ -447,6 +536,7 @@ class OpenAI:
             },
             {
                 **openapi.build_response_schemas(self._response_style),
+                **responses_openapi.build_schemas(),
                 **build_struct_schemas(ModelCard, errors.ErrorBody, *openapi.RERANK_RESPONSE_TYPES),
                 "ErrorAnswer": types["ErrorAnswer"],
             },
@@ -458,6 +548,8 @@ class OpenAI:
         self, request: AnyRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return self._responses_writer.unsupported_parameters(request, names)
         own_request = self._remove_foreign_extra(request)
         losses = self._request_writer.unsupported_parameters(own_request, names)
         if own_request is request:
@@ -466,10 +558,18 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return self._responses_writer.encode_request(request)
         own_request = self._request_writer.encode_request(self._remove_foreign_extra(request))
         if not self._is_azure:
             return own_request
         return azure.change_path(own_request, request.model, self._api_version)
+
+    def _uses_responses_api(self, request: GenerationRequest) -> bool:
+        """Whether the worker gets the request in the Responses API."""
+        if self._worker_api == "chat" or not uses_chat_endpoint(request):
+            return False
+        return self._worker_api == "responses" or request.source == RESPONSES_SOURCE
 
     def _remove_foreign_extra(self, request: AnyRequest) -> AnyRequest:
         """The request without fields that only workers of another protocol may get."""
@@ -486,6 +586,19 @@ class OpenAI:
         if client._is_azure and b'"data_sources"' in call.body:  # noqa: SLF001
             return None
         style = client._response_style  # noqa: SLF001
+        if call.endpoint.operation == "response":
+            if self._worker_api == "chat":
+                return None
+            build_headers = create_header_builder(style, about, ())
+            return self._responses_writer.prepare_passthrough(
+                call,
+                state.get_references(call),
+                about,
+                lambda decoded: ResponsesEncoder(decoded, about, build_headers),
+                partial(build_headers, (("Content-Type", ResponsesEncoder.content_type),)),
+            )
+        if self._worker_api == "responses" and call.endpoint.operation == "chat":
+            return None
         keeps_results = self._is_azure and client._is_azure  # noqa: SLF001
         passed = self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation,
@@ -506,6 +619,8 @@ class OpenAI:
     def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         match request:
+            case GenerationRequest() if self._uses_responses_api(request):
+                return ResponsesDecoder(request)
             case GenerationRequest():
                 echoes = self._request_writer.expects_echo(request)
                 return GenerationDecoder(request, echoes=echoes)

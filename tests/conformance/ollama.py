@@ -100,7 +100,7 @@ def check_tool_call(answer: Response) -> None:
 def check_thinking(answer: Response) -> None:
     """What the model thinks comes first."""
     first, *rest = read_lines(answer)
-    wanted = {"role": "assistant", "content": "", "thinking": "hm"}
+    wanted = {"role": "assistant", "content": "", "thinking": "hmm"}
     match({"message": wanted, "done": False}, first, "first", whole=False)
     expect([line["message"]["content"] for line in rest] == [*PIECES, ""], f"lines: {rest}")
     expect(all("thinking" not in line["message"] for line in rest), f"lines: {rest}")

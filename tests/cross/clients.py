@@ -366,6 +366,51 @@ def _read_tgi_answer(heard: DecodedResponse, got: Any) -> None:
         heard.usage = details.get("input_length"), details["generated_tokens"]
 
 
+# --- OpenAI's Responses API -----------------------------------------------------------------------
+
+
+def _build_responses_body(model: str, wish: RequestOptions) -> Json:
+    fields: dict[str, Any] = {"model": model, "input": PROMPT, "stream": wish.stream}
+    if wish.most is not None:
+        fields["max_output_tokens"] = wish.most
+    if wish.stops:  # a parameter of vLLM's
+        fields["stop"] = list(wish.stops)
+    if wish.top is not None:
+        fields |= {"include": ["message.output_text.logprobs"], "top_logprobs": wish.top}
+    if wish.tool:
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        tool = {"type": "function", "name": TOOL, "description": "looks up", "parameters": schema}
+        fields |= {"tools": [tool], "tool_choice": "auto"}
+    return fields
+
+
+def _read_response(heard: DecodedResponse, got: Any) -> None:
+    """A response, or an event: only the last has usage, the items, and how it ended."""
+    kind = got.get("type", "")
+    if kind == "response.output_text.delta":
+        heard.more(0, got["delta"])
+    response = got.get("response", got)
+    status = response.get("status")
+    if status == "failed":
+        heard.error += response["error"]["message"]
+    if status not in ("completed", "incomplete"):
+        return
+    details = response["incomplete_details"]
+    heard.reasons[0] = status if details is None else details["reason"]
+    usage = response["usage"]
+    heard.usage = usage["input_tokens"], usage["output_tokens"]
+    heard.more(0, "")
+    for index, item in enumerate(response["output"]):
+        if item["type"] == "function_call":
+            heard.calls[index] = [item["name"], item["arguments"]]
+        else:
+            [part] = item["content"]
+            heard.logprobs += [(one["token"], one["logprob"]) for one in part["logprobs"]]
+            if not kind:
+                heard.more(0, part["text"])
+            assert heard.texts == {0: part["text"]}
+
+
 # --- Anthropic ------------------------------------------------------------------------------------
 
 
@@ -427,6 +472,21 @@ CLIENTS: Final = (
         can=frozenset({"stop", "n", "logprobs"}),
         can_stream=frozenset({"stop", "n", "logprobs"}),
         **_OPENAI,
+    ),
+    Client(
+        name="openai responses",
+        kind="chat",
+        path="/v1/responses",
+        fields=_build_responses_body,
+        **{
+            **_OPENAI,
+            "read": _read_response,
+            "words": {"eos": "completed", "stop": "completed", "length": "max_output_tokens",
+                      "tool_calls": "completed", "unknown": "completed"},
+        },
+        can=frozenset({"stop", "logprobs", "tools"}),
+        can_stream=frozenset({"stop", "logprobs", "tools"}),
+        end=b"",
     ),
     Client(
         name="databricks",

@@ -40,13 +40,17 @@ def build_configuration(url: str) -> bytes:
             pool, at = name, f"{url}/{name}"
             if row.apart:
                 pool, at = f"{name}-{play}", f"{at}/{play}"
-            backends[pool] = {
-                "protocol": row.dialect,
-                "workers": [at],
-                "retries": {"max": 0},
-                "health": {"interval": "1m"},
-                "breaker": {"consecutive_failures": 10_000, "min_requests": 10_000},
-            } | ({"profile": row.profile} if row.profile else {})
+            backends[pool] = (
+                {
+                    "protocol": row.dialect,
+                    "workers": [at],
+                    "retries": {"max": 0},
+                    "health": {"interval": "1m"},
+                    "breaker": {"consecutive_failures": 10_000, "min_requests": 10_000},
+                }
+                | ({"profile": row.profile} if row.profile else {})
+                | ({"options": row.options} if row.options else {})
+            )
             models[f"{name}-{play}"] = {"backend": pool, "model": play}
     return json.encode(
         {
