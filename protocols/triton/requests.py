@@ -18,18 +18,26 @@ from protocols.core.errors import (
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     ChoiceFormat,
+    EmbeddingRequest,
     GenerationRequest,
     GrammarFormat,
     JsonObjectFormat,
     JsonSchemaFormat,
     OutputFormat,
     RegexFormat,
+    RerankRequest,
     ResponseOptions,
 )
 from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamType, ParsedParams
 from protocols.triton import errors, rapidjson, tensors
-from protocols.triton.params import PROMPT_INPUT, OutputSpec, TritonProfile
+from protocols.triton.params import (
+    DOCUMENTS_INPUT,
+    PROMPT_INPUT,
+    QUERY_INPUT,
+    OutputSpec,
+    TritonProfile,
+)
 from protocols.triton.rapidjson import OrderedFields
 from protocols.triton.tensors import InputTensor, TritonRequest
 
@@ -202,6 +210,31 @@ def build_request(
         timeout=request.timeout,
         extra=_collect_extra_fields(fields, profile),
         **values.build_request_arguments(),
+    )
+
+
+def build_embedding_request(request: TritonRequest) -> EmbeddingRequest:
+    """Build the internal request for the tensors of ``params.EMBEDDING``."""
+    return EmbeddingRequest(
+        model=request.model,
+        inputs=tuple(request.inputs[PROMPT_INPUT].values),
+        client_id=request.id,
+        priority=request.priority,
+        timeout=request.timeout,
+        extra={name: raw for name, raw in request.parameters.items() if name != "id"},
+    )
+
+
+def build_rerank_request(request: TritonRequest) -> RerankRequest:
+    """Build the internal request for the tensors of ``params.RERANK``."""
+    return RerankRequest(
+        model=request.model,
+        queries=tuple(request.inputs[QUERY_INPUT].values),
+        documents=tuple(request.inputs[DOCUMENTS_INPUT].values),
+        client_id=request.id,
+        priority=request.priority,
+        timeout=request.timeout,
+        extra={name: raw for name, raw in request.parameters.items() if name != "id"},
     )
 
 
