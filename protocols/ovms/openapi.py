@@ -31,7 +31,13 @@ from protocols.openapi import (
     ref,
 )
 from protocols.ovms import errors, params, requests
-from protocols.ovms.responses import EmbeddingList, KserveServerMetadata, ModelList, UsageBody
+from protocols.ovms.responses import (
+    EmbeddingList,
+    KserveServerMetadata,
+    ModelList,
+    RerankResults,
+    UsageBody,
+)
 from protocols.params import Param
 
 # --- requests -------------------------------------------------------------------------------------
@@ -216,6 +222,16 @@ def describe_api(
                 **_FIELD_TYPES,
             ),
         ),
+        "rerank": build_operation(
+            "Sort documents by their relevance to a query.",
+            build_response(ref("RerankResults")),
+            failures,
+            request=parse_type(
+                "{model: Model, query: string, documents: string[1..], top_n?: integer | null, "
+                "return_documents?: boolean | null, rank_fields?: string[] | null}",
+                Model=_MODEL_SCHEMA,
+            ),
+        ),
     }
     for name in operations & _INFO_OPERATIONS.keys():
         summary, schema = _INFO_OPERATIONS[name]
@@ -228,7 +244,12 @@ def describe_api(
         described,
         {
             **build_struct_schemas(
-                EmbeddingList, KserveServerMetadata, ModelList, UsageBody, errors.ErrorBody
+                EmbeddingList,
+                RerankResults,
+                KserveServerMetadata,
+                ModelList,
+                UsageBody,
+                errors.ErrorBody,
             ),
             **{name: types[name] for name in _RESPONSE_NAMES},
         },
