@@ -11,7 +11,7 @@ from hypothesis import settings
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.cli.serve import read_built_in_config
+from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestRecord
 from gateway.runtime.gateway import Gateway, build_services

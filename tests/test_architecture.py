@@ -32,8 +32,8 @@ FORBIDDEN: Final = frozenset(
 
 EXCUSED: Final[dict[tuple[str, str], str]] = {
     ("backends/torch/ipc.py", "echo"): "a field of the request",
-    ("gateway/cli/serve.py", "echo"): "a built-in configuration",
-    ("gateway/cli/serve.py", "torch"): "the package, which may not be installed",
+    ("gateway/cli/built_in.py", "echo"): "a built-in configuration",
+    ("gateway/cli/built_in.py", "torch"): "the package, which may not be installed",
     ("gateway/config/schema.py", "echo"): "a Struct's tag",
     ("protocols/chat/upstream.py", "openai"): "a worker profile's name",
     ("gateway/tools/connect_check.py", "torch"): "the package, which may not be installed",

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -79,7 +80,9 @@ def _download_model(path: str, report: ProgressReport) -> Path:
     }
     report(f"{path} is not a local folder: looking on the Hugging Face Hub")
     try:
-        folder = Path(snapshot_download(**options))
+        folder = Path(
+            snapshot_download(**options, tqdm_class=_make_download_progress(path, report))
+        )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise ModelError(
             f"{path} is not on the Hugging Face Hub, or access to it is restricted: "
@@ -288,10 +291,41 @@ CONVERSION_FORMAT = 1
 """Version of the converted folders; changing it converts all files again."""
 
 _PROGRESS_REPORTS = 8
-"""Progress reports while a large file is hashed."""
+"""Progress reports while a large file is downloaded or hashed."""
 _READ_BYTES = 16 << 20
 _BYTES_PER_WEIGHT = 10
 """Peak memory per weight during conversion: 2.5 times the float32 weight that is written."""
+
+
+def _make_download_progress(path: str, report: ProgressReport) -> type:
+    """The class of the hub's progress bars, which reports bytes instead of drawing.
+
+    The hub draws one bar of received bytes, and one of written bytes; the faster one is reported.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - only used here
+
+    reported = (0, 0)
+    """The total, which grows as the sizes of files become known, and the eighths of it."""
+
+    class DownloadProgress(tqdm):  # type: ignore[misc]
+        """One of the bars."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": io.StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            """See tqdm."""
+            nonlocal reported
+            is_drawn: bool | None = super().update(n)
+            if self.unit == "B" and self.total:
+                state = (self.total, int(self.n * _PROGRESS_REPORTS // self.total))
+                if state > reported:
+                    reported = state
+                    done = f"{self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
+                    report(f"downloading {path}: {done}")
+            return is_drawn
+
+    return DownloadProgress
 
 
 def convert_gguf(file: Path, cache: Path, report: ProgressReport) -> Path:

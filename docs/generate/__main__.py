@@ -19,7 +19,7 @@ from docs.generate.protocols import (
     worker_tables,
 )
 from gateway.cli import main as interlingua
-from gateway.cli.serve import read_built_in_config
+from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.config.registry import ProtocolRegistry
 from gateway.observability.metrics.catalog import METRIC_GROUPS

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
-from gateway.config.schema import ServerLimitsConfig
+from gateway.config.schema import AdminConfig, ServerLimitsConfig
 from gateway.explain.report import ExplainRequest
 from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
 from gateway.http_server.connection import HandleRequest
@@ -445,22 +445,24 @@ async def serve_playground(
 
 _METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@/?#\\]+)(?::[0-9]{1,5})?")
+_UNPRIVILEGED_PATHS: Final = ("/-/explain", "/-/playground/")
 _SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
 
 class AdminServer:
     """The admin listener at ``address`` (``host:port``).
 
-    ``sha256`` is the hash of its key; without a key, ValueError if the address is not loopback. On
-    loopback, the Host header must be loopback too: this prevents DNS rebinding.
+    ``settings.key_for`` says what needs its key. Beyond loopback everything does; without a key,
+    ValueError. On loopback, the Host header must be loopback too: this prevents DNS rebinding.
     """
 
-    def __init__(self, address: str, services: AdminServices, *, sha256: str | None = None) -> None:
-        self._host, self._port = split_address(address)
+    def __init__(self, settings: AdminConfig, services: AdminServices) -> None:
+        self._host, self._port = split_address(settings.address)
         self._is_local = _is_local_host(self._host)
-        if sha256 is None and not self._is_local:
-            raise ValueError(f"the admin listener at {address} is beyond this machine: give a key")
-        self._key_sha256 = sha256.lower() if sha256 is not None else None
+        if settings.sha256 is None and not self._is_local:
+            message = f"the admin listener at {settings.address} is beyond this machine: give a key"
+            raise ValueError(message)
+        self.configure_key(settings)
         self._services = services
         self._public_handlers: frozenset[AiohttpHandler] = frozenset(
             {self._get_live, self._get_ready, redirect_to_ui, serve_ui_file}
@@ -488,9 +490,10 @@ class AdminServer:
             _add_status_routes(router, services.status_service)
         return application
 
-    def set_key(self, sha256: str | None) -> None:
-        """Replace the key."""
-        self._key_sha256 = sha256.lower() if sha256 is not None else None
+    def configure_key(self, settings: AdminConfig) -> None:
+        """Use the key of these settings from now on."""
+        self._key_sha256 = settings.sha256.lower() if settings.sha256 is not None else None
+        self._only_changes_need_key = self._is_local and settings.key_for == "changes"
 
     async def listen(self, path: str = "", sockets: Sequence[socket.socket] = ()) -> str:
         """Bind; returns the URL, with the port that the system chooses for 0.
@@ -526,7 +529,9 @@ class AdminServer:
         if self._is_local and not (host and _is_local_host(host[1].strip("[]"))):
             message = "the Host header must be localhost or a loopback address"
             raise AdminError(HTTPStatus.FORBIDDEN, message)
-        if request.match_info.handler not in self._public_handlers:
+        if request.match_info.handler not in self._public_handlers and not (
+            self._only_changes_need_key and _is_read(request)
+        ):
             self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
         origin = request.headers.get(hdrs.ORIGIN, "")
         if (
@@ -638,6 +643,11 @@ async def _get_explanation(explain: SupportsExplain, request: web.Request) -> we
         message = "no recent explanation has this id"
         raise AdminError(HTTPStatus.NOT_FOUND, message, "id")
     return json_response(HTTPStatus.OK, explanation)
+
+
+def _is_read(request: web.Request) -> bool:
+    """Whether a request changes nothing in the gateway; the playground is a client of it."""
+    return request.method in _SAFE_METHODS or request.path.startswith(_UNPRIVILEGED_PATHS)
 
 
 def _is_local_host(host: str) -> bool:

@@ -1,9 +1,15 @@
-"""Tables for commands that print to a terminal, a file or a pipe."""
+"""What commands print: tables for a terminal, a file or a pipe, and the progress of loading."""
 
-from collections.abc import Collection, Sequence
-from typing import Final
+import logging
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import click
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 _WIDTH: Final = 10_000
 """Wider than any table: no cell is folded or cut, whatever the width of the terminal."""
@@ -31,3 +37,53 @@ def print_table(
         console.print(table)
     for line in capture.get().splitlines():
         click.echo(line.rstrip())
+
+
+# The progress of loading a model: a line that changes on a terminal, and log lines elsewhere.
+
+_ENGINE_LOGGER: Final = "backends.torch"
+
+
+class _LoadingFilter(logging.Filter):
+    """Shows progress in ``status``, if there is one, and drops errors, which the command prints."""
+
+    def __init__(self, status: "Status | None") -> None:
+        super().__init__()
+        self._status = status
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging's Filter."""
+        if record.name.startswith(_ENGINE_LOGGER):
+            if record.levelno >= logging.ERROR:
+                return False
+            if self._status is not None and record.levelno == logging.INFO:
+                self._status.update(record.getMessage())
+                return False
+        return True
+
+
+@contextmanager
+def show_loading(*, enabled: bool) -> Iterator[None]:
+    """Show the progress of local models that are being loaded, if ``enabled``."""
+    if not enabled:
+        yield
+    elif not sys.stderr.isatty():
+        with _filter_log(_LoadingFilter(None)):
+            yield
+    else:
+        from rich.console import Console  # noqa: PLC0415 - only for a terminal
+
+        with Console(stderr=True).status("loading") as status, _filter_log(_LoadingFilter(status)):
+            yield
+
+
+@contextmanager
+def _filter_log(log_filter: logging.Filter) -> Iterator[None]:
+    handlers = logging.getLogger().handlers
+    for handler in handlers:
+        handler.addFilter(log_filter)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(log_filter)

@@ -1,22 +1,29 @@
 """``interlingua serve``: run the gateway."""
 
 import asyncio
-import hashlib
-import importlib.util
+import errno
 import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 from msgspec import Struct
 
+from gateway.cli.built_in import (
+    ADMIN_PORT,
+    BuiltInConfig,
+    ServeOptions,
+    build_serve_config,
+    build_worker_config,
+    find_config_file,
+)
+from gateway.cli.console import show_loading
+from gateway.config import listeners
 from gateway.config.errors import ConfigError
 from gateway.config.loader import (
     ConfigFetcher,
@@ -40,15 +47,30 @@ if TYPE_CHECKING:
 # A gateway in one process, from start to stop.
 
 
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """How a gateway runs."""
+
+    watched_file: str | None = None
+    """The file whose changes reload the configuration."""
+    wait_for_warmup: bool = False
+    """Whether the ports are opened only after every backend has warmed up."""
+    handover: str | None = None
+    """See ``gateway.runtime.handover``."""
+    port_hint: str = "choose another with --port"
+    """What to do if a port is in use."""
+    admin_key: str | None = None
+    """The key in the web UI's URL, which is printed."""
+    open_browser: bool = False
+    """Whether to open that URL."""
+
+
 class ServerProcess(Struct, frozen=True):
     """A gateway in this process. For the fields see ``run_gateway``."""
 
     initial_config: LoadedConfig
     load_config: LoadConfig
-    watched_file: str | None
     access_log: AccessLogWriter
-    wait_for_warmup: bool
-    handover_path: str | None
+    options: RunOptions
 
     async def run(self) -> int:
         """Serve until a signal to stop; a second one ends at once. Returns the exit code."""
@@ -65,20 +87,22 @@ class ServerProcess(Struct, frozen=True):
         )
         assert gateway.reloader is not None  # noqa: S101 - it was created with a source
         shutdown = ShutdownSignal()
-        reload_trigger = ReloadTrigger(gateway.reloader, self.watched_file)
+        reload_trigger = ReloadTrigger(gateway.reloader, self.options.watched_file)
         asyncio.get_running_loop().add_signal_handler(
             signal.SIGHUP, reload_trigger.reload_requested.set
         )
         handover = (
-            SocketHandover(self.handover_path, lambda: gateway.socket_fds)
-            if self.handover_path
+            SocketHandover(self.options.handover, lambda: gateway.socket_fds)
+            if self.options.handover
             else None
         )
         try:
             urls = await self._start_gateway(gateway, handover, shutdown)
         except (OSError, WorkerError) as error:
             verb = "listen" if isinstance(error, OSError) else "serve"
-            click.echo(f"interlingua can't {verb}: {error}", err=True)
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            hint = f"; {self.options.port_hint}" if in_use else ""
+            click.echo(f"interlingua can't {verb}: {error}{hint}", err=True)
             await gateway.stop()
             return 1
         if not urls:
@@ -86,6 +110,11 @@ class ServerProcess(Struct, frozen=True):
             return 0
         models = ", ".join(info.name for info in gateway.router.list_models()) or "any"
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
+        if gateway.admin_server is not None:
+            page = listeners.build_ui_url(urls[-1], self.options.admin_key)
+            click.echo(f"web UI: {page}", err=True)
+            if self.options.open_browser:
+                click.launch(page)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(reload_trigger.run())]
             if handover is not None:
@@ -111,10 +140,13 @@ class ServerProcess(Struct, frozen=True):
         from gateway.runtime.handover import InheritedSockets  # noqa: PLC0415 - as above
 
         loop = asyncio.get_running_loop()
-        with InheritedSockets(self.handover_path) as inherited:
-            start_task = loop.create_task(gateway.start(inherited, warmed=self.wait_for_warmup))
-            if not await _wait_for_start(start_task, shutdown.event):
-                return ()
+        with InheritedSockets(self.options.handover) as inherited:
+            start_task = loop.create_task(
+                gateway.start(inherited, warmed=self.options.wait_for_warmup)
+            )
+            with show_loading(enabled=self.options.wait_for_warmup):
+                if not await _wait_for_start(start_task, shutdown.event):
+                    return ()
             urls = start_task.result()
             tune_gc()
             if handover is not None:
@@ -147,6 +179,7 @@ async def _wait_for_start(start_task: "asyncio.Task[list[str]]", stop: asyncio.E
 
 _MAX_PROCESSES: Final = 256
 """The largest number of processes."""
+_MAX_PORT: Final = 65535
 
 
 def _parse_process_count(context: click.Context, option: click.Parameter, value: str) -> int:
@@ -161,9 +194,32 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 
 @click.command()
 @click.argument("target", required=False)
+@click.option("--host", help="The address to listen on; 127.0.0.1 by default.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="The port to listen on; only without FILE."
+    "--port", type=click.IntRange(0, 65535), help="The port to listen on; 8000 by default."
 )
+@click.option(
+    "--served-model-name", metavar="NAME", help="The name of MODEL for clients; by default its own."
+)
+@click.option(
+    "--task",
+    type=click.Choice(["generate", "embedding"]),
+    help="The task of MODEL, if its files do not say it.",
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    metavar="KEY",
+    multiple=True,
+    envvar="INTERLINGUA_API_KEY",
+    help="A key that clients must send; may be repeated. Prefer the variable INTERLINGUA_API_KEY.",
+)
+@click.option(
+    "--admin-port",
+    callback=lambda _context, _option, value: _parse_admin_port(value),
+    help=f"The port of metrics and web UI on 127.0.0.1, {ADMIN_PORT} by default; off: none.",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the web UI in a browser.")
 @click.option(
     "--insecure-no-auth",
     "insecure",
@@ -186,100 +242,92 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
     help="Socket path for an upgrade without downtime: take over from the process that uses it.",
 )
 @click.option("--log-level", default="info", show_default=True)
-def serve(target: str | None, port: int | None, log_level: str, **options: Any) -> None:
-    """Serve a configuration (FILE), a worker (http://…), a local MODEL, or the built-in model.
+def serve(target: str | None, log_level: str, processes: int, **options: Any) -> None:
+    r"""Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
-    A model is a folder, a name on the Hugging Face hub, or package:NAME. Without TARGET, it serves
-    a small built-in model if torch is installed, and an echo otherwise. TARGET
-    "conformance" serves the models of the conformance cases (tests/conformance in a checkout).
+    MODEL is a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub. It is
+    served under its own name, once it is loaded. Without TARGET, a small built-in model is served
+    if torch is installed, and an echo otherwise; TARGET "conformance" serves that of the
+    conformance cases.
 
-    Several processes share each limit of FILE, and a supervisor process restarts them.
+    \b
+      interlingua serve gateway.yaml
+      interlingua serve http://127.0.0.1:8001 --port 8000
+      interlingua serve Qwen/Qwen3-0.6B --served-model-name qwen --api-key sk-secret
 
-    SIGHUP reloads FILE. SIGTERM and SIGINT stop the gateway when all running requests have ended;
-    on SIGTERM it serves for limits.shutdown_delay first. To upgrade, run the same command with the
-    same --handover again: the new process takes over the listeners, and the old one ends when its
-    requests have ended.
+    The options from --host to --admin-port are not for FILE, which has its own settings. Without
+    FILE, an admin listener with metrics and the web UI is started on 127.0.0.1; what changes
+    something there needs the key in the web UI's URL.
+
+    Several processes share each limit of FILE. SIGHUP reloads FILE. SIGTERM and SIGINT stop the
+    gateway when all running requests have ended; on SIGTERM it serves for limits.shutdown_delay
+    first. To upgrade, run the same command with the same --handover again: the new process takes
+    over the listeners, and the old one ends when its requests have ended.
+
+    Exit codes: 0 stopped, 1 the configuration is invalid, a model can't be loaded or a port is in
+    use, 2 wrong usage.
     """
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    fetch, file = _make_fetcher(target, port, insecure=options["insecure"])
-    load_config, watched_file = ConfigReader(fetch), file if options["watch"] else None
+    serve_options = msgspec.convert(
+        {name: options[name] for name in ServeOptions.__struct_fields__}, ServeOptions
+    )
+    file = find_config_file(target)
+    built_in = None if file else build_serve_config(target, serve_options)
+    reader = ConfigReader(_make_fetcher(file, built_in, serve_options))
     try:
-        initial_config = load_config()
+        initial_config = reader()
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    if options["processes"] == 1:
-        sys.exit(
-            run_gateway(initial_config, load_config, watched_file, handover=options["handover"])
-        )
-    if options["handover"] is not None:
-        raise click.UsageError("--handover works only with one process")
-    from gateway.multiprocess.supervisor import (  # noqa: PLC0415 - one process needs none
-        ServePlan,
-        run_supervisor,
-    )
+    watched_file = file if options["watch"] else None
+    admin_key = built_in.admin_key if built_in else None
+    if processes > 1:
+        if options["handover"] is not None:
+            raise click.UsageError("--handover works only with one process")
+        from gateway.multiprocess import supervisor  # noqa: PLC0415 - one process needs none
 
-    sys.exit(
-        run_supervisor(
-            ServePlan(
-                initial_config, load_config, options["processes"], watched_file, log_level.upper()
-            )
+        plan = supervisor.ServePlan(
+            initial_config, reader, processes, watched_file, log_level.upper(), admin_key
         )
+        sys.exit(supervisor.run_supervisor(plan))
+    run_options = RunOptions(
+        watched_file=watched_file,
+        wait_for_warmup=built_in is not None and built_in.is_local_model,
+        handover=options["handover"],
+        port_hint=f"change it in {file}" if file else "choose another with --port or --admin-port",
+        admin_key=admin_key,
+        open_browser=options["open_browser"],
     )
+    sys.exit(run_gateway(initial_config, reader, run_options))
+
+
+def _parse_admin_port(value: str | None) -> int | None:
+    """The port that ``value`` means; -1 for no admin listener."""
+    if value is None:
+        return None
+    if value == "off":
+        return -1
+    if value.isascii() and value.isdigit() and int(value) <= _MAX_PORT:
+        return int(value)
+    raise click.BadParameter(f"give a port from 0 to {_MAX_PORT}, or off")
 
 
 def _make_fetcher(
-    target: str | None, port: int | None, *, insecure: bool
-) -> tuple[ConfigFetcher, str | None]:
-    """The source of the configuration, and its file if it has one."""
-    if target is not None and Path(target).is_file() and not target.endswith(".gguf"):
-        if port is not None:
-            raise click.UsageError("--port can't be used with FILE, which sets the listeners")
-        return make_file_fetcher(target, insecure=insecure), target
-    name, values = _choose_built_in(target)
-    env = values if port is None else {**values, "PORT": str(port)}
-    text, shown_name = read_built_in_config(name)
-    return partial(ConfigText, text.encode(), shown_name, env, insecure), None
+    file: str | None, built_in: BuiltInConfig | None, options: ServeOptions
+) -> ConfigFetcher:
+    """The source of the configuration: the file, or the built-in one. Raises UsageError."""
+    if file is not None:
+        if changed := options.list_changed():
+            raise click.UsageError(f"{file} sets what {', '.join(changed)} would; change it there")
+        return make_file_fetcher(file, insecure=options.insecure)
+    assert built_in is not None  # noqa: S101 - one of the two is given
+    return partial(ConfigText, built_in.data, built_in.name, {}, options.insecure)
 
 
-def _choose_built_in(target: str | None) -> tuple[str, Mapping[str, str]]:
-    """The name of the built-in configuration, and the values of its variables."""
-    match target:
-        case None:
-            return ("local" if _is_torch_installed() else "echo"), {}
-        case str() if target.startswith(("http://", "https://")):
-            return "proxy", {"WORKER": target.rstrip("/").removesuffix("/v1")}
-        case "conformance":
-            return "conformance", {}
-        case str() if target.endswith((".yaml", ".yml", ".json")):
-            raise click.UsageError(f"no such file: {target}")
-        case _:
-            return "local", {"MODEL": target}
-
-
-def read_built_in_config(name: str) -> tuple[str, str]:
-    """The text of a built-in configuration, and its name in messages."""
-    file = resources.files("gateway.cli") / "defaults" / f"{name}.yaml"
-    return file.read_text("utf-8"), f"<built-in {name}.yaml>"
-
-
-def _is_torch_installed() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-def run_gateway(
-    initial_config: LoadedConfig,
-    load_config: LoadConfig,
-    watched_file: str | None = None,
-    *,
-    wait_for_warmup: bool = False,
-    handover: str | None = None,
-) -> int:
+def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: RunOptions) -> int:
     """Serve ``initial_config`` until a signal to stop. Returns the exit code.
 
-    ``load_config`` reloads the configuration on SIGHUP, or when ``watched_file`` changes. With
-    ``wait_for_warmup`` the ports are opened only after every backend has warmed up.
-    ``handover``: see ``gateway.runtime.handover``.
+    ``load_config`` reloads the configuration on SIGHUP, or when the watched file changes.
     """
     raise_fd_limit()
     settings = initial_config.config.observe.access_log
@@ -287,9 +335,7 @@ def run_gateway(
         open_access_log(settings.buffer, log_requests=settings.format != "off") as access_log,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
-        process = ServerProcess(
-            initial_config, load_config, watched_file, access_log, wait_for_warmup, handover
-        )
+        process = ServerProcess(initial_config, load_config, access_log, options)
         return runner.run(process.run())
 
 
@@ -351,28 +397,4 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    sys.exit(run_gateway(initial_config, load_config, wait_for_warmup=True))
-
-
-def build_worker_config(
-    path: str, *, name: str | None, host: str, port: int, key: str | None, **settings: Any
-) -> dict[str, Any]:
-    """The configuration of a worker. ``settings`` are those of a local model."""
-    config: dict[str, Any] = msgspec.yaml.decode(read_built_in_config("worker")[0])
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    config["listeners"][0]["address"] = address
-    options = {key: value for key, value in settings.items() if value is not None}
-    config["backends"]["engine"] |= {"path": path, **options}
-    config["models"] = {name or _derive_model_name(path): {"backend": "engine"}}
-    if key is not None:
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        config["keys"] = [{"name": "gateway", "sha256": digest}]
-    return config
-
-
-def _derive_model_name(path: str) -> str:
-    """The name of the folder or file, or else of the package or of the model on the hub."""
-    location = Path(path).expanduser()
-    if location.exists():
-        return location.resolve().name.removesuffix(".gguf")
-    return path.removeprefix("package:")
+    sys.exit(run_gateway(initial_config, load_config, RunOptions(wait_for_warmup=True)))

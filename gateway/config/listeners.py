@@ -1,4 +1,4 @@
-"""The identity of a listener across configurations, and changes that need a restart."""
+"""Listeners: their identity across configurations, changes that need a restart, their URLs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -47,3 +47,8 @@ def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str
         if current_listener.http_server != listener.http_server:
             message = "can't change while the address is bound; restart, or take another port"
             yield ("listeners", number, "http_server"), message
+
+
+def build_ui_url(admin_url: str, key: str | None) -> str:
+    """The web UI's URL; a key is in its fragment, which browsers do not send."""
+    return f"{admin_url}/-/ui/" + (f"#key={key}" if key else "")

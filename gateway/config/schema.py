@@ -275,6 +275,9 @@ class AdminConfig(ConfigSection, frozen=True):
 
     address: ListenAddress
     sha256: Sha256Digest | None = None
+    key_for: Literal["all", "changes"] = "all"
+    """What needs the key: all requests except health checks, or only those that change something
+    (workers, reload, drain, cancel), which is possible on loopback addresses."""
 
 
 class ApiKeyConfig(ConfigSection, frozen=True, gc=False):

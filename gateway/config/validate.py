@@ -40,6 +40,11 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
                 "anyone who reaches this address could change the workers; "
                 "set the sha256 of an admin key, or listen on 127.0.0.1",
             )
+        if config.admin.key_for == "changes" and not is_loopback(address):
+            context.add_issue(
+                ("admin", "key_for"),
+                "beyond loopback addresses every request needs the key; remove key_for",
+            )
     if not is_set(config.listeners):
         return
     for n, listener in enumerate(config.listeners):

@@ -106,13 +106,17 @@ _RELOAD_GRACE: Final = 5.0
 
 
 class ServePlan(Struct, frozen=True):
-    """The initial configuration, its reader, the number of processes and the watched file."""
+    """The initial configuration, its reader, the number of processes and the watched file.
+
+    ``admin_key`` is shown in the web UI's URL.
+    """
 
     initial_config: LoadedConfig
     config_reader: ConfigReader
     process_count: int
     watched_file: str | None = None
     log_level: str = "INFO"
+    admin_key: str | None = None
 
 
 class Supervisor(Collector):
@@ -217,6 +221,10 @@ class Supervisor(Collector):
         names, addresses = ", ".join(models) or "any", " and ".join(urls)
         count = self._plan.process_count
         click.echo(f"interlingua serves {names} on {addresses} ({count} processes)", err=True)
+        if self._admin_proxy is not None:
+            click.echo(
+                f"web UI: {listeners.build_ui_url(urls[-1], self._plan.admin_key)}", err=True
+            )
 
     async def _wait_closed(self) -> None:
         """Wait until all processes have exited."""

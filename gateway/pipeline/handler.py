@@ -64,6 +64,7 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
+_PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that need a model."""
 
@@ -207,7 +208,7 @@ class RequestHandler:
         request = ActiveRequest(http, writer, record)
         self.running_count += 1
         try:
-            if http.path in self._static_pages:
+            if http.path in self._static_pages and http.method in _PAGE_METHODS:
                 send_reply(writer, self._static_pages[http.path](), record)
             else:
                 await self._process_request(request)

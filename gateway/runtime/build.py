@@ -61,7 +61,7 @@ def build_mount(protocol: schema.ListenerProtocolConfig) -> AdapterMount:
 def build_static_pages(
     mounts: Sequence[AdapterMount], ready: Callable[[], bool], *, keyed: bool
 ) -> dict[str, Callable[[], HttpResponse]]:
-    """The pages that a listener answers itself; the OpenAPI document is built on first use.
+    """The pages that a listener answers itself; documents are built on first use.
 
     ``ready`` tells whether the gateway accepts requests, i.e. does not drain.
     """
@@ -74,7 +74,34 @@ def build_static_pages(
     def get_openapi() -> HttpResponse:
         return HttpResponse(200, openapi.build_document(mounts, version=__version__, keyed=keyed))
 
-    return {"/health": lambda: ok if ready() else draining, "/openapi.json": get_openapi}
+    @functools.cache
+    def get_overview() -> HttpResponse:
+        return HttpResponse(200, _encode_overview(mounts, keyed=keyed))
+
+    return {
+        "/": get_overview,
+        "/health": lambda: ok if ready() else draining,
+        "/openapi.json": get_openapi,
+    }
+
+
+def _encode_overview(mounts: Sequence[AdapterMount], *, keyed: bool) -> bytes:
+    """What a listener serves, for somebody who opens its root: the endpoints of each protocol."""
+    endpoints: dict[str, list[str]] = {}
+    for mount in mounts:
+        endpoints.setdefault(mount.adapter.name, []).extend(
+            f"{endpoint.method} {mount.prefix}{endpoint.path}"
+            for endpoint in mount.adapter.endpoints
+        )
+    overview = {
+        "name": "Interlingua",
+        "version": __version__,
+        "api_key_required": keyed,
+        "openapi": "/openapi.json",
+        "health": "/health",
+        "endpoints": endpoints,
+    }
+    return msgspec.json.format(msgspec.json.encode(overview), indent=2)
 
 
 def build_backend(

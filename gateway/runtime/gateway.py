@@ -478,7 +478,7 @@ class Gateway:
         self.listeners |= new_listeners
         self._update_worker_sets()
         if self._admin_server is not None and snapshot.config.admin is not None:
-            self._admin_server.set_key(snapshot.config.admin.sha256)
+            self._admin_server.configure_key(snapshot.config.admin)
         ended_backends = {
             name: one
             for name, one in previous.backends.items()
@@ -567,7 +567,7 @@ class Gateway:
                 self, filename, RecentStats(metrics.collect_stats, clock), clock
             ),
         )
-        return AdminServer(config.address, services, sha256=config.sha256)
+        return AdminServer(config, services)
 
 
 def _ignore_reload(result: ReloadResult) -> None:

@@ -34,7 +34,7 @@ def run_gateway(*arguments: str, env: Mapping[str, str] | None = None) -> Iterat
 @contextmanager
 def run_built_in_models() -> Iterator[str]:
     """``interlingua serve`` with nothing said but free ports: the small built-in models."""
-    with run_gateway("--port", "0", env={"MINDIE_PORT": "0"}) as url:
+    with run_gateway("--port", "0") as url:
         yield url
 
 

@@ -32,8 +32,8 @@ _FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.MULTI
 _PORT = re.compile(r"\$\{(\w*PORT):-(\d+)\}")
 _SHOWN = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))\d{4,5}\b")
 _SERVES = re.compile(r"^(?=interlingua (?:serve|worker)\b[^&|\n]*$)", re.MULTILINE)
-_BUILT_IN = {"PORT": "8000", "MINDIE_PORT": "1025"}
-"""What the built-in configurations call their ports."""
+_BUILT_IN = {"PORT": "8000"}
+"""What the built-in configurations call their port."""
 _SERVERS = ("redis-server",)
 """What a page may start besides ours."""
 _PATIENCE = 90.0
@@ -151,10 +151,22 @@ def _build_path_environment(servers: Sequence[str]) -> dict[str, str]:
 
 def describe_difference(shown: str, printed: str) -> str:
     """How what was printed is not what is shown; "" where it is."""
-    wanted = "\n".join(map(_build_line_pattern, shown.strip("\n").splitlines()))
-    wanted = wanted.replace(_build_line_pattern("…") + "\n", r"(?:.*\n)*")
-    got = "\n".join(map(_normalize_spaces, printed.strip("\n").splitlines()))
-    return "" if re.fullmatch(wanted, got) else f"shown:\n{shown}\nprinted:\n{printed}"
+    is_equal = _match_lines(shown.strip("\n").splitlines(), printed.strip("\n").splitlines())
+    return "" if is_equal else f"shown:\n{shown}\nprinted:\n{printed}"
+
+
+def _match_lines(shown: Sequence[str], printed: Sequence[str]) -> bool:
+    """Whether the lines are those shown. Takes at most the product of both numbers of steps."""
+    lines = [_normalize_spaces(line) for line in printed]
+    ends = {0}
+    """How many of the lines those shown so far may be."""
+    for number, text in enumerate(shown):
+        pattern = re.compile(_build_line_pattern(text))
+        if text.strip() == "…" and number < len(shown) - 1:
+            ends = set(range(min(ends, default=len(lines) + 1), len(lines) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(lines) and pattern.fullmatch(lines[end])}
+    return len(lines) in ends
 
 
 def check_page(page: str, folder: Path, stand_in: str = "") -> None:

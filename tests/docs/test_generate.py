@@ -73,7 +73,8 @@ def test_every_protocol_has_parameter_tables(name: str) -> None:
     for profile in dialects.get_profiles(name):
         dialect = dialects.create_adapter(name, profile, {})
         assert isinstance(dialect, ParamTableProvider)
-        variants = {one.operation for one in dialect.endpoints if one.task == "generate"}
+        tasks = ("generate", "tokenize")
+        variants = {one.operation for one in dialect.endpoints if one.task in tasks}
         assert {kind.partition(",")[0] for kind in dialect.param_tables} <= variants
         assert all(dialect.param_tables.values())
 

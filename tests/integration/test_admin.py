@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -23,6 +23,7 @@ from gateway.admin.api import (
     WorkerSet,
     get_unready_reason,
 )
+from gateway.config.schema import AdminConfig
 from gateway.routing.router import Router
 
 KEY = "sk-admin-canary"
@@ -63,14 +64,16 @@ class AdminClient(Struct):
 
 @asynccontextmanager
 async def run_admin_listener(
-    address: str = "127.0.0.1:0", sha256: str | None = None, pool: WorkerSet | None = None
+    address: str = "127.0.0.1:0",
+    sha256: str | None = None,
+    pool: WorkerSet | None = None,
+    key_for: Literal["all", "changes"] = "all",
 ) -> AsyncIterator[AdminClient]:
     workers, state = Workers(FIRST), dict[str, str | None](why=None)
     pools: dict[str, WorkerSet] = {"gpu": pool or workers}
     listener = AdminServer(
-        address,
+        AdminConfig(address, sha256, key_for),
         AdminServices(get_unready_reason=lambda: state["why"], worker_sets=pools),
-        sha256=sha256,
     )
     url = (await listener.listen()).replace("0.0.0.0", "127.0.0.1")
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
@@ -117,7 +120,7 @@ async def test_metrics_endpoint_serves_the_rendered_metrics_unchanged() -> None:
     behind = AdminServices(
         get_unready_reason=lambda: None, worker_sets={}, render_metrics=lambda: told
     )
-    listener = AdminServer("127.0.0.1:0", behind)
+    listener = AdminServer(AdminConfig("127.0.0.1:0"), behind)
     async with httpx.AsyncClient(base_url=await listener.listen()) as http:
         answer = await http.get("/metrics")
     await listener.close()
@@ -404,7 +407,8 @@ async def test_responses_have_no_store_nosniff_and_server_headers(
 
 def list_routes() -> list[tuple[str, str]]:
     listener = AdminServer(
-        "127.0.0.1:0", AdminServices(get_unready_reason=lambda: None, worker_sets={})
+        AdminConfig("127.0.0.1:0"),
+        AdminServices(get_unready_reason=lambda: None, worker_sets={}),
     )
     routes = listener.build_application().router.routes()
     found = [(route.method, str(route.resource.canonical)) for route in routes if route.resource]
@@ -485,9 +489,26 @@ async def test_loopback_listener_accepts_loopback_host_headers(
 def test_non_loopback_address_requires_an_admin_key(address: str) -> None:
     behind = AdminServices(get_unready_reason=lambda: None, worker_sets={})
     with pytest.raises(ValueError, match="give a key"):
-        AdminServer(address, behind)
+        AdminServer(AdminConfig(address), behind)
 
-    AdminServer(address, behind, sha256=DIGEST)
+    AdminServer(AdminConfig(address, DIGEST), behind)
+
+
+async def test_key_for_changes_leaves_pages_open_and_protects_changes() -> None:
+    key = {"Authorization": f"Bearer {KEY}"}
+    url = {"backend": "gpu", "url": FIRST}
+    async with run_admin_listener(sha256=DIGEST, key_for="changes") as admin:
+        assert (await admin.http.get("/-/workers")).status_code == 200
+        assert (await admin.http.get("/metrics")).status_code == 200
+        assert (await admin.http.delete("/-/workers", params=url)).status_code == 401
+        assert (await admin.http.post("/-/workers", json=url)).status_code == 401
+        answer = await admin.http.post("/-/workers", json=url, headers=key)
+        assert answer.status_code == 200
+
+
+async def test_key_for_changes_is_ignored_beyond_loopback() -> None:
+    async with run_admin_listener("0.0.0.0:0", DIGEST, key_for="changes") as admin:
+        assert (await admin.http.get("/-/workers")).status_code == 401
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0"])

@@ -147,7 +147,74 @@ def test_port_in_use_ends_the_start_with_an_error(commands: list[Command], file:
         assert command.ended() == 1
 
     assert "can't listen" in command.said()
+    assert f"change it in {file}" in command.said()
     assert "Traceback" not in command.said()
+
+
+def test_port_in_use_names_the_option_that_changes_it(commands: list[Command]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = start_command(commands, "serve", "127.0.0.1:9", "--port", port)
+
+        assert command.ended() == 1
+
+    (line,) = command.said().splitlines()
+    assert port in line
+    assert line.endswith("choose another with --port or --admin-port")
+
+
+def test_options_of_a_target_are_refused_with_a_file(commands: list[Command], file: Path) -> None:
+    file.write_text(POOL)
+    command = start_command(commands, "serve", str(file), "--port", "0", "--api-key", "sk")
+    assert command.ended() == 2
+    assert f"{file} sets what --port, --api-key would" in command.said()
+
+
+def test_model_that_can_not_be_loaded_ends_the_start_with_one_line(
+    commands: list[Command], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["UnknownForCausalLM"], "model_type": "unknown"}'
+    )
+    command = start_command(commands, "serve", str(tmp_path), "--port", "0", "--admin-port", "0")
+    assert command.ended() == 1
+    (line,) = [one for one in command.said().splitlines() if not one.startswith("INFO")]
+    assert line.startswith("interlingua can't serve: ")
+    assert "'unknown'" in line
+
+
+def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_changes(
+    commands: list[Command],
+) -> None:
+    command = start_command(commands, "serve", "127.0.0.1:9", "--port", "0", "--admin-port", "0")
+    root = httpx.get(command.serving()).json()
+    assert root["endpoints"]["openai"][0] == "POST /v1/chat/completions"
+    assert root["api_key_required"] is False
+
+    page = re.search(
+        r"^web UI: (http://127[.]0[.]0[.]1:\d+)/-/ui/#key=(.+)$", command.said(), re.MULTILINE
+    )
+    assert page is not None
+    with httpx.Client(base_url=page[1]) as admin:
+        assert admin.get("/-/ui/").status_code == 200
+        assert admin.get("/-/status").status_code == 200
+        assert admin.post("/-/drain").status_code == 401
+        key = {"Authorization": f"Bearer {page[2]}"}
+        assert admin.post("/-/drain", headers=key).status_code == 200
+    assert command.stop() == 0
+
+
+def test_api_key_option_protects_the_listener(commands: list[Command]) -> None:
+    command = start_command(
+        commands, "serve", "127.0.0.1:9", "--port", "0", "--admin-port", "off",
+        env={"INTERLINGUA_API_KEY": "sk-secret"},
+    )  # fmt: skip
+    url = command.serving() + "/v1/models"
+    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, headers={"Authorization": "Bearer sk-secret"}).status_code == 200
+    assert "web UI" not in command.said()
 
 
 def test_missing_configuration_file_is_a_usage_error(commands: list[Command]) -> None:

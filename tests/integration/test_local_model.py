@@ -22,7 +22,7 @@ JSON = {"Content-Type": "application/json"}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """``interlingua serve`` without a file, on ports that are free."""
-    command = Command("serve", env={"PORT": "0", "MINDIE_PORT": "0"})
+    command = Command("serve", env={"PORT": "0"})
     yield command.serving()
     command.stop()
     command.close()

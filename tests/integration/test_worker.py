@@ -15,7 +15,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gateway.cli.serve import _wait_for_start, build_worker_config
+from gateway.cli.built_in import build_worker_config
+from gateway.cli.serve import _wait_for_start
 from tests.integration.test_command import Command
 from tests.tiny_model import byte_tokenizer
 

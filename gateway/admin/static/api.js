@@ -15,6 +15,14 @@ export function storeKey(key) {
   sessionStorage.setItem(KEY_ITEM, key);
 }
 
+/** Store the key of a link such as ``#key=KEY``, and remove it from the address bar. */
+export function storeLinkedKey() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (!key) return;
+  storeKey(key);
+  history.replaceState(null, "", location.pathname);
+}
+
 /** The headers of a request, with the key if there is one. */
 export function headers(more = {}) {
   const key = sessionStorage.getItem(KEY_ITEM);
@@ -29,10 +37,13 @@ export async function fetchJson(path, method = "GET") {
   throw Object.assign(new ApiError(response.status, messageOf(text)), { body: parseJson(text) });
 }
 
-/** Send a command and let the views refresh. Throws ApiError. */
+/** Send a command and let the views refresh; without the key, ask for it. Throws ApiError. */
 export async function sendCommand(path, method) {
   try {
     return await fetchJson(path, method);
+  } catch (error) {
+    if (error.status === 401) dispatchEvent(new Event("keyrequired"));
+    throw error;
   } finally {
     dispatchEvent(new Event("changed"));
   }

@@ -1,6 +1,6 @@
 // Shows the selected view, and asks for the admin key if one is required.
 
-import { ApiError, fetchJson, storeKey } from "./api.js";
+import { ApiError, fetchJson, storeKey, storeLinkedKey } from "./api.js";
 import { api } from "./reader.js";
 import { config } from "./config.js";
 import { el, field, setText, time } from "./dom.js";
@@ -70,6 +70,8 @@ function askForKey() {
 }
 
 addEventListener("hashchange", show);
+addEventListener("keyrequired", askForKey);
 addEventListener("changed", () => void poll());
 document.addEventListener("visibilitychange", () => void poll());
+storeLinkedKey();
 show();

@@ -9,7 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from backends.interfaces import WorkerCandidate, WorkerSelection
-from gateway.cli.serve import read_built_in_config
+from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.explain.dry_run import (
     PartialRequest,
