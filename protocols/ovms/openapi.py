@@ -191,6 +191,19 @@ _INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
 # --- operations -----------------------------------------------------------------------------------
 
 
+def _describe_rerank(failures: Mapping[str, Schema]) -> Schema:
+    return build_operation(
+        "Sort documents by their relevance to a query.",
+        build_response(ref("RerankResults")),
+        failures,
+        request=parse_type(
+            "{model: Model, query: string, documents: string[1..], top_n?: integer | null, "
+            "return_documents?: boolean | null, rank_fields?: string[] | null}",
+            Model=_MODEL_SCHEMA,
+        ),
+    )
+
+
 def describe_api(
     operations: AbstractSet[str], tables: Mapping[str, tuple[Param, ...]], *, early: bool
 ) -> OpenApiFragment:
@@ -222,16 +235,7 @@ def describe_api(
                 **_FIELD_TYPES,
             ),
         ),
-        "rerank": build_operation(
-            "Sort documents by their relevance to a query.",
-            build_response(ref("RerankResults")),
-            failures,
-            request=parse_type(
-                "{model: Model, query: string, documents: string[1..], top_n?: integer | null, "
-                "return_documents?: boolean | null, rank_fields?: string[] | null}",
-                Model=_MODEL_SCHEMA,
-            ),
-        ),
+        "rerank": _describe_rerank(failures),
     }
     for name in operations & _INFO_OPERATIONS.keys():
         summary, schema = _INFO_OPERATIONS[name]
