@@ -41,6 +41,8 @@ from backends.torch.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
 
+_MAX_REASON_LENGTH = 1000
+"""Characters of the reason why a model can't be loaded; some errors list all its weights."""
 HEARTBEAT_INTERVAL = 1.0
 """Seconds between heartbeats."""
 
@@ -274,14 +276,17 @@ def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
 
 
 def _try_load_engine(settings: EngineSettings, channel: EngineChannel) -> Any | None:
-    """The engine; None, with a LoadFailedEvent queued, if the model or torch is missing."""
+    """The engine; None, with a LoadFailedEvent queued, if it can't be loaded for any reason."""
     try:
         return _load_engine(settings, channel)
     except ModelError as error:
         text = str(error)
     except ImportError as error:
         text = f"missing dependency ({error}): pip install 'interlingua[torch]'"
-    channel.queue_event(LoadFailedEvent(text))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it would come again
+        _log.exception("%s can't be loaded", settings.path)
+        text = f"{type(error).__name__}: {error}"
+    channel.queue_event(LoadFailedEvent(text[:_MAX_REASON_LENGTH]))
     return None
 
 

@@ -203,7 +203,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 )
 @click.option(
     "--task",
-    type=click.Choice(["generate", "embedding"]),
+    type=click.Choice(["generate", "embedding", "rerank"]),
     help="The task of MODEL, if its files do not say it.",
 )
 @click.option(
