@@ -41,7 +41,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -86,7 +86,7 @@ EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
 class EngineProcess:
     """One run of the engine process."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: TorchSettings) -> None:
         self._settings = settings
         self._subprocess: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -233,13 +233,13 @@ _LOWEST_PRIORITY = 255
 
 
 class TorchBackend(Backend):
-    """One local model; takes the fields of ``EngineSettings``."""
+    """One local model; takes the fields of ``TorchSettings``."""
 
     computes_choices = True
     """See ``backends.interfaces.ComputesChoices``."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = msgspec.convert(settings, EngineSettings)
+        self._settings = msgspec.convert(settings, TorchSettings)
         self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
         """Set while the process accepts requests, or when loading has failed for good."""

@@ -57,7 +57,7 @@ def compute_reference(model: Any, context: int) -> ReferenceOutputs:
     outputs: list[list[Tensor]] = []
     logits = []
     try:
-        with _shorten_lengths(model), torch.inference_mode():
+        with shorten_lengths(model), torch.inference_mode():
             for sequence in sequences:
                 with _record_layers(model) as layers:
                     ids = torch.tensor([sequence], device=model.device)
@@ -118,7 +118,7 @@ def _run_packed(
             BatchSegment(cache, part, len(part)) for cache, part in zip(caches, parts, strict=True)
         ]
         sizes = [len(part) for part in parts]
-        with _shorten_lengths(model), _record_layers(model) as outputs:
+        with shorten_lengths(model), _record_layers(model) as outputs:
             found = torch.split(run(segments), sizes)
         for i, one in enumerate(found):
             logits[i].append(one)
@@ -157,11 +157,10 @@ def _record_layers(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def _shorten_lengths(model: nn.Module) -> Iterator[None]:
+def shorten_lengths(model: nn.Module) -> Iterator[None]:
     """Shorten the lengths at which the family changes its behaviour; restore them afterwards."""
-    config: Any = model.config
     changed: list[tuple[Any, str, Any]] = []
-    for owner in _list_owners(config.get_text_config(), model):
+    for owner in _list_owners(model):
         values = owner if isinstance(owner, dict) else vars(owner)
         for name, value in list(values.items()):
             if (
@@ -181,9 +180,12 @@ def _shorten_lengths(model: nn.Module) -> Iterator[None]:
             values[name] = value
 
 
-def _list_owners(config: Any, model: nn.Module) -> Iterator[Any]:
+def _list_owners(model: nn.Module) -> Iterator[Any]:
     """Where lengths may stand: the configuration, its dictionaries, and every module."""
-    yield config
+    own_config: Any = getattr(model, "config", None)
+    config = None if own_config is None else own_config.get_text_config()
+    if config is not None:
+        yield config
     rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict):
         yield rope
@@ -195,6 +197,8 @@ def _list_owners(config: Any, model: nn.Module) -> Iterator[Any]:
 
 _CHANGING_ROPE_TYPES: Final = ("longrope", "dynamic")
 """Rotary embeddings whose factors transformers chooses by the longest position in a pass."""
+_ORIGINAL_KIND: Final = "original_rope_type"
+"""The attribute that keeps a module's type, so that another context can be chosen."""
 
 
 def freeze_rotary_factors(model: nn.Module, context: int) -> None:
@@ -203,18 +207,21 @@ def freeze_rotary_factors(model: nn.Module, context: int) -> None:
     Otherwise a long sequence would change the output of a short one in the same batch.
     """
     for module in model.modules():
-        kind = getattr(module, "rope_type", None)
+        kind = vars(module).get(_ORIGINAL_KIND) or getattr(module, "rope_type", None)
         if isinstance(kind, str) and kind in _CHANGING_ROPE_TYPES:
-            _choose_factors(module, context, None)
-            module.rope_type = "default"  # type: ignore[assignment]
+            _choose_factors(module, kind, context, None)
+            vars(module).update({_ORIGINAL_KIND: kind, "rope_type": "default"})
         elif isinstance(kind, dict):
-            for layer_type in [name for name, one in kind.items() if one in _CHANGING_ROPE_TYPES]:
-                _choose_factors(module, context, layer_type)
-                kind[layer_type] = "default"
+            kept = {name: one for name, one in kind.items() if one not in _CHANGING_ROPE_TYPES}
+            for layer_type in kind.keys() - kept.keys():
+                _choose_factors(module, kind, context, layer_type)
+            frozen = {**dict.fromkeys(kind, "default"), **kept}
+            vars(module).update({_ORIGINAL_KIND: kind, "rope_type": frozen})
 
 
-def _choose_factors(module: nn.Module, context: int, layer_type: str | None) -> None:
+def _choose_factors(module: nn.Module, kind: Any, context: int, layer_type: str | None) -> None:
     """Let the module see the last position of the context."""
+    vars(module)["rope_type"] = kind
     device = next(module.buffers()).device
     arguments: dict[str, Any] = {} if layer_type is None else {"layer_type": layer_type}
     last = torch.tensor([[context - 1]], device=device)

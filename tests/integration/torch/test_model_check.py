@@ -11,6 +11,7 @@ from transformers import (
     DiffLlamaConfig,
     Glm4MoeConfig,
     Llama4TextConfig,
+    Ministral3Config,
     MistralConfig,
     Phi3Config,
 )
@@ -230,6 +231,64 @@ def test_long_rope_factors_are_those_of_the_served_context(context: int, positio
     expected = original.model.rotary_emb(hidden, torch.tensor([[3, position]]))
     assert torch.equal(kept[0], expected[0][:, :1])
     assert torch.equal(kept[1], expected[1][:, :1])
+
+
+def test_factors_can_be_chosen_again_for_a_shorter_context() -> None:
+    model = build_model(Phi3Config(**SIZES, **LONG_ROPE))
+    factors = []
+    for context in (256, 64, 256):
+        freeze_rotary_factors(model, context)
+        factors.append(model.model.rotary_emb(torch.zeros(1, 1, 32), torch.tensor([[3]]))[0])
+
+    assert torch.equal(factors[0], factors[2])
+    assert not torch.equal(factors[0], factors[1])
+
+
+def test_family_that_scales_queries_by_position_is_not_fused(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        **SIZES,
+        "head_dim": 8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "llama_4_scaling_beta": 0.5,
+        },
+    }
+    runner = load(tmp_path, Ministral3Config(**sizes))
+
+    names = {type(module).__name__ for module in runner._model.modules()}
+    assert "Ministral3Attention" in names
+    assert "FusedAttention" not in names
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_context_is_what_the_cache_holds(tmp_path: Path) -> None:
+    runner = load(tmp_path, Phi3Config(**SIZES, **LONG_ROPE))
+    size = runner.cache_bytes_per_token
+
+    runner.limit_context(1000 * size)
+    assert runner.context_length == 256
+    runner.limit_context(130 * size)
+    assert runner.context_length == 128
+    runner.limit_context(64 * size)
+    assert runner.context_length == 64
+    [short] = compute_logits(runner, PROMPT)
+    expected = load(tmp_path, Phi3Config(**SIZES, **LONG_ROPE), 64)
+    assert torch.equal(short, compute_logits(expected, PROMPT)[0])
+    with pytest.raises(ModelError, match=r"kv_cache_memory of .* holds 32 tokens; 64 tokens need"):
+        runner.limit_context(63 * size)
+
+
+def test_model_without_a_cache_has_no_limit(tmp_path: Path) -> None:
+    runner = load(tmp_path, MistralConfig(**SIZES))
+    runner.cache_bytes_per_token = 0
+
+    runner.limit_context(0)
+    assert runner.context_length == 256
 
 
 def test_factors_by_layer_type_are_frozen() -> None:
