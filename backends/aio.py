@@ -151,11 +151,13 @@ class WriteBatcher:
     Call ``flush`` before any other operation on a transport that was written to.
     """
 
-    __slots__ = ("_flush_scheduled", "_loop", "_pending", "_unbatched_left")
+    __slots__ = ("_call_soon", "_flush_scheduled", "_loop", "_pending", "_unbatched_left")
 
     def __init__(self, loop: Callable[[], SupportsCallSoon]) -> None:
         """``loop`` returns the running event loop."""
         self._loop = loop
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        """Of the event loop, once it is known: asking for it takes a system call."""
         self._pending: list[tuple[Transport, bytes]] = []
         self._unbatched_left = 0
         """How many more writes are sent at once."""
@@ -174,7 +176,9 @@ class WriteBatcher:
             self.flush()
         elif not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop().call_soon(self._end_turn)
+            if self._call_soon is None:
+                self._call_soon = self._loop().call_soon
+            self._call_soon(self._end_turn)
 
     def flush(self) -> None:
         """Send the buffered writes."""

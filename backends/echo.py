@@ -268,7 +268,7 @@ def _answer_at_once(
         case RerankRequest():
             return _rank_documents(request)
         case TokenizeRequest():
-            text = "".join(message.text for message in request.messages)
+            text = " ".join(message.text for message in request.messages)
             words = tuple(_split_words(text if request.prompt is None else request.prompt))
             return [TokenList(tuple(range(len(words))), words), StreamEnd()]
         case DetokenizeRequest():

@@ -1,7 +1,8 @@
 """Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -20,6 +21,58 @@ from protocols.core.units import ConfigSection, Timeout
 
 if TYPE_CHECKING:
     from protocols.core.interfaces import Headers, UpstreamRequest
+
+
+# --- failures of workers --------------------------------------------------------------------------
+
+MAX_WORKER_FAILURES: Final = 8
+"""How many failures of one request are kept."""
+_MAX_FAILURE_TEXT: Final = 300
+_MAX_READ_TEXT: Final = 4 * _MAX_FAILURE_TEXT
+"""How much of a text is read, before markup is removed."""
+_MARKUP: Final = re.compile(r"<[^<>]{0,200}>|[\x00-\x20\x7f-\x9f\u2028\u2029]+")
+_SECRET: Final = re.compile(
+    r"(?P<before>\b(?:bearer|basic) +"
+    r"|\b(?:api[-_ ]?key|access[-_ ]?key|(?:access|auth|api|bearer|refresh)[-_ ]?token|secret"
+    r"|password|authorization)(?: provided)?[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic) +)?"
+    r"|://(?=[^\s/@]{1,200}@))[^\s\"'<>,;&@}]+"
+    r"|\b(?:sk|pk|gsk|hf|nvapi|xai|ghp|key)[-_][\w.*-]{6,}|\beyJ[\w-]{8,}\.[\w.-]+",
+    re.IGNORECASE,
+)
+"""What looks like a key: after a word that announces one, or by the form of known kinds of keys."""
+
+
+class WorkerFailure(Struct, frozen=True, omit_defaults=True):
+    """A failed attempt at a worker, for operators only.
+
+    ``worker`` is its URL and ``error`` the class of the error. ``status`` is its HTTP status, if it
+    sent one that is an error. ``text`` is its own error text, or why it could not be reached: at
+    most 300 characters of one line, in which keys are masked.
+    """
+
+    worker: str
+    error: str
+    status: int | None = None
+    text: str = ""
+
+
+def describe_failure(
+    url: str, error: GatewayError, mask_secrets: Callable[[str], str] | None = None
+) -> WorkerFailure:
+    """The failure of an attempt at a worker. ``mask_secrets`` masks the worker's own key."""
+    text = error.worker_text
+    if not text and isinstance(cause := error.__cause__, OSError):
+        text = cause.strerror or str(cause)
+    text = text[:_MAX_READ_TEXT]
+    if mask_secrets is not None:
+        text = mask_secrets(text)
+    text = _SECRET.sub(_mask_secret, _MARKUP.sub(" ", text))
+    text = " ".join(text.split())[:_MAX_FAILURE_TEXT]
+    return WorkerFailure(url, type(error).__name__, error.worker_status, text)
+
+
+def _mask_secret(match: re.Match[str]) -> str:
+    return f"{match['before'] or ''}***"
 
 
 # --- observers ------------------------------------------------------------------------------------
@@ -92,8 +145,8 @@ class RequestObserver(Protocol):
     def on_send(self, url: str, wire: "UpstreamRequest") -> None:
         """The request is sent to a worker."""
 
-    def on_failure(self, url: str, error: GatewayError) -> None:
-        """The attempt failed before the response started."""
+    def on_failure(self, failure: WorkerFailure) -> None:
+        """The attempt failed, before its response started or within it."""
 
 
 class Deadline:
@@ -166,6 +219,13 @@ class AttemptHistory(Struct):
     """All workers of the pools in which the request failed."""
     workers_killed: int = 0
     """See ``backends.pool.retry.RetryState``; for the last of these pools."""
+    failures: tuple[WorkerFailure, ...] = ()
+    """The first failed attempts, also those after which a retry succeeded."""
+
+    def add_failure(self, failure: WorkerFailure) -> None:
+        """Keep a failed attempt, if there are not too many."""
+        if len(self.failures) < MAX_WORKER_FAILURES:
+            self.failures += (failure,)
 
 
 class RequestContext(Struct):
@@ -312,3 +372,58 @@ class ComputesChoices(Protocol):
 
     computes_choices: bool
     """Always true."""
+
+
+class RequestBody(Struct, frozen=True):
+    """A request's body that is sent while it arrives. ``size`` is in bytes, None if not known."""
+
+    size: int | None
+    read_pieces: Callable[[], AsyncIterator[bytes]]
+
+
+class ForwardedRequest(Struct, frozen=True):
+    """A client's request that is forwarded without translation.
+
+    ``upstream_request`` has all of the body, unless ``body`` is set. ``headers`` are the headers of
+    this request alone.
+    """
+
+    upstream_request: "UpstreamRequest"
+    headers: "Headers"
+    body: RequestBody | None = None
+    """The body, if it is still arriving. It can be sent once."""
+
+
+class ForwardedResponse(Protocol):
+    """A worker's response that is forwarded as it is. ``close`` must be called."""
+
+    status: int
+    headers: "Headers"
+    """Those that a client gets."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the body was received; ``read`` may still return some of it."""
+
+    async def read(self) -> list[bytes]:
+        """The next bytes, as soon as there are any; [] at the end. Raises WorkerError."""
+
+    def close(self) -> None:
+        """Stop: free the worker, and close the connection if the response is unfinished."""
+
+
+@runtime_checkable
+class ForwardsRequests(Protocol):
+    """A backend whose workers may get requests of clients without translation."""
+
+    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
+        """The workers' path for the client's operation; None if they do not speak its protocol."""
+
+    async def forward(
+        self, request: ForwardedRequest, context: RequestContext
+    ) -> ForwardedResponse:
+        """Send the request; returns once the worker has accepted it.
+
+        Another worker gets it if one can't be reached. Raises Overloaded, DeadlineExceeded,
+        WorkerError, and the errors that the protocol's adapter reads from the worker.
+        """

@@ -14,5 +14,6 @@ PROTOCOLS = {
     "mindie": "protocols.mindie:MindIE",
     "ovms": "protocols.ovms:OVMS",
     "tgi": "protocols.tgi:TGI",
+    "anthropic": "protocols.anthropic:Anthropic",
 }
 """``module:class`` of each adapter, by the protocol's name."""

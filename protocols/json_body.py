@@ -12,8 +12,6 @@ from protocols.core.interfaces import ClientRequest
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
-_UNICODE_ESCAPE = re.compile(rb"\\u")
-"""Searched only if there is a backslash: for 1 MB, ``in`` takes 1 ms and this 0.3 ms."""
 _BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
 JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of a body that is not JSON in UTF-8, or not of the expected type."""
@@ -67,11 +65,12 @@ def read_fields(call: ClientRequest) -> Mapping[str, Raw]:
 
 
 def check_unicode(body: bytes) -> None:
-    """Check that all strings of a JSON body are valid Unicode. Raises one of JSON_ERRORS."""
+    """Check that a JSON body is UTF-8. Raises UnicodeDecodeError.
+
+    The decoder checks escapes everywhere, but UTF-8 only in the strings that it decodes.
+    """
     if not body.isascii():
         body.decode()
-    if body.find(b"\\") >= 0 and _UNICODE_ESCAPE.search(body):
-        _decode_any(body)  # a lone surrogate hides in a value that is kept as it is
 
 
 def _build_error(body: bytes, error: Exception) -> MalformedRequest:
@@ -83,6 +82,10 @@ def _build_error(body: bytes, error: Exception) -> MalformedRequest:
         case msgspec.ValidationError():
             return MalformedRequest("the body must be a JSON object", problem="object")
         case _:
+            try:
+                _decode_any(body)
+            except JSON_ERRORS as e:
+                error = e  # it says more than the error of a value that is not decoded
             at = _BYTE_OFFSET.search(str(error))
             text = str(error) if body.strip() else "the body is empty"
             return MalformedRequest(text, at=int(at[1]) if at else None)

@@ -5,29 +5,32 @@ worker requests, the loss report of a pair of protocols, and the reference pages
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final, Literal, Protocol, Self, runtime_checkable
+from functools import cached_property, lru_cache, partial
+from typing import Annotated, Any, Final, Literal, Protocol, Self, runtime_checkable
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from protocols.core.errors import InvalidParameter, ParameterProblem
 from protocols.core.loss import LossReason, ParameterSupport
 from protocols.core.request import SECTIONS
-from protocols.json_body import decode_value
+from protocols.json_body import JSON_ERRORS, decode_value
 
 ParamType = Literal["int", "strict int", "float", "bool", "str", "strings", "string list", "ints"]
 """``int`` and ``ints`` accept 5.0, too; ``strings`` is one string or a list of strings."""
 
+NONEMPTY_STRING = Annotated[str, Meta(min_length=1)]
+
 _UNSET: Any = msgspec.UNSET
+_INT64_MAX: Final = 2**63 - 1
 _CACHE_SIZE: Final = 128
 """Cached sets of names for each table: most requests set the same few fields."""
 _NUMBER_TYPES = (int, float)
 """Without bool, which is a number in Python but not in JSON."""
 
 
-class Param(Struct, frozen=True):
+class Param(Struct, frozen=True, dict=True):
     """One parameter. ``field`` is its path in the internal request, such as ``sampling.top_k``.
 
     A row of a table reads ``Param("top_p", "sampling.top_p", "float", 0, 1)``.
@@ -56,9 +59,50 @@ class Param(Struct, frozen=True):
     """Set on a worker's row if the worker supports the parameter only partly."""
     description: str = ""
 
+    @cached_property
+    def decode_exact(self) -> Callable[[Raw], Any] | None:
+        """Decodes a value that needs no conversion; raises one of JSON_ERRORS for any other."""
+        kind = find_common_type(self, self)
+        if kind is None or self.disabled_values or self.min_items:
+            return None
+        decode: Callable[[Raw], Any] = msgspec.json.Decoder(kind).decode
+        return partial(_decode_strings, decode) if self.type == "strings" else decode
+
     def format_range_error(self, value: Any) -> str:
         """The server's text for a value above ``maximum``."""
         return f"'{self.wire}' must be at most {self.maximum}, got {value}"
+
+
+def _decode_strings(decode: Callable[[Raw], Any], raw: Raw) -> tuple[str, ...]:
+    value = decode(raw)
+    return (value,) if type(value) is str else tuple(value)
+
+
+def find_common_type(worker: Param, client: Param) -> Any:
+    """The type of values that both rows accept unchanged; None if only their checks can decide."""
+    match client.type:
+        case "bool":
+            return bool
+        case "str":
+            return Literal[client.choices] if client.choices else str
+        case "int" | "strict int" | "float" as name:
+            return _build_number_type(worker, client, float if name == "float" else int)
+        case "strings":
+            most = min((p.max_items for p in (worker, client) if p.max_items), default=None)
+            return NONEMPTY_STRING | Annotated[list[NONEMPTY_STRING], Meta(max_length=most)]
+        case _:
+            return None
+
+
+def _build_number_type(worker: Param, client: Param, kind: type) -> Any:
+    low = max((p.minimum for p in (worker, client) if p.minimum is not None), default=None)
+    high = min((p.maximum for p in (worker, client) if p.maximum is not None), default=None)
+    if kind is int and high is not None:
+        high = min(high, _INT64_MAX)
+    above = any(p.exclusive_minimum and p.minimum == low for p in (worker, client))
+    below = any(p.exclusive_maximum and p.maximum == high for p in (worker, client))
+    bounds: dict[str, Any] = {"gt" if above else "ge": low, "lt" if below else "le": high}
+    return Annotated[kind, Meta(**bounds)]
 
 
 @runtime_checkable
@@ -129,12 +173,15 @@ class ParamTable(tuple[Param, ...]):  # noqa: SLOT001 - nothing that is made of 
 
     by_wire: ParamIndex
     by_field: ParamIndex
+    label_fields: frozenset[str]
+    """The wire names of labels."""
 
     def __new__(cls, *rows: Param) -> Self:
         """Create the table of these rows."""
         table = super().__new__(cls, rows)
         table.by_wire = ParamIndex("wire", rows)
         table.by_field = ParamIndex("field", rows)
+        table.label_fields = frozenset(row.wire for row in rows if row.field.startswith("labels."))
         return table
 
 
@@ -195,12 +242,20 @@ def read_params(table: ParamTable, fields: Mapping[str, Raw], *, at: str = "") -
     """
     values = ParsedParams()
     for param in select_by_wire(table, fields):
-        store_param(param, decode_value(fields[param.wire]), values, at=at)
+        read_param(param, fields[param.wire], values, at=at)
     return values
 
 
 def read_param(param: Param, raw: Raw, into: ParsedParams, *, at: str = "") -> None:
     """Decode one parameter into ``into``. Raises InvalidParameter; see ``read_params``."""
+    if (decode := param.decode_exact) is not None:
+        try:
+            into[param.field] = decode(raw)
+        except JSON_ERRORS:
+            pass  # it needs a conversion, or is invalid
+        else:
+            into.provided_fields.add(param.wire)
+            return
     store_param(param, decode_value(raw), into, at=at)
 
 

@@ -12,18 +12,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 from urllib.parse import quote
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from protocols.chat.decoder import EmbeddingCounter, GenerationDecoder, TextChunk, read_text_chunks
+from protocols.chat.decoder import (
+    EmbeddingCounter,
+    GenerationDecoder,
+    TextChunk,
+    WireChoice,
+    find_failed_line,
+    read_text_chunks,
+)
+from protocols.chat.embeddings import EmbeddingDecoder
 from protocols.chat.errors import raise_worker_error
-from protocols.chat.field_types import NONEMPTY_STRING, read_messages
+from protocols.chat.field_types import convert_messages
+from protocols.chat.messages import check_tool_results
 from protocols.chat.responses import ResponseStyle
-from protocols.core.errors import ClientError, GatewayError, WorkerFailed
+from protocols.core.errors import ClientError, GatewayError, InvalidParameter, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -48,15 +57,14 @@ from protocols.core.request import (
     Request,
     ResponseOptions,
 )
-from protocols.core.sse import DONE_EVENT, normalize_newlines
+from protocols.core.sse import is_plain_event, normalize_newlines, split_plain_events
 from protocols.json_body import JSON_ERRORS, check_unicode, pop_fields
-from protocols.params import Param
+from protocols.params import Param, find_common_type
 
 _encode = msgspec.json.Encoder().encode
 
 # --- rules ----------------------------------------------------------------------------------------
 
-_INT64_MAX: Final = 2**63 - 1
 _GATEWAY_FIELDS: Final = frozenset(
     {"echo", "best_of", "suffix", "priority", "use_beam_search", "stream", "modalities"}
 )
@@ -99,7 +107,7 @@ def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
             or param.loss_reason
         ):
             continue
-        if (shared := _find_common_type(param, other)) is not None:
+        if (shared := find_common_type(param, other)) is not None:
             types.setdefault(param.wire, shared | UnsetType)
     required = {name for name, kind in types.items() if UnsetType not in get_args(kind)}
     body = msgspec.defstruct(
@@ -115,33 +123,6 @@ def build_body_decoder(rule: PassthroughRule) -> msgspec.json.Decoder[Any]:
 def list_body_fields(decoder: msgspec.json.Decoder[Any]) -> frozenset[str]:
     """The fields that the decoder knows."""
     return frozenset(decoder.type.__struct_fields__)
-
-
-def _find_common_type(worker: Param, client: Param) -> Any:
-    """The type that both rows accept; None if only a translation can decide."""
-    match client.type:
-        case "bool":
-            return bool
-        case "str":
-            return Literal[client.choices] if client.choices else str
-        case "int" | "strict int" | "float" as name:
-            return _build_number_type(worker, client, float if name == "float" else int)
-        case "strings":
-            most = min((p.max_items for p in (worker, client) if p.max_items), default=None)
-            return NONEMPTY_STRING | Annotated[list[NONEMPTY_STRING], Meta(max_length=most)]
-        case _:
-            return None
-
-
-def _build_number_type(worker: Param, client: Param, kind: type) -> Any:
-    low = max((p.minimum for p in (worker, client) if p.minimum is not None), default=None)
-    high = min((p.maximum for p in (worker, client) if p.maximum is not None), default=None)
-    if kind is int and high is not None:
-        high = min(high, _INT64_MAX)
-    above = any(p.exclusive_minimum and p.minimum == low for p in (worker, client))
-    below = any(p.exclusive_maximum and p.maximum == high for p in (worker, client))
-    bounds: dict[str, Any] = {"gt" if above else "ge": low, "lt" if below else "le": high}
-    return Annotated[kind, Meta(**bounds)]
 
 
 EncoderFactory = Callable[[Any, ResponseMetadata], ResponseEncoder]
@@ -195,10 +176,14 @@ class _CompiledRule(Struct, frozen=True):
         usage: Literal["none", "final"] = self.rule.default_usage if stream else "final"
         if stream and (options := getattr(body, "stream_options", None)):
             usage = "final" if options.include_usage else "none"
+        messages = convert_messages(body.messages) if self.kind == "chat" else ()
+        if messages is None:
+            raise InvalidParameter("a message without content", param="messages")
+        check_tool_results(messages)
         return GenerationRequest(
             model=model,
             kind=self.kind,
-            messages=read_messages(body.messages) if self.kind == "chat" else (),
+            messages=tuple(messages),
             prompts=_as_tuple(body.prompt) if self.kind == "completion" else (),
             n=None if n is UNSET else n,
             stream=stream,
@@ -226,7 +211,7 @@ def _as_tuple(texts: str | list[str]) -> tuple[str, ...]:
 JSON_HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
 _STREAM_HEADERS: Final[Headers] = (("Content-Type", ResponseStyle().content_type),)
 FINISH_REASONS: Final = frozenset(
-    {b"stop", b"length", b"tool_calls", b"content_filter", b"function_call"}
+    {"stop", "length", "tool_calls", "content_filter", "function_call"}
 )
 
 
@@ -254,8 +239,8 @@ class PassthroughRules:
         self,
         rules: Mapping[str, PassthroughRule],
         *,
-        create_decoder: Callable[[Any], ResponseDecoder] | None = None,
-        finish_reasons: frozenset[bytes] = FINISH_REASONS,
+        create_decoder: "DecoderFactory | None" = None,
+        finish_reasons: frozenset[str] = FINISH_REASONS,
         unary_headers: Headers = JSON_HEADERS,
         stream_headers: Headers = _STREAM_HEADERS,
     ) -> None:
@@ -315,12 +300,12 @@ class PassthroughRules:
     def _create_reader(
         self, request: Request, response: PassthroughResponse, *, forwards: bool
     ) -> PassthroughReader:
-        decoder = self._create_decoder(request)
+        create_decoder = partial(self._create_decoder, request)
         if not request.stream:
-            reasons = None if type(request) is EmbeddingRequest else self._finish_reasons
-            return UnaryPassthroughReader(decoder, NameReplacer(response.names), reasons)
+            names = NameReplacer(response.names)
+            return StandardUnaryReader(create_decoder, names, self._finish_reasons)
         return StreamPassthroughReader(
-            decoder, partial(response.create_encoder, request), forwards=forwards
+            create_decoder(), partial(response.create_encoder, request), forwards=forwards
         )
 
 
@@ -332,25 +317,25 @@ def _can_forward(rule: PassthroughRule, unknown_fields: AbstractSet[str]) -> boo
 
 
 def create_passthrough_decoder(
-    request: Request, complaint: Callable[[bytes], None] = raise_worker_error
-) -> ResponseDecoder:
-    """The decoder of a response in the manner of OpenAI; embeddings are only counted."""
-    if isinstance(request, EmbeddingRequest):
-        return EmbeddingCounter(request, complaint)
-    return GenerationDecoder(request, complaint=complaint)
+    request: Request,
+    complaint: Callable[[bytes], None] = raise_worker_error,
+    *,
+    skims: bool = False,
+) -> "UnaryDecoder":
+    """A ``DecoderFactory`` for responses in the manner of OpenAI."""
+    if not isinstance(request, EmbeddingRequest):
+        return GenerationDecoder(request, complaint=complaint, skips_logprobs=skims)
+    return (EmbeddingCounter if skims else EmbeddingDecoder)(request, complaint)
 
 
 # --- responses ------------------------------------------------------------------------------------
 
-_EVENTS_PER_CHECK: Final = 32
-"""How many events are checked together."""
+_MIN_BATCH: Final = 16
+_MAX_BATCH: Final = 128
+"""How many events are checked together, at first and at most."""
 _MAX_EVENT_BYTES: Final = 1 << 20
-_DONE_BLOCK: Final = DONE_EVENT[:-2]
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
-_FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*+:\s*+(?:"([^"]*+)")?')
-_TOOL_CALLS: Final = re.compile(rb'"tool_calls"\s*+:\s*+\[\s*+[^\]\s]')
-_FUNCTION_CALL: Final = re.compile(rb'"function_call"\s*+:\s*+\{')
 
 
 _QUOTED_KEYS: Final = {key: b'"%b"' % key.encode() for key in ("id", "model", "model_name")}
@@ -368,21 +353,31 @@ class NameReplacer:
     """
 
     def __init__(self, names: Mapping[str, str], only: str | None = None) -> None:
-        self._names = names
+        self._values = [(key, _encode(name)) for key, name in names.items()]
         self._only = only
 
     def replace(self, data: bytes) -> bytes:
         """``data`` with the new values."""
-        for key, name in self._names.items():
-            quoted_key, pattern, value = _QUOTED_KEYS[key], _PATTERNS[key], _encode(name)
-            end: int | None = None
-            while (start := data.rfind(quoted_key, 0, end)) >= 0:
-                found = pattern.match(data, start)
-                if found is not None and (self._only is None or self._is_only(found[1])):
-                    value_start, value_end = found.span(1)
-                    data = data[:value_start] + value + data[value_end:]
-                end = start
+        for key, value in self._values:
+            start = data.find(_QUOTED_KEYS[key])
+            if start >= 0:
+                data = self._replace_values(data, start, key, value)
         return data
+
+    def _replace_values(self, data: bytes, start: int, key: str, value: bytes) -> bytes:
+        """``data`` with the new values of a key, which first occurs at ``start``."""
+        quoted_key, match = _QUOTED_KEYS[key], _PATTERNS[key].match
+        copied = 0
+        parts: list[bytes] = []
+        while start >= 0:
+            found = match(data, start)
+            if found is not None and (self._only is None or self._is_only(found[1])):
+                value_start, value_end = found.span(1)
+                parts += (data[copied:value_start], value)
+                copied = value_end
+            start = data.find(quoted_key, start + 1)
+        parts.append(data[copied:])
+        return b"".join(parts)
 
     def _is_only(self, value: bytes) -> bool:
         try:
@@ -392,21 +387,21 @@ class NameReplacer:
 
 
 class UnaryPassthroughReader:
-    """Reads a unary response.
+    """Reads a unary response that may hold anything; a stream is encoded.
 
-    The client's encoder writes it instead if it deviates from the protocol, or is a stream.
-    Without ``finish_reasons`` it may hold anything.
+    ``encodes_implausible_usage``: a response whose token counts are ignored is encoded, too.
     """
 
     def __init__(
         self,
         decoder: ResponseDecoder,
         names: NameReplacer,
-        finish_reasons: frozenset[bytes] | None = None,
+        *,
+        encodes_implausible_usage: bool = False,
     ) -> None:
         self._decoder = decoder
         self._names = names
-        self._finish_reasons = finish_reasons
+        self._encodes_implausible_usage = encodes_implausible_usage
         self._chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
@@ -418,23 +413,78 @@ class UnaryPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         body = b"".join(self._chunks).strip()
         events = self._decoder.close()
-        is_plain = self._is_plain(body, events[-1:])
-        return self._names.replace(body) if is_plain else None, events
+        if body[:1] != b"{" or (self._encodes_implausible_usage and _has_ignored_usage(events)):
+            return None, events
+        return self._names.replace(body), events
 
-    def _is_plain(self, body: bytes, end: Sequence[Event]) -> bool:
+
+def _has_ignored_usage(events: Sequence[Event]) -> bool:
+    """Whether the response ended, and its token counts are implausible."""
+    end = events[-1] if events else None
+    return type(end) is StreamEnd and end.has_ignored_usage
+
+
+class UnaryDecoder(ResponseDecoder, Protocol):
+    """A decoder that also tells how the worker wrote the choices of a unary response."""
+
+    @property
+    def unary_choices(self) -> Sequence[WireChoice]:
+        """The choices, once they are decoded; none of embeddings, and of a stream."""
+
+
+class DecoderFactory(Protocol):
+    """Creates the decoder of the response to a request.
+
+    ``skims``: it decodes a unary response only as far as the gateway itself needs it.
+    """
+
+    def __call__(self, request: Any, *, skims: bool = False) -> UnaryDecoder:
+        """The decoder."""
+
+
+class StandardUnaryReader(UnaryPassthroughReader):
+    """Reads a unary response that is decoded and encoded if it deviates from the protocol."""
+
+    def __init__(
+        self,
+        create_decoder: Callable[..., UnaryDecoder],
+        names: NameReplacer,
+        finish_reasons: frozenset[str],
+    ) -> None:
+        """``create_decoder`` is a DecoderFactory without its first argument."""
+        self._skimmer = create_decoder(skims=True)
+        super().__init__(self._skimmer, names)
+        self._create_decoder = create_decoder
+        self._finish_reasons = finish_reasons
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        body = b"".join(self._chunks).strip()
+        events = self._decoder.close()
         if body[:1] != b"{":
+            return None, events
+        if self._is_standard(body, events):
+            return self._names.replace(body), events
+        decoder = self._create_decoder()
+        return None, [*decoder.feed(body), *decoder.close()]
+
+    def _is_standard(self, body: bytes, events: Sequence[Event]) -> bool:
+        """Whether the client may have the body as the worker wrote it."""
+        if _has_ignored_usage(events):
             return False
-        reasons = self._finish_reasons
-        return reasons is None or (
-            StreamEnd(has_ignored_usage=True) not in end
-            and reasons.issuperset(_FINISH_REASON.findall(body))
-            and not (b'"tool_calls"' in body and _TOOL_CALLS.search(body))
-            and not (b'"function_call"' in body and _FUNCTION_CALL.search(body))
-            and not (b"\\u00" in body and _ESCAPED_LETTER.search(body))
-        )
+        choices = self._skimmer.unary_choices
+        for choice in choices:
+            message = choice.message
+            if choice.finish_reason not in self._finish_reasons or (
+                message is not None and (message.tool_calls or message.function_call is not None)
+            ):
+                return False
+        # Embeddings may be large, and have no text.
+        return not (choices and b"\\u00" in body and _ESCAPED_LETTER.search(body))
 
 
-_chunk_decoder: Final = msgspec.json.Decoder(TextChunk)
+_decode_chunk: Final = msgspec.json.Decoder(TextChunk).decode
+_decode_chunks: Final = msgspec.json.Decoder(TextChunk).decode_lines
 
 
 class _TextEvents:
@@ -455,8 +505,8 @@ class _TextEvents:
         """
         replacements = []
         try:
-            sample = _chunk_decoder.decode(block[6:])
-            shown = _chunk_decoder.decode(written.rpartition(b"data: ")[2])
+            sample = _decode_chunk(block[6:])
+            shown = _decode_chunk(written.rpartition(b"data: ")[2])
             for key, old, new in (
                 ("model", sample.model, shown.model),
                 ("id", sample.id, shown.id),
@@ -473,46 +523,33 @@ class _TextEvents:
             return None
         return cls(sample, replacements)
 
-    def forward(self, block: bytes, count: int) -> tuple[bytes, Sequence[Event]] | None:
-        """The events as the client may have them, and their text.
+    def forward(self, payloads: Sequence[bytes], events: list[Event]) -> bytes | int:
+        """The events with these payloads as the client may have them; their text is added.
 
-        ``block`` has ``count`` events, without the last blank line. None if one of them must be
-        decoded.
+        If one of them must be decoded, a smaller number of events to try; 0 if it is the first.
         """
-        chunks = self._parse(block, count)
-        if chunks is None:
-            return None
-        for old, new in self._replacements:
-            parts = block.split(old)
-            if len(parts) != count + 1:
-                return None
-            block = new.join(parts)
-        for chunk in chunks:
-            if chunk.model != self._model or chunk.id != self._id:
-                return None
-        events: list[Event] = []
-        read_text_chunks(chunks, events)
-        return block + b"\n\n", events
-
-    @staticmethod
-    def _parse(block: bytes, count: int) -> Sequence[TextChunk] | None:
-        """The chunks of these events, if each is one line with a piece of text."""
-        if not block.startswith(b"data: {") or b"\r" in block:
-            return None
+        count = len(payloads)
         try:
             if count == 1:
-                return (_chunk_decoder.decode(block[6:]),)
-            if block.count(b"\n") != 2 * count - 2:
-                return None
-            chunks = _chunk_decoder.decode_lines(block[6:].replace(b"\n\ndata: ", b"\n"))
-        except JSON_ERRORS:
-            return None
-        return chunks if len(chunks) == count else None
-
-
-def _is_one_line(data: bytes) -> bool:
-    """Whether this is one complete event of one line, as most reads are."""
-    return data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
+                data = payloads[0]
+                chunks: Sequence[TextChunk] = (_decode_chunk(data),)
+            else:
+                data = b"\n\ndata: ".join(payloads)
+                chunks = _decode_chunks(b"\n".join(payloads))
+                if len(chunks) != count:
+                    return count // 2
+        except JSON_ERRORS as e:
+            return find_failed_line(e, count)
+        for chunk in chunks:
+            if chunk.model != self._model or chunk.id != self._id:
+                return count // 2
+        for old, new in self._replacements:
+            parts = data.split(old)
+            if len(parts) != count + 1:
+                return count // 2
+            data = new.join(parts)
+        read_text_chunks(chunks, events)
+        return b"data: %b\n\n" % data
 
 
 class StreamPassthroughReader:
@@ -546,10 +583,11 @@ class StreamPassthroughReader:
         if self._pending_error is not None:
             raise self._pending_error
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._text_events is not None and not self._pending and _is_one_line(data):
-            forwarded = self._text_events.forward(data[:-2], 1)
-            if forwarded is not None:
-                return forwarded
+        events: list[Event] = []
+        if self._text_events is not None and not self._pending and is_plain_event(data):
+            forwarded = self._text_events.forward((data[6:-2],), events)
+            if isinstance(forwarded, bytes):
+                return forwarded, events
         if not self._has_started and (self._is_unary or self._begins_object(data)):
             pending, self._pending, self._is_unary = bytes(self._pending), bytearray(), True
             return None, self._decoder.feed(pending + data)
@@ -558,7 +596,6 @@ class StreamPassthroughReader:
             return b"", ()
         self._has_started = True
         out: list[bytes] = []
-        events: list[Event] = []
         try:
             self._read_events(complete, out, events)
         except GatewayError as error:
@@ -599,33 +636,41 @@ class StreamPassthroughReader:
 
     def _read_events(self, complete: bytes, out: list[bytes], events: list[Event]) -> None:
         """Forward or decode these events."""
-        blocks = complete.split(b"\n\n")
-        blocks.pop()
-        start = 0
-        while start < len(blocks):
-            size = 1 if self._text_events is None else _EVENTS_PER_CHECK
-            self._read_blocks(blocks[start : start + size], out, events)
-            start += size
-
-    def _read_blocks(self, blocks: list[bytes], out: list[bytes], events: list[Event]) -> None:
-        """Forward these events together, or halve them until those to decode are found."""
-        if self._text_events is not None and blocks[-1] != _DONE_BLOCK:
-            forwarded = self._text_events.forward(b"\n\n".join(blocks), len(blocks))
-            if forwarded is not None:
-                out.append(forwarded[0])
-                events += forwarded[1]
-                return
-        if len(blocks) == 1:
-            self._decode(blocks[0], out, events)
+        payloads = split_plain_events(complete)
+        if payloads is not None:
+            self._read_payloads(payloads, out, events)
             return
-        middle = len(blocks) // 2
-        self._read_blocks(blocks[:middle], out, events)
-        self._read_blocks(blocks[middle:], out, events)
+        for block in complete.split(b"\n\n")[:-1]:
+            if block.startswith(b"data: ") and block.find(b"\n") < 0:
+                self._read_payloads([block[6:]], out, events)
+            else:
+                self._decode(block, out, events)
+
+    def _read_payloads(
+        self, payloads: Sequence[bytes], out: list[bytes], events: list[Event]
+    ) -> None:
+        """Forward these events in batches, or decode them one by one.
+
+        Batches double while they can be forwarded, so that no input costs more than its length.
+        """
+        start, size = 0, _MIN_BATCH
+        while start < len(payloads):
+            batch = payloads[start : start + size]
+            forwarded = self._text_events.forward(batch, events) if self._text_events else 0
+            if isinstance(forwarded, bytes):
+                out.append(forwarded)
+                start, size = start + len(batch), min(2 * size, _MAX_BATCH)
+            elif forwarded:
+                size = forwarded
+            else:
+                self._decode(b"data: " + payloads[start], out, events)
+                start, size = start + 1, _MIN_BATCH
 
     def _decode(self, block: bytes, out: list[bytes], events: list[Event]) -> None:
         """Decode an event, and write it with the encoder."""
         decoded = self._decoder.feed(block + b"\n\n")
-        self._decoder.feed(b"")  # raises an error that the decoder holds back
+        if decoded:
+            self._decoder.feed(b"")  # raises an error that the decoder holds back
         if written := self._write(block, decoded):
             out.append(written)
         if not decoded:

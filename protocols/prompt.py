@@ -151,6 +151,9 @@ def _format_conversation(request: GenerationRequest) -> str:
 
 def _format_message(message: Message) -> str:
     """The text of a message; a tool call looks like a function call."""
+    if not message.tool_calls and len(message.parts) == 1:
+        part = message.parts[0]
+        return part.text if isinstance(part, TextPart | RefusalPart) else ""
     texts = [part.text for part in message.parts if isinstance(part, TextPart | RefusalPart)]
     calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
     return "\n".join(filter(None, ("".join(texts), *calls)))

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from backends.aio import WriteBatcher
 from backends.http.connection import Http1Response, HttpConnection
-from backends.http.interfaces import ConnectionCounts
+from backends.http.interfaces import ConnectionCounts, join_path
+from backends.interfaces import RequestBody
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
@@ -31,7 +32,7 @@ _MAX_CACHED_PATH: Final = 256
 
 
 class WorkerOrigin(Struct, frozen=True):
-    """A worker's address. ``base_path`` precedes every path and has no trailing slash."""
+    """A worker's address. ``base_path`` has no trailing slash; see ``join_path``."""
 
     host: str
     port: int
@@ -68,12 +69,23 @@ def build_request_head(url: str, request: UpstreamRequest, extra_headers: Header
     return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
 
 
+def build_streamed_head(
+    url: str, request: UpstreamRequest, size: int | None, extra_headers: Headers = ()
+) -> bytes:
+    """As ``build_request_head``, for a body of ``size`` bytes that follows; None: in chunks."""
+    text = _build_common_lines(url, request.method, request.path, request.headers)
+    framing = "Transfer-Encoding: chunked" if size is None else f"Content-Length: {size}"
+    text += _format_headers(extra_headers)
+    return f"{text}Accept-Encoding: identity\r\n{framing}\r\n\r\n".encode()
+
+
 def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
     """The request line and the headers common to requests. Raises InternalError."""
     if not _PATH_PATTERN.fullmatch(path):
-        raise InternalError(f"invalid request path {path[:100]!r}")
+        shown_path = path.partition("?")[0][:100]  # a query may hold a key
+        raise InternalError(f"invalid request path {shown_path!r}")
     origin = parse_origin(url)
-    request_line = _end_line(f"{method} {origin.base_path}{path} HTTP/1.1")
+    request_line = f"{method} {join_path(origin.base_path, path)} HTTP/1.1\r\n"
     return request_line + _format_headers((("Host", origin.host_header), *headers))
 
 
@@ -85,15 +97,10 @@ def _format_headers(headers: Headers) -> str:
     """One line for each header. Raises InternalError for a line break in one."""
     text = ""
     for name, value in headers:
-        text += _end_line(f"{name}: {value}")
-    return text
-
-
-def _end_line(text: str) -> str:
-    """The line with CRLF. Raises InternalError if it holds a line break."""
-    if "\r" in text or "\n" in text or "\0" in text:
+        text += f"{name}: {value}\r\n"
+    if text.count("\n") + text.count("\r") != 2 * len(headers) or "\0" in text:
         raise InternalError("a request header contains a line break")
-    return f"{text}\r\n"
+    return text
 
 
 # Connecting to a worker: DNS, TCP and TLS within one timeout.
@@ -261,6 +268,35 @@ class AsyncioHttpClient:
         if response is not None and await _wait_headers(response):
             return response
         return await self.send_on_new_connection(url, request, connect_timeout, extra_headers)
+
+    async def send_streamed(
+        self,
+        url: str,
+        request: UpstreamRequest,
+        body: RequestBody,
+        connect_timeout: float,
+        extra_headers: Headers = (),
+    ) -> Http1Response:
+        """See HttpClient."""
+        if self._loop is None:
+            raise InternalError("the HTTP client was not started")
+        head = build_streamed_head(url, request, body.size, extra_headers)
+        host_pool = self._host_pools.get(url) or self._get_host_pool(url, self._loop)
+        tls = self._get_tls_context() if host_pool.origin.tls else None
+        try:
+            connection = await host_pool.connect(tls, connect_timeout)
+        except WorkerUnreachable:
+            self._failed_connects += 1
+            raise
+        self._created += 1
+        response = connection.send(head)
+        try:
+            await connection.send_body(body.read_pieces(), is_chunked=body.size is None)
+        except BaseException:
+            response.abort()
+            raise
+        await _wait_headers(response)
+        return response
 
     @property
     def connections(self) -> ConnectionCounts:

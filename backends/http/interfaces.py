@@ -8,28 +8,124 @@ WorkerFailed        the response is not HTTP
 """
 
 import re
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, runtime_checkable
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
+from backends.interfaces import RequestBody
 from protocols.core.interfaces import Headers, UpstreamRequest
 
 _API_KEY_PATTERN: Final = re.compile(r"[!-~]+")
+_MASK: Final = "***"
+_VERSION_SEGMENT: Final = re.compile(r"/v[0-9]+[a-z0-9]*(?=/|$)")
+
+
+def parse_version_segment(path: str) -> str | None:
+    """The first segment of a path, such as ``/v1`` or ``/v1beta``, if it names a version."""
+    match = _VERSION_SEGMENT.match(path)
+    return None if match is None else match[0]
+
+
+def join_path(base_path: str, path: str) -> str:
+    """The path of a request below the path of a worker's URL, which has no trailing slash.
+
+    Paths of protocols begin with the version of their API, such as ``/v1``. It is left out if the
+    URL ends with it, and ``/v1`` also if the URL names another version: ``/api/paas/v4``,
+    ``/v1beta/openai``. A URL whose whole path is ``/v1`` means the same as one without a path.
+    """
+    if not base_path:
+        return path
+    if base_path == "/v1" and parse_version_segment(path) in ("/v1", None):
+        return path
+    root, slash, rest = path[1:].partition("/")
+    if slash and (
+        base_path.endswith(f"/{root}") or (root == "v1" and _VERSION_SEGMENT.search(base_path))
+    ):
+        return f"{base_path}/{rest}"
+    return base_path + path
+
+
+class WorkerCredentials(Struct, frozen=True):
+    """What a worker requires of every request: headers, and parameters of the query.
+
+    ``query`` is percent-encoded. ``secrets`` are the texts that must not be shown. Use a function
+    below to create it.
+    """
+
+    headers: Headers = ()
+    query: str = ""
+    secrets: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "WorkerCredentials()"
+
+    def authorize(
+        self, request: UpstreamRequest, headers: Headers
+    ) -> tuple[UpstreamRequest, Headers]:
+        """The request, and the headers of this request alone, with the credentials."""
+        if self.query:
+            path = f"{request.path}{'&' if '?' in request.path else '?'}{self.query}"
+            request = UpstreamRequest(path, request.body, request.headers, request.method)
+        return request, (*headers, *self.headers)
+
+    def hide_secrets(self) -> "WorkerCredentials":
+        """The same with each secret as ``***``."""
+        name, is_set, _ = self.query.partition("=")
+        return WorkerCredentials(
+            tuple((header, _MASK) for header, _ in self.headers),
+            f"{name}={_MASK}" if is_set else "",
+        )
+
+    def mask_text(self, text: str) -> str:
+        """The text of a worker with each secret that it quotes as ``***``."""
+        for secret in self.secrets:
+            text = text.replace(secret, _MASK)
+        return text
+
+
+def make_bearer_credentials(token: str) -> WorkerCredentials:
+    """A token in the header Authorization. Raises ValueError for one that no header may have."""
+    return make_header_credentials("Authorization", token, "Bearer ")
+
+
+def make_header_credentials(name: str, secret: str, prefix: str = "") -> WorkerCredentials:
+    """A secret in a header. Raises ValueError for one that no header may have."""
+    _check_secret(secret)
+    return WorkerCredentials(((name, prefix + secret),), secrets=(secret,))
+
+
+def make_query_credentials(name: str, secret: str) -> WorkerCredentials:
+    """A secret as a parameter of the query. Raises ValueError for one with spaces."""
+    _check_secret(secret)
+    encoded = quote(secret, safe="")
+    return WorkerCredentials((), f"{quote(name, safe='')}={encoded}", (secret, encoded))
+
+
+def make_basic_credentials(user: str, password: str) -> WorkerCredentials:
+    """HTTP Basic authentication (RFC 7617)."""
+    token = b64encode(f"{user}:{password}".encode()).decode()
+    return WorkerCredentials((("Authorization", f"Basic {token}"),), secrets=(password, token))
+
+
+def _check_secret(secret: str) -> None:
+    if not _API_KEY_PATTERN.fullmatch(secret):
+        raise ValueError("the API key of a worker must be printable ASCII without spaces")
 
 
 class WorkerConfig(Struct, frozen=True):
-    """A worker. ``url`` is its base URL, without the protocol's path.
+    """A worker. ``url`` is its base URL (see ``join_path``).
 
-    Raises ValueError for an invalid URL or API key.
+    Raises ValueError for an invalid URL.
     """
 
     url: str
     weight: int = 1
     max_concurrency: int | None = None
     """Concurrent requests; None: no limit."""
-    bearer: str | None = None
+    credentials: WorkerCredentials | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -41,9 +137,6 @@ class WorkerConfig(Struct, frozen=True):
             raise ValueError(
                 f"{self.url!r} is not a worker URL: expected http(s)://HOST[:PORT][/PATH]"
             )
-
-        if self.bearer is not None and not _API_KEY_PATTERN.fullmatch(self.bearer):
-            raise ValueError(f"the API key for {self.url!r} must be printable ASCII without spaces")
 
     def __repr__(self) -> str:
         return f"Worker({self.url!r})"
@@ -159,6 +252,21 @@ class HttpClient(Protocol):
 
         If the worker had closed the idle connection, a new one is used. Otherwise as
         ``send_on_new_connection``.
+        """
+
+    async def send_streamed(
+        self,
+        url: str,
+        request: UpstreamRequest,
+        body: RequestBody,
+        connect_timeout: float,
+        extra_headers: Headers = (),
+    ) -> UpstreamResponse:
+        """Send ``request`` with another body over a new connection, and wait for the headers.
+
+        The body is read once the connection is there, and no faster than the worker takes it. If
+        the worker answers before, the rest is not sent. Raises as ``send_on_new_connection``, and
+        what the body raises.
         """
 
     async def start(self) -> None:

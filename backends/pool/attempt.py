@@ -24,7 +24,6 @@ from backends.interfaces import (
 )
 from backends.pool.metrics import PoolMetrics
 from backends.pool.settings import DEFAULT_MAX_RESPONSE_SIZE
-from backends.pool.side_requests import add_bearer
 from backends.pool.workers import WorkerSlot, WorkerState, get_error_kind
 from protocols.core.errors import (
     ClientError,
@@ -340,26 +339,24 @@ class Attempt(AttemptTimeouts):
         """
         worker, request = self.worker, self.request
         config = worker.config
-        headers = (
-            request.request_headers
-            if config.bearer is None
-            else add_bearer(request.request_headers, config)
-        )
+        upstream_request, headers = request.upstream_request, request.request_headers
+        if config.credentials is not None:
+            upstream_request, headers = config.credentials.authorize(upstream_request, headers)
         worker.waiting_attempts.add(self)
         try:
             self.start_wait(self.slot.acquired_at)
             response = self._response = self._services.http_client.try_send(
-                config.url, request.upstream_request, headers
+                config.url, upstream_request, headers
             )
             if response is None or not await response.wait_headers():
-                response = await self._send_on_new_connection(headers)
+                response = await self._send_on_new_connection(upstream_request, headers)
             if worker.logged_state != "up":
                 worker.record_connected()
             if response.status != _STATUS_OK:
                 raise await self._read_error(response)
             self.accepted = True
             if "content-encoding" in response.headers:
-                _check_encoding(response.headers["content-encoding"])
+                check_content_encoding(response.headers["content-encoding"])
             if response.complete and not self._is_stream:
                 items = self._read_unary(response.read_available())
             else:
@@ -463,11 +460,13 @@ class Attempt(AttemptTimeouts):
         if self._response is not None:
             self._response.release()
 
-    async def _send_on_new_connection(self, headers: Headers) -> UpstreamResponse:
+    async def _send_on_new_connection(
+        self, upstream_request: UpstreamRequest, headers: Headers
+    ) -> UpstreamResponse:
         """Send the request over a new connection and wait for the response headers."""
         services, url = self._services, self.worker.config.url
         pending_response = services.http_client.send_on_new_connection(
-            url, self.request.upstream_request, services.timeouts.connect, headers
+            url, upstream_request, services.timeouts.connect, headers
         )
         response = self._response = await self.wait_response(pending_response)
         return response
@@ -476,7 +475,7 @@ class Attempt(AttemptTimeouts):
         """Read the error of a response whose status is not 200."""
         status, headers = response.status, response.headers
         if status < HTTPStatus.BAD_REQUEST:
-            return WorkerFailed(f"the worker answered {status}", status=status)
+            return build_worker_error(self.request.read_error, status, headers, b"")
         self.set_drain_deadline(_BODY_END_SECONDS)
         body = bytearray()
         with suppress(GatewayError):  # a part of the body is enough
@@ -486,8 +485,10 @@ class Attempt(AttemptTimeouts):
         self._rate_limited = "retry-after" in headers or b"overloaded" in payload.lower()
         kind = self.request.request.kind
         if kind not in BASIC_KINDS and status in _UNKNOWN_PATH_STATUSES:
-            return build_unsupported_kind_error(kind)
-        return self.request.read_error(status, headers, payload)
+            return build_worker_error(
+                lambda *_: build_unsupported_kind_error(kind), status, headers, payload
+            )
+        return build_worker_error(self.request.read_error, status, headers, payload)
 
     async def _read_body(
         self, response: UpstreamResponse, *, had_content: bool = True
@@ -601,7 +602,21 @@ def _decode_end(reader: PassthroughReader) -> StreamItem:
     return raw, events
 
 
-def _check_encoding(encoding: str) -> None:
+def build_worker_error(
+    read_error: ErrorReader, status: int, headers: Mapping[str, str], payload: bytes
+) -> GatewayError:
+    """The error for a response that is not successful, with its status and text for operators."""
+    if status < HTTPStatus.BAD_REQUEST:
+        error: GatewayError = WorkerFailed(f"the worker answered {status}", status=status)
+    else:
+        error = read_error(status, headers, payload)
+    error.worker_status = status
+    if not error.worker_text:
+        error.worker_text = payload.decode("utf-8", "replace")
+    return error
+
+
+def check_content_encoding(encoding: str) -> None:
     """Raise WorkerFailed for a compressed body."""
     if encoding.lower() != "identity":
         raise WorkerFailed(
@@ -633,10 +648,13 @@ _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 
 def filter_headers(
-    wire: UpstreamRequest, context: RequestContext
+    wire: UpstreamRequest, context: RequestContext, own: frozenset[str] = frozenset()
 ) -> tuple[UpstreamRequest, Headers]:
-    """``wire`` with the common headers only, and the headers of this request alone."""
-    common, headers = _split_headers(wire.headers)
+    """``wire`` with the common headers only, and the headers of this request alone.
+
+    ``own`` are names of further headers of the protocol.
+    """
+    common, headers = _split_headers(wire.headers, own)
     if common is not wire.headers:
         wire = UpstreamRequest(wire.path, wire.body, common, wire.method)
     if _HEADER_WORD.fullmatch(context.id):
@@ -649,12 +667,13 @@ def filter_headers(
 
 
 @functools.lru_cache(256)
-def _split_headers(headers: Headers) -> tuple[Headers, Headers]:
+def _split_headers(headers: Headers, own: frozenset[str]) -> tuple[Headers, Headers]:
     """The headers that are sent: those common to requests, and those of one request."""
     common = tuple(header for header in headers if header[0].lower() in _COMMON_HEADERS)
     if common == headers:
         return headers, ()
-    return common, tuple(header for header in headers if header[0].lower() in _PER_REQUEST_HEADERS)
+    single = own.union(_PER_REQUEST_HEADERS)
+    return common, tuple(header for header in headers if header[0].lower() in single)
 
 
 def add_trace_headers(

@@ -20,6 +20,7 @@ from backends.interfaces import (
     BackendRequest,
     Deadline,
     EventSink,
+    ForwardedRequest,
     PreparedRequest,
     RequestContext,
     RequestObserver,
@@ -28,6 +29,7 @@ from backends.interfaces import (
     Timeouts,
     WorkerCandidate,
     WorkerSelection,
+    describe_failure,
 )
 from backends.pool.attempt import (
     Attempt,
@@ -39,6 +41,7 @@ from backends.pool.attempt import (
 )
 from backends.pool.discovery import FileSource, WorkerDiscovery, WorkerFileReader, WorkerSource
 from backends.pool.dns_discovery import DnsSource
+from backends.pool.forwarding import ForwardedAttempt
 from backends.pool.health_check import HealthChecker
 from backends.pool.load_balancing import (
     NO_ROUTING_KEY,
@@ -56,7 +59,7 @@ from backends.pool.settings import (
     WorkerListParser,
     WorkerSourceSettings,
 )
-from backends.pool.side_requests import CancelSender, add_bearer
+from backends.pool.side_requests import CancelSender
 from backends.pool.worker_metadata import ModelMetadataCache
 from backends.pool.workers import (
     ANY_WORKER,
@@ -73,13 +76,17 @@ from protocols.core.errors import (
     GatewayError,
     RateLimitExceeded,
     RetriesExhausted,
+    WorkerUnreachable,
 )
 from protocols.core.interfaces import (
+    ClientAdapter,
     Clock,
+    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
     SupportsPassthrough,
+    SupportsProxy,
     UpstreamAdapter,
     UpstreamRequest,
     build_unsupported_kind_error,
@@ -129,15 +136,12 @@ class SelectionReporter:
         """Report that the request is sent to this worker."""
         self._observer.on_send(worker.name, self._build_upstream_request(worker))
 
-    def observe_failure(self, worker: WorkerState, error: GatewayError) -> None:
-        """Report that the attempt failed before its response began."""
-        self._observer.on_failure(worker.name, error)
-
     def _build_upstream_request(self, worker: WorkerState | None) -> UpstreamRequest:
-        """The request as sent to this worker; None: without a key."""
+        """The request as sent to this worker, with secrets as ``***``; None: without them."""
         wire, headers = self._request.upstream_request, self._request.request_headers
-        worker_headers = headers if worker is None else add_bearer(headers, worker.config)
-        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *worker_headers), wire.method)
+        if worker is not None and worker.config.credentials is not None:
+            wire, headers = worker.config.credentials.hide_secrets().authorize(wire, headers)
+        return UpstreamRequest(wire.path, wire.body, (*wire.headers, *headers), wire.method)
 
     def _build_selection(
         self, candidates: list[WorkerCandidate], scores: PolicyScores, expected: WorkerState | None
@@ -199,27 +203,27 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
+        self._own_headers = (
+            adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset[str]()
+        )
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
         self._clock = clock
-        self._http_client = http_client or AsyncioHttpClient(
-            ca=settings.tls.ca if settings.tls else None
-        )
+        ca_file = settings.tls.ca if settings.tls else None
+        self._http_client = http_client or AsyncioHttpClient(ca=ca_file)
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         max_size = settings.max_response_size
         self._services = AttemptServices(
             self._http_client, timeouts, clock, self._deadline_timer, self._metrics, max_size
         )
-        limits = PoolLimits(
-            settings.total_concurrency, settings.queue, settings.health, settings.breaker
-        )
+        slots, queue = settings.total_concurrency, settings.queue
+        limits = PoolLimits(slots, queue, settings.health, settings.breaker)
         self._make_routing_key = ROUTING_KEY_FACTORIES.get(settings.policy)
         """Builds the routing key of a request; None if the policy uses none."""
-        self._workers = WorkerPool(
-            workers, make_policy(settings.policy, draw), limits, clock, self._metrics
-        )
+        policy = make_policy(settings.policy, draw)
+        self._workers = WorkerPool(workers, policy, limits, clock, self._metrics)
         self._retry_counters = {} if context.retry_counters is None else context.retry_counters
         self._retry_budget = self._create_retry_budget()
         self._metadata_cache: ModelMetadataCache | None = None
@@ -365,8 +369,8 @@ class PoolBackend:
                 yield await attempt.read_next(sink)
             if not attempt.complete:
                 await attempt.drain()
-        except GatewayError:
-            self._record_failure(attempt, context.attempt_history)
+        except GatewayError as error:
+            self._end_failed_response(attempt, context, error)
             raise
         finally:
             self._abandon_attempt(attempt, context)
@@ -379,15 +383,57 @@ class PoolBackend:
         try:
             if not attempt.complete:
                 await attempt.drain()
-        except GatewayError:
-            self._record_failure(attempt, context.attempt_history)
+        except GatewayError as error:
+            self._end_failed_response(attempt, context, error)
             raise
         finally:
             self._abandon_attempt(attempt, context)
         return items
 
-    def _record_failure(self, attempt: Attempt, history: AttemptHistory) -> None:
-        """Note for fallbacks that a response that had begun failed at this worker."""
+    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
+        """See ``backends.interfaces.ForwardsRequests``."""
+        adapter = self._adapter
+        if not isinstance(adapter, SupportsProxy) or adapter.name != client.name:
+            return None
+        return adapter.get_proxied_path(operation)
+
+    async def forward(self, request: ForwardedRequest, context: RequestContext) -> ForwardedAttempt:
+        """See ``backends.interfaces.ForwardsRequests``."""
+        deadline = self._compute_deadline(context)
+        wire, headers = filter_headers(request.upstream_request, context)
+        request = replace(request, upstream_request=wire, headers=(*request.headers, *headers))
+        tried_keys: set[int] = set()
+        self._retry_budget.record_request(self._clock())
+        while True:
+            criteria = SelectionCriteria(frozenset(tried_keys))
+            slot = await self._workers.acquire(criteria, deadline, context.id)
+            if context.first_attempt_at is None:
+                context.first_attempt_at = slot.acquired_at
+            attempt = ForwardedAttempt(slot, self._workers, self._services, deadline)
+            has_begun = False
+            try:
+                await attempt.begin(request, self._adapter.read_error)
+                has_begun = True
+            except GatewayError as error:
+                _record_failure(slot.worker, error, context)
+                tried_keys.add(slot.worker.key)
+                criteria = SelectionCriteria(frozenset(tried_keys))
+                if not isinstance(error, WorkerUnreachable) or not (
+                    self._workers.select_available(criteria)
+                ):
+                    raise
+            finally:
+                if not has_begun:
+                    attempt.close()
+            if has_begun:
+                return attempt
+
+    def _end_failed_response(
+        self, attempt: Attempt, context: RequestContext, error: GatewayError
+    ) -> None:
+        """Note, also for fallbacks, that a response that had begun failed at this worker."""
+        history = context.attempt_history
+        _record_failure(attempt.worker, error, context)
         history.tried_urls |= {attempt.worker.config.url}
         history.pool_urls |= frozenset(self._list_urls())
 
@@ -406,7 +452,7 @@ class PoolBackend:
             wire = await asyncio.to_thread(adapter.encode_request, request)
         else:
             wire = adapter.encode_request(request)
-        wire, headers = filter_headers(wire, context)
+        wire, headers = filter_headers(wire, context, self._own_headers)
         return AttemptRequest(
             request,
             wire,
@@ -420,7 +466,7 @@ class PoolBackend:
     def _build_passthrough_request(
         self, passthrough: PassthroughRequest, context: RequestContext
     ) -> AttemptRequest:
-        wire, headers = filter_headers(passthrough.upstream_request, context)
+        wire, headers = filter_headers(passthrough.upstream_request, context, self._own_headers)
         read_error = passthrough.read_error or self._adapter.read_error
         return AttemptRequest(
             passthrough.request,
@@ -452,7 +498,6 @@ class PoolBackend:
             if passthrough is None
             else self._build_passthrough_request(passthrough, context)
         )
-        criteria = self._build_criteria(request.request, context)
         observer = context.observer
         reporter = (
             None
@@ -460,9 +505,7 @@ class PoolBackend:
             else SelectionReporter(observer, self._settings, self._workers, request)
         )
         now = self._clock()
-        retry = self._start_request(context.attempt_history, now)
-        if retry is not None:
-            criteria = replace(criteria, tried_keys=retry.tried)
+        criteria, retry = self._start_request(request.request, context, now)
         if context.first_attempt_at is None:
             context.first_attempt_at = now
         while True:
@@ -482,8 +525,7 @@ class PoolBackend:
             try:
                 items = await attempt.begin()
             except GatewayError as error:
-                if reporter is not None:
-                    reporter.observe_failure(slot.worker, error)
+                _record_failure(slot.worker, error, context)
                 if retry is None:
                     retry = self._create_retry_state(context.attempt_history)
                     criteria = replace(criteria, tried_keys=retry.tried)
@@ -508,15 +550,32 @@ class PoolBackend:
             self._retry_settings, self._retry_budget, metrics=self._metrics, history=history
         )
 
-    def _start_request(self, history: AttemptHistory, now: float) -> RetryState | None:
-        """The state of a request that failed in other pools, else None. Raises RetriesExhausted.
+    def _start_request(
+        self, request: AnyRequest, context: RequestContext, now: float
+    ) -> tuple[SelectionCriteria, RetryState | None]:
+        """The criteria for choosing a worker; the state of a request that failed in other pools.
+
+        Raises RetriesExhausted.
+        """
+        criteria, history = ANY_WORKER, context.attempt_history
+        if (
+            self._make_routing_key is not None
+            or request.priority is not None
+            or context.preempt is not None
+        ):
+            criteria = self._build_criteria(request, context)
+        if not history.pool_urls:
+            self._retry_budget.record_request(now)
+            return criteria, None
+        retry = self._start_fallback(history, now)
+        return replace(criteria, tried_keys=retry.tried), retry
+
+    def _start_fallback(self, history: AttemptHistory, now: float) -> RetryState:
+        """The state of a request that failed in other pools. Raises RetriesExhausted.
 
         It is sent to a worker that those pools do not have. If there is none, that is a retry, at a
         worker that was not tried.
         """
-        if not history.pool_urls:
-            self._retry_budget.record_request(now)
-            return None
         workers = self._workers.workers
         has_new_workers = not history.pool_urls.issuperset(self._list_urls())
         excluded_urls = history.pool_urls if has_new_workers else history.tried_urls
@@ -569,8 +628,6 @@ class PoolBackend:
 
     def _build_criteria(self, request: AnyRequest, context: RequestContext) -> SelectionCriteria:
         """The criteria for choosing a worker."""
-        if self._make_routing_key is None and request.priority is None and context.preempt is None:
-            return ANY_WORKER
         routing_key = (
             NO_ROUTING_KEY
             if self._make_routing_key is None
@@ -591,6 +648,16 @@ class PoolBackend:
     def _send_cancel(self, worker: WorkerState, request: Any) -> None:
         if self._cancel_adapter is not None and self._started:
             self._cancel_sender.send(worker.config, self._cancel_adapter.encode_cancel(request))
+
+
+def _record_failure(worker: WorkerState, error: GatewayError, context: RequestContext) -> None:
+    """Keep a failed attempt for the operator."""
+    credentials = worker.config.credentials
+    mask = None if credentials is None else credentials.mask_text
+    failure = describe_failure(worker.name, error, mask)
+    context.attempt_history.add_failure(failure)
+    if context.observer is not None:
+        context.observer.on_failure(failure)
 
 
 def _is_dry_run(context: RequestContext) -> bool:

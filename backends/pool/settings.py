@@ -6,13 +6,21 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import (
+    WorkerConfig,
+    WorkerCredentials,
+    make_basic_credentials,
+    make_bearer_credentials,
+    make_header_credentials,
+    make_query_credentials,
+)
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.load_balancing import PolicyName
 from protocols.core.units import (
     ConfigSection,
     Duration,
     FilePath,
+    HeaderName,
     HostPort,
     NameserverAddress,
     NonEmptyStr,
@@ -46,14 +54,57 @@ class RetrySettings(ConfigSection, frozen=True):
     on: tuple[RetryReason, ...] = _RETRY_REASONS
 
 
-class UpstreamAuthSettings(ConfigSection, frozen=True):
-    """Credentials that are sent to a worker."""
+class HeaderAuthSettings(ConfigSection, frozen=True):
+    """A key in a header of this name."""
 
-    bearer: Secret
+    name: HeaderName
+    value: Secret
+
+
+class QueryAuthSettings(ConfigSection, frozen=True):
+    """A key in a parameter of the URL's query."""
+
+    name: NonEmptyStr
+    value: Secret
+
+
+class BasicAuthSettings(ConfigSection, frozen=True):
+    """HTTP Basic authentication."""
+
+    user: NonEmptyStr
+    password: Secret
+
+
+class WorkerAuthSettings(ConfigSection, frozen=True):
+    """Credentials that are sent to a worker, in one of four ways.
+
+    ``bearer`` is a token in the header ``Authorization``; ``header`` a key in a header of another
+    name, such as ``api-key``; ``query`` a key in the URL's query; ``basic`` a user and a password.
+    """
+
+    bearer: Secret | None = None
+    header: HeaderAuthSettings | None = None
+    query: QueryAuthSettings | None = None
+    basic: BasicAuthSettings | None = None
+
+    def make_credentials(self) -> WorkerCredentials | None:
+        """What every request to the worker contains."""
+        if self.bearer is not None:
+            return make_bearer_credentials(self.bearer.reveal())
+        if self.header is not None:
+            return make_header_credentials(self.header.name, self.header.value.reveal())
+        if self.query is not None:
+            return make_query_credentials(self.query.name, self.query.value.reveal())
+        if self.basic is not None:
+            return make_basic_credentials(self.basic.user, self.basic.password.reveal())
+        return None
 
 
 class WorkerSourceSettings(ConfigSection, frozen=True):
-    """One worker by its base ``url``, without the protocol's path; or a source of several.
+    """One worker by its base ``url``, or a source of several.
+
+    A URL may have a path, below which the protocol's own paths are. ``/v1`` is left out of them if
+    the URL names a version itself: ``https://HOST/api/paas/v4``, ``https://HOST/v1beta/openai``.
 
     Sources are DNS addresses (``dns``, as host:port), a DNS service (``srv``), or a ``file`` that
     lists workers in this format. A source is read again every ``refresh_interval``; if that fails,
@@ -72,7 +123,7 @@ class WorkerSourceSettings(ConfigSection, frozen=True):
     """The address of a nameserver to use instead of the system's."""
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
     max_concurrency: PositiveInt | None = None
-    auth: UpstreamAuthSettings | None = None
+    auth: WorkerAuthSettings | None = None
 
 
 WorkerListParser = Callable[[bytes], Sequence[WorkerSourceSettings]]
@@ -150,7 +201,7 @@ class WorkerTemplate(Struct, frozen=True):
     path: str = ""
     weight: int = 1
     max_concurrency: int | None = None
-    bearer: str | None = None
+    credentials: WorkerCredentials | None = None
 
     def __repr__(self) -> str:
         return f"WorkerTemplate({self.scheme!r}, {self.path!r})"
@@ -159,7 +210,7 @@ class WorkerTemplate(Struct, frozen=True):
         """The worker at an address or a name, with ``factor`` times the weight."""
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         url = f"{self.scheme}://{authority}{self.path}"
-        return WorkerConfig(url, self.weight * factor, self.max_concurrency, self.bearer)
+        return WorkerConfig(url, self.weight * factor, self.max_concurrency, self.credentials)
 
 
 class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
@@ -228,7 +279,7 @@ class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
         return {
             "weight": source.weight,
             "max_concurrency": source.max_concurrency or self.max_concurrency,
-            "bearer": source.auth.bearer.reveal() if source.auth else None,
+            "credentials": source.auth.make_credentials() if source.auth else None,
         }
 
 

@@ -16,13 +16,6 @@ _CANCEL_TIMEOUT: Final = 2.0
 _MAX_CONCURRENT_CANCELS: Final = 256
 
 
-def add_bearer(headers: Headers, worker: WorkerConfig) -> Headers:
-    """The headers plus the worker's API key, if it has one."""
-    if worker.bearer is None:
-        return headers
-    return (*headers, ("Authorization", f"Bearer {worker.bearer}"))
-
-
 async def request_worker(
     client: HttpClient, worker: WorkerConfig, request: UpstreamRequest, seconds: float
 ) -> tuple[int, bytes]:
@@ -31,9 +24,13 @@ async def request_worker(
     Raises WorkerUnreachable, StreamBroken, WorkerFailed, and DeadlineExceeded (``first_token``).
     """
     body = bytearray()
+    if worker.credentials is None:
+        headers: Headers = ()
+    else:
+        request, headers = worker.credentials.authorize(request, ())
     try:
         async with asyncio.timeout(seconds):
-            response = await client.send(worker.url, request, seconds, add_bearer((), worker))
+            response = await client.send(worker.url, request, seconds, headers)
             try:
                 while chunks := await response.read():
                     body += b"".join(chunks)

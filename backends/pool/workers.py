@@ -115,7 +115,7 @@ class WorkerState(Struct, eq=False):
         return self.health.get_limit(limit, self.in_flight)
 
     def has_room(self) -> bool:
-        """Whether a slot is free; a property would cost twice as much."""
+        """Whether a slot is free."""
         limit = (
             self.limit
             if self.model_limits or not self.health.healthy
@@ -133,7 +133,7 @@ class WorkerState(Struct, eq=False):
     def record_success(self) -> None:
         """The worker completed a response."""
         self.health.record_success(self.clock())
-        if not self.health.healthy or self.logged_state != "up":
+        if self.logged_state != "up" or not self.health.healthy:
             self._log_state_change()
 
     def record_failure(self, error: GatewayError, *, overloaded: bool = False) -> None:
@@ -482,11 +482,17 @@ class WorkerPool:
         limits, tried = self._limits, criteria.tried_keys
         if limits.max_concurrency is not None and self._in_flight >= limits.max_concurrency:
             return []
-        free: list[WorkerState] = []
-        for worker in select_available(self._workers, now, limits.health.panic_threshold):
-            if worker.key not in tried and worker.has_room():
-                free.append(worker)  # a comprehension would be another call
-        return free
+        free: list[WorkerState] = []  # a comprehension would be another call
+        for worker in self._workers:
+            if not worker.health.healthy:
+                break
+            limit = worker.limit if worker.model_limits else worker.config.max_concurrency
+            if (limit is None or worker.in_flight < limit) and worker.key not in tried:
+                free.append(worker)
+        else:
+            return free
+        available = select_available(self._workers, now, limits.health.panic_threshold)
+        return [one for one in available if one.key not in tried and one.has_room()]
 
     def _free_slot(self, slot: WorkerSlot) -> None:
         worker = slot.worker

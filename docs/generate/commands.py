@@ -1,6 +1,8 @@
 """The pages of the commands and of the metrics."""
 
 import inspect
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +18,10 @@ is for programs: its field names are stable.
 """
 
 
+_EXAMPLES: Final = re.compile(r"\x08\n((?:.+\n)+)")
+"""Lines of a command's help that are not wrapped."""
+
+
 def commands_page(main: click.Command) -> str:
     """The page of a command and its subcommands."""
     context = click.Context(main, info_name="interlingua")
@@ -24,7 +30,8 @@ def commands_page(main: click.Command) -> str:
 
 def _command_sections(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f"## {context.command_path}\n"
-    yield inspect.cleandoc(command.help or "") + "\n"
+    text = inspect.cleandoc(command.help or "") + "\n"
+    yield _EXAMPLES.sub(lambda lines: f"```text\n{textwrap.dedent(lines[1])}```\n", text)
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"```text\n{usage}\n```\n"
     records = [one.get_help_record(context) for one in command.params]

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -77,13 +77,17 @@ class Authenticator:
         """
         if self.allows_anonymous:
             return None
-        key = extract_credential(headers)
-        if key is None:
+        credentials = extract_credentials(headers)
+        if not credentials:
             raise Unauthorized("no API key was given", missing=True)
-        principal = self._find_principal(key)
-        if principal is None:
-            raise Unauthorized("the API key is not known", missing=False)
-        return principal
+        error: Unauthorized | None = None
+        for credential in credentials:
+            try:
+                if (principal := self._find_principal(credential)) is not None:
+                    return principal
+            except Unauthorized as invalid_token:
+                error = invalid_token
+        raise error or Unauthorized("the API key is not known", missing=False)
 
     def impersonate(self, name: str) -> "Authenticator":
         """An authenticator whose principal is always this key's. Raises KeyError."""
@@ -121,16 +125,26 @@ def may_explain(principal: Principal | None, *, open_to_all: bool) -> bool:
     return open_to_all if principal is None else principal.explain
 
 
-def extract_credential(headers: Mapping[str, str]) -> str | None:
-    """The credential of a request: Bearer, Basic (password), ``api-key`` or ``x-api-key``."""
+_KEY_HEADERS: Final = ("api-key", "x-api-key")
+
+
+def extract_credentials(headers: Mapping[str, str]) -> Sequence[str]:
+    """The credentials of a request: Bearer, Basic (password), ``api-key`` and ``x-api-key``.
+
+    Some clients send a placeholder beside the valid one, so that each is tried.
+    """
+    credentials: list[str] = []
     if "authorization" in headers:
         scheme, _, value = headers["authorization"].partition(" ")
-        kind, value = scheme.lower(), value.strip()
-        if kind == "bearer" and value:
-            return value
-        if kind == "basic":
-            return _decode_basic_password(value)
-    return headers.get("api-key") or headers.get("x-api-key") or None
+        kind = scheme.lower()
+        if kind == "bearer":
+            credentials.append(value.strip())
+        elif kind == "basic":
+            credentials.append(_decode_basic_password(value.strip()) or "")
+    for name in _KEY_HEADERS:
+        if name in headers:
+            credentials.append(headers[name])
+    return [credential for credential in credentials if credential]
 
 
 def _decode_basic_password(value: str) -> str | None:

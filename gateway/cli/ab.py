@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urljoin
 
 import click
 import msgspec
@@ -16,6 +17,7 @@ from gateway.cli.console import print_table
 from gateway.cli.usage import parse_since
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
+from gateway.config.schema import Config, map_model_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +27,19 @@ if TYPE_CHECKING:
 
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
-_HEADINGS: Final = ("", "a", "b", "b - a", "from", "to", "", "")
+_METHOD_COLUMN: Final = 7
+_PLAN_HEADINGS: Final = ("", "now", "difference", "requests per version")
+
+
+class _StatusModel(Struct):
+    name: str
+    aliases: tuple[str, ...] = ()
+
+
+class _StatusModels(Struct):
+    """The part of the gateway's status that names its models."""
+
+    models: tuple[_StatusModel, ...]
 
 
 class _Options(Struct, frozen=True):
@@ -40,6 +54,8 @@ class _Options(Struct, frozen=True):
     everything: bool
     config: str | None
     key: str | None
+    difference: float
+    plan: bool
     as_json: bool
 
 
@@ -76,20 +92,35 @@ class _Options(Struct, frozen=True):
     envvar="INTERLINGUA_ADMIN_KEY",
     help="The admin listener's key; prefer the environment variable INTERLINGUA_ADMIN_KEY.",
 )
+@click.option(
+    "--difference",
+    type=click.FloatRange(0, 1000, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="The smallest difference that matters, in percent.",
+)
+@click.option(
+    "--plan", is_flag=True, help="Print how many requests a test needs, and compare nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def ab(source: str, **arguments: Any) -> None:
     """Compare two versions of a model's traffic split.
+
+    \b
+      interlingua ab access.log --model chat
+      interlingua ab http://127.0.0.1:8081/metrics --model chat --difference 5
+      interlingua ab access.log --model chat --plan
 
     SOURCE is an access log (a file, or - for standard input), a page of metrics, or its URL, such
     as http://127.0.0.1:8081/metrics. A log has exact values, a page of metrics only histograms.
 
     Only requests that the traffic split assigned are compared: those that pin a version, or that a
     rule routes, are no random sample. A request that a fallback answered counts only for the
-    version that failed.
+    version that failed. --model may be an alias if --config is given or SOURCE is a URL.
 
     Exit codes: 0 compared, 1 compared, but the requests do not fit the weights of --config, 2 wrong
     usage, a source that can't be read, or nothing to compare.
-    """
+    """  # noqa: D301 - click reads \b
     from gateway.tools.ab.comparison import (  # noqa: PLC0415 - only here
         ComparisonError,
         build_report,
@@ -100,14 +131,19 @@ def ab(source: str, **arguments: Any) -> None:
     options = _Options(**arguments)
     if options.everything and (options.split is not None or options.config is not None):
         raise click.UsageError("--all can't be used with --split or --config")
-    query = UsageQuery(options.model, options.everything, parse_since(options.since))
+    options = replace(options, model=_resolve_alias(source, options))
+    everything = options.everything or options.plan
+    query = UsageQuery(options.model, everything, parse_since(options.since))
     evidence = _read_evidence(source, query, options.key)
     try:
+        if options.plan:
+            _print_plan(source, query, evidence, options)
+            return
         comparison = _compare(evidence, options)
     except ComparisonError as error:
         lines = (f"{options.model}: {error}", *describe_excluded(evidence, query))
         raise click.UsageError("\n".join(lines)) from None
-    report = build_report(source, query, evidence, comparison)
+    report = build_report(source, query, evidence, comparison, options.difference / 100)
     if options.as_json:
         click.echo(msgspec.json.encode(report))
     else:
@@ -117,8 +153,44 @@ def ab(source: str, **arguments: Any) -> None:
 
 def print_report(report: "ComparisonReport") -> None:
     click.echo(f"{report.title()}\n")
-    print_table(_HEADINGS, report.table(), left_aligned=(0, len(_HEADINGS) - 1))
-    click.echo("\n".join(("", *report.notes)))
+    print_table(report.headings(), report.table(), left_aligned=(0, _METHOD_COLUMN))
+    click.echo("\n".join(("", *report.verdict_lines(), "", *report.notes)))
+
+
+def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options: _Options) -> None:
+    """Raises ComparisonError."""
+    from gateway.tools.ab.comparison import plan_test  # noqa: PLC0415 - only here
+
+    plan = plan_test(source, query, evidence, options.difference / 100, options.confidence / 100)
+    if options.as_json:
+        click.echo(msgspec.json.encode(plan))
+        return
+    click.echo(
+        f"{plan.model}: to tell a difference of {options.difference:g} % "
+        f"from version {plan.version}\n"
+    )
+    print_table(_PLAN_HEADINGS, plan.table(), left_aligned=(0,))
+    click.echo(
+        "\nEach version needs so many requests to find such a difference with a probability of "
+        f"80 %, at a confidence level of {options.confidence:g} %."
+    )
+
+
+def _resolve_alias(source: str, options: _Options) -> str:
+    """The model's own name, by the configuration or the gateway's status, if one is known."""
+    if options.config is not None:
+        return map_model_names(_load(options.config).models).get(options.model, options.model)
+    if _URL.fullmatch(source) is None:
+        return options.model
+    page = urljoin(source, "/-/status")
+    try:
+        status = msgspec.json.decode(
+            AdminClient(page, options.key, "status").get(), type=_StatusModels
+        )
+    except (click.UsageError, msgspec.DecodeError):  # the page of metrics may lie elsewhere
+        return options.model
+    names = {alias: model.name for model in status.models for alias in model.aliases}
+    return names.get(options.model, options.model)
 
 
 def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
@@ -163,11 +235,15 @@ def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Eviden
 
 def _weights(file: str, model: str) -> tuple[str, "Mapping[str, int]"]:
     """The name of a model's split, and its weights. Raises UsageError."""
-    try:
-        config = load_config(file, env=os.environ, insecure=True)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from None
-    model_config = config.models.get(model)
+    model_config = _load(file).models.get(model)
     if model_config is None or model_config.split is None:
         raise click.UsageError(f"{file} has no split of the model {model!r}")
     return model_config.split.name or model, model_config.split.weights
+
+
+def _load(file: str) -> Config:
+    """Load a configuration. Raises UsageError."""
+    try:
+        return load_config(file, env=os.environ, insecure=True)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None

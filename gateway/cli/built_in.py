@@ -5,21 +5,27 @@ Each starts as a file of ``gateway.cli.defaults``; the options replace parts of 
 
 import hashlib
 import importlib.util
+import logging
 import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from backends.http.interfaces import join_path
 from backends.torch.model_files import EngineTask, ModelError, detect_task, find_local_path
+from gateway.config.loader import ConfigFetcher, ConfigText
 from gateway.config.validate import is_loopback
-from protocols.core.units import parse_worker_url
+from protocols.core.units import parse_alias, parse_worker_url
 
 ADMIN_PORT: Final = 9901
 """The admin listener's port if none is chosen; another one if it is in use."""
@@ -69,6 +75,18 @@ class BuiltInConfig(Struct, frozen=True):
     admin_key: str | None
     is_local_model: bool
     """Whether it serves a model that must be loaded first."""
+    worker_url: str | None = None
+    """The URL of the worker whose models it serves."""
+    insecure: bool = False
+
+    def make_fetcher(self) -> ConfigFetcher:
+        """The source of the configuration."""
+        text = ConfigText(self.data, self.name, {}, self.insecure)
+        return (
+            partial(replace, text)
+            if self.worker_url is None
+            else WorkerProxyFetcher(text, self.worker_url)
+        )
 
 
 def find_config_file(target: str | None) -> str | None:
@@ -108,7 +126,15 @@ def build_serve_config(target: str | None, options: ServeOptions) -> BuiltInConf
             for number, key in enumerate(options.api_keys, 1)
         ]
     admin_key = None if name == "conformance" else _add_admin_listener(config, options)
-    return BuiltInConfig(msgspec.json.encode(config), f"<{name}>", admin_key, name == "local")
+    url = config["backends"]["worker"]["workers"][0] if name == "proxy" else None
+    return BuiltInConfig(
+        msgspec.json.encode(config),
+        f"<{name}>",
+        admin_key,
+        name == "local",
+        url,
+        options.insecure,
+    )
 
 
 def _choose_config(target: str | None, options: ServeOptions) -> tuple[str, dict[str, Any]]:
@@ -248,3 +274,79 @@ def derive_model_name(path: str) -> str:
 
 def _join_address(host: str, port: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# The models of a worker that is served without a file.
+
+_LISTING_TIMEOUT: Final = 2.0
+"""Seconds until the worker counts as unreachable."""
+_MAX_LISTING_SIZE: Final = 8 << 20
+_MAX_MODELS: Final = 10_000
+
+
+class _ListedModel(Struct):
+    id: str
+
+
+class _ModelListing(Struct):
+    data: list[_ListedModel]
+
+
+class WorkerProxyFetcher:
+    """A ``ConfigFetcher``: the built-in configuration for one worker, with the worker's models.
+
+    As long as the worker was never reached, or if it lists a name that a model can't have, any name
+    is passed on to it. If it is unreachable later, the last known models stay.
+    """
+
+    def __init__(self, template: ConfigText, url: str) -> None:
+        """``url`` is the worker's, whose backend in ``template`` is ``worker``."""
+        self._template = template
+        self._url = url
+        self._names: Sequence[str] | None = None
+
+    def __call__(self) -> ConfigText:
+        """The current text."""
+        names = list_worker_models(self._url)
+        if names is not None and set(names) != set(self._names or ()):
+            self._names = names
+        if not self._names:
+            return self._template
+        config: dict[str, Any] = msgspec.json.decode(self._template.data)
+        config["models"] = {name: {"backend": "worker"} for name in self._names}
+        return replace(self._template, data=msgspec.json.encode(config))
+
+
+def list_worker_models(url: str) -> Sequence[str] | None:
+    """The models that a worker lists, and ``*`` if one has no valid name; None if it lists none."""
+    import httpx  # noqa: PLC0415 - only this command needs it at the start
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
+    parts = urlsplit(url)
+    path = join_path(parts.path.rstrip("/"), "/v1/models")
+    body = b""
+    try:
+        with httpx.stream(
+            "GET",
+            f"{parts.scheme}://{parts.netloc}{path}",
+            timeout=_LISTING_TIMEOUT,
+            trust_env=False,
+        ) as response:
+            response.raise_for_status()
+            for piece in response.iter_bytes():
+                body += piece
+                if len(body) > _MAX_LISTING_SIZE:
+                    return None
+        listing = msgspec.json.decode(body, type=_ModelListing)
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    names = dict.fromkeys(model.id for model in listing.data[:_MAX_MODELS])
+    valid_names = [name for name in names if _is_model_name(name)]
+    return valid_names if len(valid_names) == len(names) else [*valid_names, "*"]
+
+
+def _is_model_name(name: str) -> bool:
+    try:
+        return parse_alias(name) == name
+    except ValueError:
+        return False

@@ -36,7 +36,7 @@ def new(name: str | None, *, as_json: bool) -> None:
             check_name(name)
         except ValueError as error:
             raise click.BadParameter(f"{name!r} {error}", param_hint="--name") from None
-    key = _KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+    key = create_key()
     digest = hashlib.sha256(key.encode()).hexdigest()
     entry_name = name or f"key-{digest[:8]}"
     if as_json:
@@ -46,6 +46,11 @@ def new(name: str | None, *, as_json: bool) -> None:
     click.echo(
         f"{key}\n\nkeys:\n  - {{name: {_quote_yaml(entry_name)}, sha256: {_quote_yaml(digest)}}}"
     )
+
+
+def create_key() -> str:
+    """A new random key."""
+    return _KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def _quote_yaml(text: str) -> str:

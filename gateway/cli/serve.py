@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,6 @@ from gateway.config.errors import ConfigError
 from gateway.config.loader import (
     ConfigFetcher,
     ConfigReader,
-    ConfigText,
     LoadConfig,
     LoadedConfig,
     load_bytes,
@@ -47,11 +46,17 @@ if TYPE_CHECKING:
 # A gateway in one process, from start to stop.
 
 
+_MAX_SHOWN_MODELS: Final = 20
+"""How many names of models are printed at the start."""
+
+
 class RunOptions(Struct, frozen=True, kw_only=True):
     """How a gateway runs."""
 
     watched_file: str | None = None
     """The file whose changes reload the configuration."""
+    has_changed: Callable[[], bool] | None = None
+    """Whether to reload the configuration; called now and then in a thread."""
     wait_for_warmup: bool = False
     """Whether the ports are opened only after every backend has warmed up."""
     handover: str | None = None
@@ -87,7 +92,9 @@ class ServerProcess(Struct, frozen=True):
         )
         assert gateway.reloader is not None  # noqa: S101 - it was created with a source
         shutdown = ShutdownSignal()
-        reload_trigger = ReloadTrigger(gateway.reloader, self.options.watched_file)
+        reload_trigger = ReloadTrigger(
+            gateway.reloader, self.options.watched_file, self.options.has_changed
+        )
         asyncio.get_running_loop().add_signal_handler(
             signal.SIGHUP, reload_trigger.reload_requested.set
         )
@@ -108,7 +115,7 @@ class ServerProcess(Struct, frozen=True):
         if not urls:
             await gateway.stop()
             return 0
-        models = ", ".join(info.name for info in gateway.router.list_models()) or "any"
+        models = _format_names([info.name for info in gateway.router.list_models()])
         click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
         if gateway.admin_server is not None:
             page = listeners.build_ui_url(urls[-1], self.options.admin_key)
@@ -153,6 +160,11 @@ class ServerProcess(Struct, frozen=True):
                 handover.listen()
             inherited.confirm_serving()
         return urls
+
+
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN_MODELS} more" if len(names) > _MAX_SHOWN_MODELS else ""
+    return ", ".join(names[:_MAX_SHOWN_MODELS]) + more or "any"
 
 
 async def _stop_after_handover(
@@ -243,7 +255,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 )
 @click.option("--log-level", default="info", show_default=True)
 def serve(target: str | None, log_level: str, processes: int, **options: Any) -> None:
-    r"""Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
+    """Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
     MODEL is a folder, a .gguf file, package:NAME, or OWNER/NAME of the Hugging Face Hub. It is
     served under its own name, once it is loaded. Without TARGET, a small built-in model is served
@@ -266,7 +278,7 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
 
     Exit codes: 0 stopped, 1 the configuration is invalid, a model can't be loaded or a port is in
     use, 2 wrong usage.
-    """
+    """  # noqa: D301 - click reads \b
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     serve_options = msgspec.convert(
         {name: options[name] for name in ServeOptions.__struct_fields__}, ServeOptions
@@ -281,17 +293,19 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
         sys.exit(1)
     watched_file = file if options["watch"] else None
     admin_key = built_in.admin_key if built_in else None
+    polls = options["watch"] and built_in is not None and built_in.worker_url is not None
     if processes > 1:
         if options["handover"] is not None:
             raise click.UsageError("--handover works only with one process")
         from gateway.multiprocess import supervisor  # noqa: PLC0415 - one process needs none
 
         plan = supervisor.ServePlan(
-            initial_config, reader, processes, watched_file, log_level.upper(), admin_key
+            initial_config, reader, processes, watched_file, log_level.upper(), polls, admin_key
         )
         sys.exit(supervisor.run_supervisor(plan))
     run_options = RunOptions(
         watched_file=watched_file,
+        has_changed=reader.has_changed if polls else None,
         wait_for_warmup=built_in is not None and built_in.is_local_model,
         handover=options["handover"],
         port_hint=f"change it in {file}" if file else "choose another with --port or --admin-port",
@@ -321,7 +335,7 @@ def _make_fetcher(
             raise click.UsageError(f"{file} sets what {', '.join(changed)} would; change it there")
         return make_file_fetcher(file, insecure=options.insecure)
     assert built_in is not None  # noqa: S101 - one of the two is given
-    return partial(ConfigText, built_in.data, built_in.name, {}, options.insecure)
+    return built_in.make_fetcher()
 
 
 def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: RunOptions) -> int:

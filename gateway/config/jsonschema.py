@@ -10,6 +10,7 @@ from gateway.config.schema import Config
 from protocols.core.units import SCALAR_TYPES, Secret
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_ID = "urn:interlingua:configuration:1"
 _SECRET_SCHEMA = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -42,7 +43,7 @@ def build_schema() -> dict[str, Any]:
     schema["$defs"]["Config"]["patternProperties"] = {"^x-": {}}
     schema = _expand_scalar_types(schema)
     schema["$defs"]["Environment"] = _ENVIRONMENT_SCHEMA
-    return {"$schema": _DRAFT, **schema}
+    return {"$schema": _DRAFT, "$id": _ID, "title": "Interlingua configuration", **schema}
 
 
 def schema_hook(kind: type) -> dict[str, Any]:

@@ -286,3 +286,7 @@ class ConfigReader:
         loaded = text.load()
         self.last_text = text
         return loaded
+
+    def has_changed(self) -> bool:
+        """Whether there is another text than the last valid one. Raises ConfigError."""
+        return self._fetch() != self.last_text

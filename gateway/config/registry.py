@@ -52,6 +52,10 @@ class ProtocolRegistry:
         """Whether a listener can serve it."""
         return hasattr(self.load_adapter_class(name), "read_routing_info")
 
+    def has_version_header(self, name: str) -> bool:
+        """Whether its clients send a header of their own, so that it may share paths."""
+        return hasattr(self.load_adapter_class(name), "version_header")
+
     def accepts_param(self, name: str, parameter: str) -> bool:
         """Whether the constructor of its adapter has this parameter."""
         return parameter in inspect.signature(self.load_adapter_class(name)).parameters

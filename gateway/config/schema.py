@@ -17,7 +17,6 @@ from backends.pool.settings import (
     ClientTlsSettings,
     PoolSettings,
     RetrySettings,
-    UpstreamAuthSettings,
 )
 from backends.torch.settings import TorchSettings
 from protocols import PROTOCOLS
@@ -26,6 +25,7 @@ from protocols.core.units import (
     Budget,
     CollectorUrl,
     ConfigSection,
+    CorsOrigin,
     Duration,
     FilePath,
     HeaderName,
@@ -181,6 +181,12 @@ class SharedStateConfig(ConfigSection, frozen=True):
 # Traces and metrics.
 
 
+class CollectorAuthConfig(ConfigSection, frozen=True):
+    """Credentials that are sent to a collector."""
+
+    bearer: Secret
+
+
 class TracingConfig(ConfigSection, frozen=True):
     """Spans of requests, exported by OTLP over HTTP; they never contain a prompt or a response.
 
@@ -195,7 +201,7 @@ class TracingConfig(ConfigSection, frozen=True):
     otlp: CollectorUrl
     sample: Share = 0.05
     trust: bool = False
-    auth: UpstreamAuthSettings | None = None
+    auth: CollectorAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
     """Headers of each request to the collector."""
     buffer: PositiveInt = 10_000
@@ -211,7 +217,7 @@ class OtlpMetricsConfig(ConfigSection, frozen=True):
 
     otlp: CollectorUrl
     interval: Timeout = 60.0
-    auth: UpstreamAuthSettings | None = None
+    auth: CollectorAuthConfig | None = None
     headers: Mapping[HeaderName, Secret] = {}
 
 
@@ -239,8 +245,26 @@ class TlsConfig(ConfigSection, frozen=True):
     key: FilePath
 
 
+class CorsConfig(ConfigSection, frozen=True):
+    """Pages of other origins that may use the listener in a browser (CORS).
+
+    ``origins`` are written as the browser sends them: https://app.example. One label of the host,
+    or the port, may be ``*``: https://*.example.org, http://localhost:*. The origin ``*`` is every
+    one. ``headers`` are request headers that pages may send beside those of the protocols' clients,
+    or ``*``. Browsers keep the permission for ``max_age``.
+    """
+
+    origins: Annotated[tuple[CorsOrigin, ...], Meta(min_length=1)]
+    headers: tuple[HeaderName, ...] = ()
+    max_age: Duration = 600.0
+
+
 class ListenerProtocolConfig(ConfigSection, frozen=True):
-    """A protocol on a listener. The protocol's own options stand beside ``name``."""
+    """A protocol on a listener. The protocol's own options stand beside ``name``.
+
+    ``keep_alive`` keeps connections after a response also if the protocol's own server closes them,
+    as MindIE does after responses that are not streamed.
+    """
 
     shorthand_field: ClassVar[str] = "name"
     extra_field: ClassVar[str] = "options"
@@ -248,6 +272,7 @@ class ListenerProtocolConfig(ConfigSection, frozen=True):
     name: NonEmptyStr
     profile: NonEmptyStr | None = None
     prefix: PathPrefix = ""
+    keep_alive: bool = False
     options: Mapping[str, OptionValue] = {}
 
 
@@ -265,6 +290,10 @@ class ListenerConfig(ConfigSection, frozen=True):
     tls: TlsConfig | None = None
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    default_model: NonEmptyStr | None = None
+    """The model whose workers get images, audio and moderations that name no model."""
+    cors: CorsConfig | None = None
+    """Without it, browsers let no page of another origin use the listener."""
 
 
 class AdminConfig(ConfigSection, frozen=True):
@@ -383,6 +412,10 @@ class ModelConfig(ConfigSection, frozen=True):
 
     Without a split, the highest numbered version gets all the traffic; clients can still name the
     others. Options of a single protocol stand under that protocol's name.
+
+    A model whose name ends with ``*``, such as ``openai/*``, serves every name with this beginning
+    that no other model has; the longest beginning counts. In ``model``, ``*`` is the rest of the
+    requested name. The model ``*`` serves all names, which its workers get as they are.
     """
 
     extra_field: ClassVar[str] = "options"

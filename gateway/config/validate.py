@@ -1,11 +1,11 @@
 """Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
-from backends.pool.settings import PoolSettings, WorkerSourceSettings
+from backends.pool.settings import PoolSettings, WorkerAuthSettings, WorkerSourceSettings
 from gateway.config import validate_backends
 from gateway.config.errors import ConfigPath, join_names, quote, suggest_name
 from gateway.config.registry import describe_type_mismatch
@@ -13,6 +13,7 @@ from gateway.config.schema import (
     ApiKeyConfig,
     Config,
     KeyRateLimitConfig,
+    ListenerConfig,
     ModelConfig,
     RouteConfig,
     RouteMatchConfig,
@@ -218,7 +219,7 @@ def _check_model_limits(
     names_by_owner: dict[str, str] = {}
     for name in limits.models or ():
         at = (*path, "models", name)
-        if name not in owners and "*" not in owners:
+        if name not in owners and not _matches_wildcard(name, owners):
             message = f"there is no model {quote(name)}; {suggest_name(name, owners)}"
             context.add_issue(at, message, key=True)
         elif (owner := owners.get(name, name)) in names_by_owner:
@@ -232,6 +233,14 @@ def _check_model_limits(
 # Routes.
 
 _WILDCARD_MODEL = "*"
+
+
+def _matches_wildcard(name: str, names: Iterable[str]) -> bool:
+    """Whether a model for every name with some beginning serves this name."""
+    return any(
+        other.endswith(_WILDCARD_MODEL) and name.startswith(other.removesuffix(_WILDCARD_MODEL))
+        for other in names
+    )
 
 
 def check_routes(config: Config, context: ValidationContext) -> None:
@@ -277,7 +286,7 @@ class _RouteValidator:
             self._context.add_issue(
                 path, "the route has no target; give it a model, a version, or both"
             )
-        elif target.model == _WILDCARD_MODEL:
+        elif is_set(target.model) and (target.model or "").endswith(_WILDCARD_MODEL):
             message = "the wildcard model cannot be a target; name a model"
             self._context.add_issue((*path, "model"), message)
         elif self._check_name(target.model, self._owners, "there is no model", (*path, "model")):
@@ -530,6 +539,12 @@ _FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
 _DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
 _DEFAULT_WORKER: Final = WorkerSourceSettings()
+_AUTH_KINDS: Final = ("bearer", "header", "query", "basic")
+_OWN_HEADERS: Final = frozenset(
+    {"accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "host",
+     "te", "trailer", "transfer-encoding", "upgrade"}
+)  # fmt: skip
+"""Headers that no key of a worker may have: the HTTP client or the protocol sets them."""
 
 
 def validate_config(config: Config, context: ValidationContext, *, insecure: bool) -> None:
@@ -543,7 +558,9 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
     names: dict[str, str] | None = None
     if is_set(config.models):
         names = map_model_names(config.models)
-        targets = {name: model for name, model in names.items() if name != _WILDCARD_MODEL}
+        targets = {
+            name: model for name, model in names.items() if not name.endswith(_WILDCARD_MODEL)
+        }
         _check_aliases(config.models, context)
         backends = config.backends if is_set(config.backends) else None
         for name, model in config.models.items():
@@ -551,11 +568,26 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
                 _check_model(model, ("models", name), backends, context)
         check_fallbacks(config.models, targets, context)
         check_shadows(config, targets, context)
+    if names is not None and is_set(config.listeners):
+        _check_default_models(config.listeners, names, context)
     if is_set(config.keys):
         _check_keys(config.keys, names, context)
     if names is not None:
         check_rate_limits(config, names, context)
     check_routes(config, context)
+
+
+def _check_default_models(
+    listeners: Sequence[ListenerConfig], names: Mapping[str, str], context: ValidationContext
+) -> None:
+    """Report default models of listeners that do not exist."""
+    for n, listener in enumerate(listeners):
+        name = listener.default_model if is_set(listener) else None
+        if not is_set(name) or name is None or name in names:
+            continue
+        if not _matches_wildcard(name, names):
+            message = f"there is no model {quote(name)}; {suggest_name(name, names)}"
+            context.add_issue(("listeners", n, "default_model"), message)
 
 
 # --- pools ---------------------------------------------------------------------------------------
@@ -579,6 +611,7 @@ def _check_workers(
         if not is_set(worker):
             continue
         at = (*path, n)
+        _check_worker_auth(worker.auth, (*at, "auth"), context)
         sources = [name for name in _SOURCES if getattr(worker, name) is not None]
         if len(sources) != 1:
             context.add_issue(at, f"a worker needs one of {join_names(_SOURCES)}; give exactly one")
@@ -597,6 +630,26 @@ def _check_workers(
                 "https verifies a name, and dns gives only addresses; list the workers by url, "
                 "or use srv",
             )
+
+
+def _check_worker_auth(
+    auth: WorkerAuthSettings | None, path: ConfigPath, context: ValidationContext
+) -> None:
+    """Report credentials of no kind or of several, and headers that a client may not set."""
+    if not is_set(auth) or auth is None:
+        return
+    kinds = [name for name in _AUTH_KINDS if getattr(auth, name) is not None]
+    empty = [
+        name for name in _AUTH_KINDS if name not in kinds and context.is_present((*path, name))
+    ]
+    for name in empty:
+        context.add_issue((*path, name), "has no value; give it one or remove the key")
+    if len(kinds) != 1 and not empty:
+        context.add_issue(path, f"auth needs one of {join_names(_AUTH_KINDS)}; give exactly one")
+    name = auth.header.name if is_set(auth.header) and auth.header is not None else ""
+    if is_set(name) and name.lower() in _OWN_HEADERS:
+        message = f"the gateway sets {name} itself; name the header of the key"
+        context.add_issue((*path, "header", "name"), message)
 
 
 def check_listed_workers(
@@ -799,9 +852,9 @@ def _check_client_protocol(
 def _check_key_models(
     key: ApiKeyConfig, path: ConfigPath, names: Mapping[str, str], context: ValidationContext
 ) -> None:
-    if not is_set(key.models) or "*" in names:
+    if not is_set(key.models):
         return
     for n, name in enumerate(key.models or ()):
-        if is_set(name) and name not in names:
+        if is_set(name) and name not in names and not _matches_wildcard(name, names):
             text = quote(context.get_raw_text((*path, n)))
             context.add_issue((*path, n), f"there is no model {text}; {suggest_name(name, names)}")

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec.inspect
 
+from backends.http.interfaces import parse_version_segment
 from backends.pool.settings import ClientTlsSettings, PoolSettings
 from backends.torch.model_files import (
     ModelError,
@@ -181,7 +182,12 @@ def _check_listener(
         if not is_set(protocol.prefix):
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
-        shared_paths = sorted(paths & owners.keys())
+        has_header = context.protocols.has_version_header
+        shared_paths = sorted(
+            path
+            for path in paths & owners.keys()
+            if has_header(protocol.name) is has_header(owners[path])
+        )
         if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
             method, shared_path = shared_paths[0]
             owner = owners[method, shared_path]
@@ -207,7 +213,7 @@ def _check_listener_protocol(
     for key, value in protocol.options.items():
         at = (*path, key)
         if key not in option_types:
-            fields = ["name", "profile", "prefix", *option_types]
+            fields = ["name", "profile", "prefix", "keep_alive", *option_types]
             context.add_issue(
                 at, f"there is no {quote(key)} here; {suggest_name(key, fields)}", key=True
             )
@@ -260,8 +266,10 @@ def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: Validati
 
 
 def _check_worker_paths(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
-    """Report worker URLs that include the protocol's own path."""
+    """Report worker URLs that include the protocol's own path, other than the version ``/v1``."""
     roots = context.protocols.create_adapter(pool.protocol, pool.profile, {}).path_prefixes
+    if {root for root in roots if parse_version_segment(root)} == {"/v1"}:
+        roots = tuple(root for root in roots if root != "/v1")  # requests have it only once
     for n, worker in enumerate(pool.workers):
         if not is_set(worker) or not is_set(worker.url) or worker.url is None:
             continue

@@ -105,7 +105,7 @@ def _stream_emulated(
 ) -> StreamItems:
     """The events of the backend with stop strings and fan-out."""
     stopping = _select_stop_conditions(request, plan)
-    if "stopping.include_stop" in plan.emulated_fields:
+    if not plan.emulated_fields.isdisjoint(STOP_STRING_FIELDS):
         request = remove_stop_strings(request)
     if not plan.emulated_fields.isdisjoint(FAN_OUT_FIELDS):
         fan_out = FanOut(cast("Request", request), plan.emulated_fields)

@@ -28,8 +28,13 @@ ChoiceEvent = PromptEcho | TextDelta | ReasoningDelta | RefusalDelta | ToolCallS
 
 
 def remove_stop_strings(request: AnyRequest) -> AnyRequest:
-    """The request for a worker that would remove a stop string that is to be included."""
-    if not isinstance(request, GenerationRequest) or not request.stopping.include_stop:
+    """The request without stop strings that the gateway has to include or to name.
+
+    A worker would remove them from the text.
+    """
+    if not isinstance(request, GenerationRequest) or not (
+        request.stopping.include_stop or request.response_options.matched_stop
+    ):
         return request
     return replace(request, stopping=replace(request.stopping, stop=(), include_stop=None))
 

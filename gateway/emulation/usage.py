@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -26,32 +28,29 @@ from protocols.core.request import (
 
 _EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
 """Events that have no text."""
-_ENDING_WITH_USAGE: Final = [Usage, StreamEnd]
-"""The last events of a response with usage."""
 _CHARACTERS_PER_TOKEN: Final = 4
 """A rule of thumb."""
 _MAX_CHARACTERS_PER_TOKEN: Final = 16
 """No text has more: a worker that reports fewer tokens has counted chunks instead of tokens."""
 
 
-class UsageCounter:
+class UsageCounter(Struct, eq=False):
     """Counts the tokens of one response. The backend's own usage always has precedence."""
 
-    def __init__(self, request: AnyRequest) -> None:
-        self._request = request
-        self._has_usage = False
-        self._prompt_tokens: int | None = None
-        self._tokens = 0
-        self._characters = 0
-        self._untokenized_characters = 0
-        """Characters of events without a number of tokens."""
+    _request: AnyRequest
+    _has_usage: bool = False
+    _prompt_tokens: int | None = None
+    _tokens: int = 0
+    _characters: int = 0
+    _untokenized_characters: int = 0
+    """Characters of events without a number of tokens."""
 
     def apply(self, events: Sequence[Event]) -> Sequence[Event]:
         """The events, with Usage before StreamEnd if the backend sent none."""
         if self._has_usage:
             return events
         is_last = events and type(events[-1]) is StreamEnd
-        if is_last and _ends_with_usage(events):
+        if is_last and len(events) > 1 and type(events[-2]) is Usage:
             self._has_usage = True
             return events
         for event in events:
@@ -94,11 +93,6 @@ class UsageCounter:
             prompt, is_guessed = _count_prompt_tokens(self._request)
             estimated = estimated or is_guessed
         return Usage(prompt, tokens, None, None, "estimated" if estimated else "counted")
-
-
-def _ends_with_usage(events: Sequence[Event]) -> bool:
-    """Whether the events end with Usage and StreamEnd."""
-    return [*map(type, events[-2:])] == _ENDING_WITH_USAGE
 
 
 def estimate_tokens(characters: int) -> int:

@@ -4,11 +4,19 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
-from backends.interfaces import ExplainsSelection, RequestContext, RequestObserver, WorkerSelection
+from backends.http.interfaces import join_path
+from backends.interfaces import (
+    ExplainsSelection,
+    RequestContext,
+    RequestObserver,
+    WorkerFailure,
+    WorkerSelection,
+)
 from gateway.auth.api_keys import Principal, may_explain
 from gateway.emulation.execute import count_parts
 from gateway.explain.report import (
@@ -27,7 +35,7 @@ from gateway.explain.report import (
     Explanation,
 )
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.http import ResponseWriter, ResponseWriterWrapper
 from gateway.pipeline.recorder import EXPLAIN_HEADER, NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.strategies import ResponseStrategy, select_unset_defaults
 from gateway.routing.request_attributes import RequestAttributes
@@ -35,7 +43,7 @@ from gateway.routing.router import CATCH_ALL_MODEL, Model, Route, RouteObserver,
 from gateway.routing.rules import RouteRule, RuleMatch
 from gateway.routing.traffic_split import compute_score
 from protocols.core import loss
-from protocols.core.errors import GatewayError, InternalError
+from protocols.core.errors import InternalError
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -169,7 +177,7 @@ def explain_upstream_request(
     return ExplainedUpstreamRequest(
         url=url,
         method=upstream_request.method,
-        path=upstream_request.path,
+        path=join_path(urlsplit(url).path.rstrip("/"), upstream_request.path),
         headers=mask_headers(upstream_request.headers),
         body=text,
         size=len(upstream_request.body),
@@ -350,11 +358,12 @@ class ExplanationRecorder:
         if len(attempt.sent) < _MAX_RECORDED_REQUESTS:
             attempt.sent.append(explain_upstream_request(url, wire, _MAX_BODY_BYTES))
 
-    def on_failure(self, url: str, error: GatewayError) -> None:
+    def on_failure(self, failure: WorkerFailure) -> None:
         """See ``backends.interfaces.RequestObserver``."""
         for sent in self._attempts[-1].sent:
-            if sent.url == url and not sent.error:
-                sent.error = type(error).__name__
+            if sent.url == failure.worker and not sent.error:
+                sent.error, sent.worker_text = failure.error, failure.text
+                sent.worker_status = failure.status
                 return
 
     # --- the explanation --------------------------------------------------------------------------
@@ -403,37 +412,16 @@ class ExplanationRecorder:
         self._stage_started_at = now
 
 
-class _ExplainWriter:
+class _ExplainWriter(ResponseWriterWrapper):
     """Adds the explanation to the headers of a response."""
 
     def __init__(self, writer: ResponseWriter, recorder: ExplanationRecorder) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._recorder = recorder
 
-    @property
-    def started(self) -> bool:
-        return self._writer.started
-
-    @property
-    def needs_drain(self) -> bool:
-        return self._writer.needs_drain
-
-    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        self._writer.send_response(
-            status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())), body
-        )
-
-    def start(self, status: int, headers: Headers) -> None:
-        self._writer.start(status, (*headers, (EXPLAIN_HEADER, self._recorder.format_header())))
-
-    def write(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    def finish(self) -> None:
-        self._writer.finish()
-
-    async def drain(self) -> None:
-        await self._writer.drain()
+    def extend_headers(self, headers: Headers) -> Headers:
+        """See ``ResponseWriterWrapper``."""
+        return (*headers, (EXPLAIN_HEADER, self._recorder.format_header()))
 
 
 def _shorten_selection(selection: WorkerSelection) -> WorkerSelection:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -110,7 +111,9 @@ class ExplainedLimits(Struct, frozen=True):
 
 
 class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
-    """A request to a worker, with secrets as ``***``. ``url`` is the worker's base URL.
+    """A request to a worker, with secrets as ``***``.
+
+    ``url`` is the worker's, and ``path`` the whole path that was requested of its server.
 
     ``body`` is text, or base64 if it is not UTF-8. At most 64 KiB of a live request's body are
     kept; ``size`` is its full size in bytes.
@@ -124,7 +127,10 @@ class ExplainedUpstreamRequest(Struct, kw_only=True, omit_defaults=True):
     size: int
     base64: bool = False
     error: str = ""
-    """The error before the response began."""
+    """The error that ended the attempt."""
+    worker_status: int | None = None
+    worker_text: str = ""
+    """The status and the text of the worker's error."""
 
 
 class ExplainedAttempt(Struct, kw_only=True, omit_defaults=True):
@@ -386,13 +392,15 @@ def _format_candidate(one: WorkerCandidate, expected_url: str) -> str:
 
 
 def _format_upstream_request(sent: ExplainedUpstreamRequest) -> Iterator[LabelledLine]:
-    yield "upstream", f"{sent.method} {sent.url}{sent.path}"
+    origin = sent.url.removesuffix(urlsplit(sent.url).path)
+    yield "upstream", f"{sent.method} {origin}{sent.path}"
     yield from (("", f"{name}: {value}") for name, value in sent.headers)
     encoding = " in base64" if sent.base64 else ""
     yield "", f"{sent.size} bytes{encoding}:"
     yield from (("", line) for line in sent.body.splitlines())
     if sent.error:
-        yield "error", sent.error
+        status = "" if sent.worker_status is None else f", status {sent.worker_status}"
+        yield "error", f"{sent.error}{status}" + (sent.worker_text and f": {sent.worker_text}")
 
 
 def _format_response(response: ExplainedResponse) -> Iterator[LabelledLine]:

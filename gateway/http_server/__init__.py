@@ -3,7 +3,7 @@
 listener          one listening address over asyncio sockets: limits, drain, close
 sockets           listening sockets and their TLS certificates, which a reload can replace
 connection        one client connection: states, timeouts, pipelining
-parser            bytes to requests (httptools)
+parser            bytes to requests
 response          responses to bytes: heads, chunked bodies, write batches
 aiohttp_listener  the same interface over aiohttp's low-level server
 openapi           the OpenAPI document of a listener

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from gateway.http_server.overload import (
     get_peer_address,
     is_body_overdue,
 )
+from gateway.http_server.parser import HTTP2_MESSAGE
 from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
@@ -29,6 +31,8 @@ _APPLICATION_SHUTDOWN_TIMEOUT: Final = 1.0
 _SINGLE_HEADERS: Final = (hdrs.HOST, hdrs.AUTHORIZATION)
 """Headers of which other software may read another one if there are several."""
 _SERVER_NAME: Final = "interlingua"
+_HTTP2_PAUSE: Final = "Pause on PRI/Upgrade"
+"""What aiohttp's parser, llhttp, says of the first line of HTTP/2."""
 
 AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -52,17 +56,25 @@ class _AiohttpRequest:
     async def body(self, limit: int) -> bytes:
         return await self._body.read(self._raw, limit)
 
+    async def peek_body(self, size: int) -> tuple[bytes, bool]:
+        return await self._body.peek(self._raw, size)
+
+    async def read_body_piece(self) -> bytes:
+        return await self._body.read_next(self._raw)
+
 
 class BodyReader:
     """Reads a request body within the limits of its time and memory."""
 
-    __slots__ = ("_budget", "_limits", "_size")
+    __slots__ = ("_budget", "_limits", "_peeked", "_size")
 
     def __init__(self, limits: ServerLimitsConfig, budget: BodyBudget) -> None:
         self._limits = limits
         self._budget = budget
         self._size = 0
         """Bytes received, taken of the budget."""
+        self._peeked = bytearray()
+        """Bytes received and not yet read, of a body that is read in pieces."""
 
     async def read(self, raw: web.BaseRequest, limit: int) -> bytes:
         """The body. Raises RequestTooLarge, Overloaded, or MalformedRequest if it is incomplete."""
@@ -83,6 +95,31 @@ class BodyReader:
         except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
         return bytes(buffer)
+
+    async def peek(self, raw: web.BaseRequest, size: int) -> tuple[bytes, bool]:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        is_complete = False
+        while len(self._peeked) <= size and not is_complete:
+            piece = await self._read_whole_piece(raw)
+            self._count(len(piece), sys.maxsize)
+            self._peeked += piece
+            is_complete = not piece
+        return bytes(self._peeked), is_complete or raw.content.at_eof()
+
+    async def read_next(self, raw: web.BaseRequest) -> bytes:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        if self._peeked:
+            piece = bytes(self._peeked)
+            self._peeked.clear()
+            self.release()
+            return piece
+        return await self._read_whole_piece(raw)
+
+    async def _read_whole_piece(self, raw: web.BaseRequest) -> bytes:
+        try:
+            return await self._read_piece(raw.content)
+        except (web.RequestPayloadError, TimeoutError):
+            raise MalformedRequest("the body did not arrive whole") from None
 
     def release(self) -> None:
         """Give the budget back what the body took of it."""
@@ -237,8 +274,9 @@ class AiohttpConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer input that is not a request, without naming aiohttp or repeating the input."""
-        del message
         self.stop_header_timer()
+        if message is not None and message.startswith(_HTTP2_PAUSE):
+            return self._server.reject(HTTP2_MESSAGE, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
         if status == HTTPStatus.BAD_REQUEST:
             return self._server.reject("the request is not HTTP")
         self.log_exception("Error handling request from %s", request.remote, exc_info=exc)
@@ -283,10 +321,10 @@ class LimitedServer(web.Server):
             max_line_size=size, max_field_size=size, keepalive_timeout=limits.idle_timeout
         )
 
-    def reject(self, message: str) -> web.StreamResponse:
+    def reject(self, message: str, status: int = HTTPStatus.BAD_REQUEST) -> web.StreamResponse:
         """The response to a request that is malformed."""
-        self.malformed_by_status[HTTPStatus.BAD_REQUEST] += 1
-        return _plain_response(HTTPStatus.BAD_REQUEST, message)
+        self.malformed_by_status[status] += 1
+        return _plain_response(status, message)
 
     async def _handle_counted(self, raw: web.BaseRequest) -> web.StreamResponse:
         connection = raw.protocol

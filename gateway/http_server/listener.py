@@ -1,4 +1,4 @@
-"""The native HTTP/1.1 server: asyncio transports, parsed by httptools (llhttp)."""
+"""The native HTTP/1.1 server over asyncio transports."""
 
 import asyncio
 from abc import ABC, abstractmethod

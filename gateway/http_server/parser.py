@@ -1,10 +1,11 @@
 """HTTP/1.1 request parser: reports each request as soon as its head is complete."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserError, HttpRequestParser
 from msgspec import Struct
 
 from gateway.http_server.overload import BodyBudget, build_body_overload
@@ -44,13 +45,16 @@ class IncomingRequest(Struct, eq=False):
     is_broken: bool = False
     """Whether the body is malformed or incomplete."""
     _limit: int | None = None
+    _taken: int = 0
+    """Bytes that were read in pieces."""
     waiter: asyncio.Future[None] | None = None
     """Set while a reader waits for more of the body."""
 
     @property
     def is_full(self) -> bool:
         """Whether reading should pause."""
-        return self.body_size > (MAX_UNREAD_BODY if self._limit is None else self._limit)
+        unread = self.body_size - self._taken
+        return unread > (MAX_UNREAD_BODY if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
         """See ``HttpRequest``. Raises MalformedRequest for an incomplete body."""
@@ -64,6 +68,27 @@ class IncomingRequest(Struct, eq=False):
         data = self._data
         if type(data) is not bytes:
             data = self._data = bytes(data)
+        return data
+
+    async def peek_body(self, size: int) -> tuple[bytes, bool]:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        self._limit = size
+        while self.body_size <= size and not self.is_complete:
+            await self._wait_for_data()
+        if self._is_over_budget:
+            raise build_body_overload()
+        return bytes(self._data), self.is_complete
+
+    async def read_body_piece(self) -> bytes:
+        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
+        self._limit = None
+        while not self._data and not self.is_complete:
+            await self._wait_for_data()
+        if self._is_over_budget:
+            raise build_body_overload()
+        data = bytes(self._data)
+        self._taken += len(data)
+        self.release_body()
         return data
 
     def add_data(self, data: bytes) -> None:
@@ -101,16 +126,22 @@ class IncomingRequest(Struct, eq=False):
             if not self._budget.has_room(size - self._reserved):
                 raise build_body_overload()
         while not self.is_complete and not self._is_over_budget:
-            if self.is_broken:
-                raise MalformedRequest("the body did not arrive whole")
-            if self.is_full:
+            if self.is_full and not self.is_broken:
                 raise _build_too_large(limit)
-            self._resume_body()
-            self.waiter = self._loop.create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
+            await self._wait_for_data()
+
+    async def _wait_for_data(self) -> None:
+        """Wait for more of the body. Raises MalformedRequest or Overloaded."""
+        if self._is_over_budget:
+            raise build_body_overload()
+        if self.is_broken:
+            raise MalformedRequest("the body did not arrive whole")
+        self._resume_body()
+        self.waiter = self._loop.create_future()
+        try:
+            await self.waiter
+        finally:
+            self.waiter = None
 
     def notify(self) -> None:
         """Wake the reader of the body."""
@@ -125,10 +156,27 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 _MAX_HEADERS: Final = 128
 _BLANK_LINE: Final = b"\r\n\r\n"
 _LINE_END: Final = b"\r\n"
-_SINGLE_HEADERS: Final = frozenset({"authorization", "host"})
+_SINGLE_HEADERS: Final = frozenset({"authorization", "content-length", "host", "transfer-encoding"})
 """Headers that may occur only once. Of others, the first counts."""
 _HEAD_SIZE_FACTOR: Final = 8
 """The maximum head size, in maximum line sizes."""
+_REQUEST_LINE: Final = re.compile(rb"([A-Z][A-Z-]{1,31}) ([!-~]+) HTTP/([0-9]\.[0-9])")
+_TARGET: Final = re.compile(r"/|\*\Z|[A-Za-z][A-Za-z0-9+.-]*://[^\\/]")
+"""How a target begins, except that of CONNECT."""
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL_BYTES: Final = bytes({*range(0x20), 0x7F} - {ord("\t")})
+_MAX_CACHED_NAMES: Final = 1024
+_MAX_CACHED_NAME_SIZE: Final = 64
+_CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_BEGUN_LINE: Final = re.compile(rb"[A-Z]{1,32}(?:-[A-Z]*)?(?: [!-~]*(?: [A-Z0-9/.]*)?)?\r?")
+"""The beginning of a first line."""
+_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0"
+"""How a connection begins whose client takes HTTP/2 for granted (RFC 9113, section 3.4)."""
+HTTP2_MESSAGE: Final = "HTTP/2 is not supported: use HTTP/1.1, or a proxy that translates it"
+_BAD_VERSION: Final = "only HTTP/1.1 and HTTP/1.0 are supported"
+_BAD_FIRST_LINE: Final = "the request's first line is not METHOD TARGET HTTP/1.1"
+_BAD_HEADER: Final = "a line of the request's head is not a header NAME: VALUE"
 
 
 @final
@@ -137,6 +185,34 @@ class BadRequest(Struct, frozen=True):
 
     status: int
     message: str
+
+
+class _HeadError(Exception):
+    """A head that is refused."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.response = BadRequest(status, message)
+
+
+class _HeaderNames(dict[str, str]):
+    """Header names in lower case, by the name as it was sent. Raises _HeadError for an invalid one.
+
+    Clients send the same few names again and again: a lookup replaces the check of the characters.
+    """
+
+    def __missing__(self, name: str) -> str:
+        if not _HEADER_NAME.fullmatch(name):
+            raise _HeadError(400, _BAD_HEADER)
+        key = name.lower()
+        if len(name) <= _MAX_CACHED_NAME_SIZE:
+            if len(self) >= _MAX_CACHED_NAMES:
+                self.clear()
+            self[name] = key
+        return key
+
+
+_header_names: Final = _HeaderNames()
 
 
 class RequestParser:
@@ -166,76 +242,40 @@ class RequestParser:
         self._body_budget = body_budget
         self._on_request = on_request
         self._resume_body = resume_body
-        self._parser = HttpRequestParser(self)
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._duplicate_header = ""
-        """A header that may occur only once and did so twice."""
-        self._line: bytes | bytearray = b""
-        """Input with the current request's first line."""
-        self._line_start = 0
-        """Where the first line begins in ``_line``."""
-        self._is_at_start = False
-        """Whether the next byte is the first one of a request."""
-        self._tail = b""
-        """The last bytes of input that did not end with the end of a head or body."""
-        self._body_left: int | None = None
-        """Bytes that are missing of the current body; None if it comes in chunks."""
-        self._header_count = 0
-        self._head_size = 0
-        self._max_part_size = 0
-        """An upper bound for the size of each part of the head."""
-        self._framing_bytes = 0
-        """Bytes since the last body data: chunk sizes and trailers."""
-        self._error: BadRequest | None = None
-        self._upgrade_request: IncomingRequest | None = None
-        """The request that has an Upgrade header."""
-        self._is_replay = False
-        """Whether a head is parsed a second time."""
+        self._head = bytearray()
+        """What was received of an incomplete head."""
+        self._checked_size = 0
+        """How much of it was checked."""
+        self._body_left = 0
+        """Bytes that are missing of the current body, unless it comes in chunks."""
+        self._chunked_body: _ChunkedBody | None = None
+        """The decoder of the current body, if it comes in chunks."""
+        self._is_last = False
+        """Whether the client closes the connection after the last request that was received."""
 
     def feed(self, data: bytes) -> None:
         """Parse data."""
         size, start = len(data), 0
         while start < size and not self.is_stopped:
-            if self.body_request is not None:
-                end = self._find_body_end(data, start, size)
-            elif self.in_head:
-                end = self._find_blank_line(data, start, size)
-                self._add_to_head(data, start, end)
-            elif data[start] in _LINE_END:
-                start += 1
-                continue
+            if self.body_request is None:
+                start = self._read_head(data, start)
+            elif self._chunked_body is None:
+                start = self._read_body(self.body_request, data, start)
             else:
-                end = self._find_blank_line(data, start, size)
-                self._head_size = self._max_part_size = end - start
-                self._line, self._line_start, self._is_at_start = data, start, True
-            piece = data if end - start == size else memoryview(data)[start:end]
-            start = end
-            try:
-                self._parser.feed_data(piece)
-            except HttpParserUpgrade:
-                self._ignore_upgrade()
-            except HttpParserError:
-                self._handle_parse_error()
-        if self.in_head and self._head_size > _HEAD_SIZE_FACTOR * self._max_line_size:
-            self.reject(431, "the request's head is too large")
+                start = self._read_chunks(self.body_request, self._chunked_body, data, start)
         if self.body_request is not None:
-            if self._framing_bytes > _HEAD_SIZE_FACTOR * self._max_line_size:
-                self.abort_body()
             self.body_request.notify()
 
     def close(self) -> None:
         """Break the reference cycles of this parser; it must not be used any more."""
         self.is_stopped = True
-        self.body_request = self._upgrade_request = None
-        del self._parser, self._on_request, self._resume_body
+        self.body_request = self._chunked_body = None
+        del self._on_request, self._resume_body
 
     def reject(self, status: int, text: str) -> None:
         """Refuse the request whose head is incomplete."""
         if not self.is_stopped:
-            self.is_stopped = True
-            self.in_head = False
-            self._on_request(self._error or BadRequest(status, text))
+            self._refuse(self._find_size_error(self._head) or BadRequest(status, text))
 
     def abort_body(self) -> None:
         """Give the body up: it is malformed or too slow."""
@@ -244,86 +284,237 @@ class RequestParser:
             self.body_request.is_broken = True
             self.body_request.notify()
 
-    # --- httptools ------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """The first byte of a request."""
-        self.in_head = not self._is_replay
-        if not (self._is_at_start or self._is_replay):
-            self._set_error(400, "the request is not HTTP")
-        self._is_at_start = False
-        self._url = b""
-        self._headers = {}
-        self._duplicate_header = ""
-        self._header_count = 0
-
-    def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
-        self._url += url
-        if self._max_part_size > self._max_line_size and len(self._url) > self._max_line_size:
-            self._set_error(414, "the request's target is too long")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Of several with one name, the first counts."""
-        if not self.in_head:
-            return  # trailers are ignored
-        self._header_count += 1
-        large = (
-            self._max_part_size > self._max_line_size
-            and len(name) + len(value) > self._max_line_size
-        )
-        if large or self._header_count > _MAX_HEADERS:
-            self._set_error(431, "the request's headers are too large or too many")
-            return
-        key, headers = name.decode("latin-1").lower(), self._headers
-        if key not in headers:
-            try:  # an error handler would double the time
-                headers[key] = value.decode()
-            except UnicodeDecodeError:
-                headers[key] = value.decode("utf-8", "surrogateescape")
-        elif key in _SINGLE_HEADERS:
-            self._duplicate_header = key
-
-    def on_headers_complete(self) -> None:
-        """The head is complete; the body may still come."""
-        if self._is_replay:
-            return
+    def _refuse(self, response: BadRequest) -> None:
+        self.is_stopped = True
         self.in_head = False
-        self._head_size = 0
-        if self.is_stopped:
+        self._head.clear()
+        self._on_request(response)
+
+    # --- heads ------------------------------------------------------------------------------------
+
+    def _read_head(self, data: bytes, start: int) -> int:
+        """Read the next head, and what has arrived of its body; returns where that ends."""
+        if self.in_head:
+            return self._continue_head(data, start)
+        if data[start] in _LINE_END:  # empty lines before a request are ignored
+            return start + 1
+        if self._is_last:
+            self._refuse(BadRequest(400, "the request is not HTTP"))
+            return len(data)
+        end = data.find(_BLANK_LINE, start)
+        if end >= 0:
+            return self._begin_request(data[start : end + 2], data, end + 4)
+        self.in_head = True
+        self._head += data[start:]
+        self._checked_size = 0
+        self._check_incomplete_head()
+        return len(data)
+
+    def _continue_head(self, data: bytes, start: int) -> int:
+        """Add data to the incomplete head."""
+        head = self._head
+        known = len(head)
+        head += data[start : start + _HEAD_SIZE_FACTOR * self._max_line_size]
+        end = head.find(_BLANK_LINE, max(known - 3, 0))
+        if end < 0:
+            self._check_incomplete_head()
+            return len(data)
+        whole = bytes(head[: end + 2])
+        head.clear()
+        self.in_head = False
+        return self._begin_request(whole, data, start + end + 4 - known)
+
+    def _check_incomplete_head(self) -> None:
+        """Refuse an incomplete head as soon as it can't become a valid one."""
+        head, checked = self._head, self._checked_size
+        if len(head) > _HEAD_SIZE_FACTOR * self._max_line_size:
+            self._refuse(BadRequest(431, "the request's head is too large"))
             return
-        request = self._build_request()
-        if self._error is None:
+        end = head.rfind(b"\n", checked) + 1
+        if not end:
+            if not checked and len(head) <= self._max_line_size and not _BEGUN_LINE.fullmatch(head):
+                self._refuse(BadRequest(400, _BAD_FIRST_LINE))
+            return
+        lines = head[checked:end]
+        try:
+            if not checked:
+                first_line, _, _ = bytes(lines).partition(_LINE_END)
+                _match_request_line(first_line)
+            _check_line_ends(lines, lines.count(_LINE_END))
+        except _HeadError as error:
+            self._refuse(error.response)
+        self._checked_size = end
+
+    def _find_size_error(self, head: bytes | bytearray) -> BadRequest | None:
+        """The error of a head with a part that is too large."""
+        limit = self._max_line_size
+        first, *lines = head.split(_LINE_END)
+        _, _, target = first.partition(b" ")
+        if len(target.partition(b" ")[0]) > limit:
+            return BadRequest(414, "the request's target is too long")
+        sizes = (len(line.replace(b":", b"", 1).replace(b" ", b"", 1)) for line in lines)
+        if len(lines) > _MAX_HEADERS + 1 or any(size > limit for size in sizes):
+            return BadRequest(431, "the request's headers are too large or too many")
+        return None
+
+    def _begin_request(self, head: bytes, data: bytes, start: int) -> int:
+        """Begin the request with this head; its body is in ``data`` from ``start`` on.
+
+        Returns where the part of the body that has arrived ends.
+        """
+        try:
+            request = self._parse_head(head)
+        except _HeadError as error:
+            self._refuse(error.response)
+            return len(data)
+        if self._chunked_body is not None:
             self.body_request = request
-            self._framing_bytes = 0
-            if self._parser.should_upgrade():
-                self._upgrade_request = request
-            self._on_request(request)
+        elif not self._body_left:
+            request.is_complete = True
+        elif start < len(data):
+            start = self._read_body(request, data, start)
         else:
-            self.is_stopped = True
-            self._on_request(self._error)
+            self.body_request = request
+        self._on_request(request)
+        return start
+
+    def _parse_head(self, head: bytes) -> IncomingRequest:
+        """The request with this head, without the blank line. Raises _HeadError."""
+        if len(head) > self._max_line_size and (error := self._find_size_error(head)):
+            raise _HeadError(error.status, error.message)
+        first_line, _, lines = head.partition(_LINE_END)
+        method, target, version = _match_request_line(first_line)
+        headers, count = _parse_headers(lines)
+        is_http10 = version != "1.1"
+        if is_http10 and version != "1.0":
+            is_http2 = first_line == _HTTP2_PREFACE
+            raise _HeadError(505, HTTP2_MESSAGE if is_http2 else _BAD_VERSION)
+        host = headers["host"] if "host" in headers else "," * (not is_http10)
+        if "," in host or " " in host:
+            raise _HeadError(400, "the request must have one header Host")
+        if count > _MAX_HEADERS:
+            raise _HeadError(431, "the request's headers are too large or too many")
+        self._read_framing(headers, is_http10=is_http10)
+        if target[0] != "/":
+            target = _strip_origin(method, target)
+        path, _, query = target.partition("?")
+        keeps = not is_http10 and method != "CONNECT"
+        if "connection" in headers:
+            keeps = _keeps_alive(headers["connection"], keeps=keeps)
+        self._is_last = not keeps
+        expects = (
+            "expect" in headers and not is_http10 and headers["expect"].lower() == "100-continue"
+        )
+        return IncomingRequest(
+            self._loop,
+            self._body_budget,
+            self._resume_body,
+            method,
+            path,
+            query,
+            headers,
+            is_http10=is_http10,
+            keep_alive=keeps,
+            expects_continue=expects,
+        )
+
+    # --- bodies -----------------------------------------------------------------------------------
+
+    def _read_framing(self, headers: Mapping[str, str], *, is_http10: bool) -> None:
+        """Read how the end of the body is found (RFC 9112, 6.3). Raises _HeadError."""
+        self._chunked_body = None
+        self._body_left = 0
+        if "transfer-encoding" in headers:
+            if "content-length" in headers:
+                raise _HeadError(400, "the request has both Content-Length and Transfer-Encoding")
+            if is_http10 or headers["transfer-encoding"].lower() != "chunked":
+                raise _HeadError(400, "the body's transfer encoding is not supported")
+            self._chunked_body = _ChunkedBody()
+        elif "content-length" in headers:
+            length = headers["content-length"]
+            if not _CONTENT_LENGTH.fullmatch(length):
+                raise _HeadError(400, "the request's Content-Length is not a number of bytes")
+            self._body_left = int(length)
+
+    def _read_body(self, request: IncomingRequest, data: bytes, start: int) -> int:
+        """Read a piece of a body of known length; returns where it ends."""
+        end = start + self._body_left
+        if end > len(data):
+            end = len(data)
+            self.body_request = request
+        else:
+            request.is_complete = True
+            self.body_request = None
+        self._body_left -= end - start
+        request.add_data(data[start:end])
+        if request.is_complete and request.waiter is not None:
+            request.notify()
+        return end
+
+    def _read_chunks(
+        self, request: IncomingRequest, body: "_ChunkedBody", data: bytes, start: int
+    ) -> int:
+        """Read a piece of a body in chunks; returns where it ends."""
+        try:
+            end = body.feed(request, data, start)
+        except HttpParserError:
+            self.abort_body()
+            return len(data)
+        if request.is_complete:
+            self.body_request = self._chunked_body = None
+            request.notify()
+        elif body.framing_size > _HEAD_SIZE_FACTOR * self._max_line_size:
+            self.abort_body()
+        return end
+
+
+class _ChunkedBody:
+    """Decodes a body that comes in chunks (RFC 9112, 7.1), by httptools.
+
+    It is fed up to each blank line, where the body may end, so that httptools never sees what
+    follows the body.
+    """
+
+    def __init__(self) -> None:
+        self.framing_size = 0
+        """Bytes since the last data of the body: chunk sizes and trailers."""
+        self._tail = b""
+        """The last bytes of input that did not end with a blank line."""
+        self._request: IncomingRequest | None = None
+        """The request whose body is fed."""
+        self._parser = HttpRequestParser(self)
+        self._parser.feed_data(_CHUNKED_HEAD)
+
+    def feed(self, request: IncomingRequest, data: bytes, start: int) -> int:
+        """Decode data up to the end of the body, or all of it; returns where it ends.
+
+        Raises HttpParserError.
+        """
+        self._request = request
+        size = len(data)
+        try:
+            while start < size and not request.is_complete:
+                end = self._find_blank_line(data, start, size)
+                self.framing_size += end - start
+                self._parser.feed_data(memoryview(data)[start:end])
+                start = end
+        finally:
+            self._request = None
+        return start
 
     def on_body(self, data: bytes) -> None:
-        """A piece of a body."""
-        self._framing_bytes = 0
-        if (body := self.body_request) is not None:
-            body.add_data(data)
+        """See httptools: a piece of the body."""
+        self.framing_size = 0
+        if self._request is not None:
+            self._request.add_data(data)
 
     def on_message_complete(self) -> None:
-        """The request is complete, unless the parser expects another protocol now."""
-        if (body := self.body_request) is not None and self._upgrade_request is None:
-            body.is_complete = True
-            if body.waiter is not None:
-                body.notify()
-            self.body_request = None
-
-    # --- pieces of the input --------------------------------------------------------------------
-    #
-    # Each head and each body is fed to httptools on its own. So the parser knows where a request
-    # begins, and sees its first line as it was sent; httptools tolerates other forms of it.
+        """See httptools: the end of the body."""
+        if self._request is not None:
+            self._request.is_complete = True
 
     def _find_blank_line(self, data: bytes, start: int, size: int) -> int:
-        """Where a head or a body in chunks may end: after the next blank line, or at the end."""
+        """Where the body may end: after the next blank line, or else at the end of the data."""
         if tail := self._tail:
             at = (tail + data[start : start + 3]).find(_BLANK_LINE)
             if at >= 0:
@@ -336,96 +527,77 @@ class RequestParser:
         self._tail = (tail + data[max(start, size - 3) :])[-3:]
         return size
 
-    def _find_body_end(self, data: bytes, start: int, size: int) -> int:
-        """Where the current body ends or may end."""
-        if self._body_left is None:
-            end = self._find_blank_line(data, start, size)
-        else:
-            end = size if size - start <= self._body_left else start + self._body_left
-            self._body_left -= end - start
-        self._framing_bytes += end - start
-        return end
 
-    def _add_to_head(self, data: bytes, start: int, end: int) -> None:
-        """Note another piece of the current head: its size, and the rest of its first line."""
-        self._head_size += end - start
-        self._max_part_size += end - start
-        if self._line.find(b"\n", self._line_start) < 0:
-            if type(self._line) is bytes:
-                self._line = bytearray(self._line[self._line_start :])
-                self._line_start = 0
-            self._line += data[start:end]
-
-    # --- within ---------------------------------------------------------------------------------
-
-    def _ignore_upgrade(self) -> None:
-        """Ignore an Upgrade header and continue with plain HTTP.
-
-        The parser stops before the body, so a new one gets the framing headers again.
-        """
-        self._parser = HttpRequestParser(self)
-        request, self._upgrade_request = self._upgrade_request, None
-        headers = {} if request is None else request.headers
-        framing = ("content-length", "transfer-encoding")
-        lines = [f"{name}: {headers[name]}" for name in framing if name in headers]
-        self._is_replay = True
-        self._parser.feed_data("\r\n".join(["POST / HTTP/1.1", *lines, "", ""]).encode())
-        self._is_replay = False
-
-    def _handle_parse_error(self) -> None:
-        if self.body_request is not None:
-            self.abort_body()
-        else:
-            self.reject(400, "the request is not HTTP")
-
-    def _set_error(self, status: int, text: str) -> None:
-        self._error = self._error or BadRequest(status, text)
-
-    def _build_request(self) -> IncomingRequest:
-        parser, headers = self._parser, self._headers
-        method, version = parser.get_method(), parser.get_http_version()
-        http10 = version != "1.1"
-        if http10 and version != "1.0":
-            self._set_error(505, "only HTTP/1.1 and HTTP/1.0 are supported")
-        line = b"%b %b HTTP/1.%d\r\n" % (method, self._url, not http10)
-        if not self._line.startswith(line, self._line_start):
-            self._set_error(400, "the request's first line is not METHOD TARGET HTTP/1.1")
-        if self._duplicate_header == "authorization":
-            self._set_error(400, "the request must have at most one header Authorization")
-        host = headers["host"] if "host" in headers else "," * (not http10)
-        if self._duplicate_header or "," in host or " " in host:
-            self._set_error(400, "the request must have one header Host")
-        if "transfer-encoding" in headers:
-            if http10 or headers["transfer-encoding"].lower() != "chunked":
-                self._set_error(400, "the body's transfer encoding is not supported")
-            self._body_left = None
-        else:
-            self._body_left = int(headers["content-length"]) if "content-length" in headers else 0
-        path, query = _split_target(self._url)
-        keeps = parser.should_keep_alive() and method != b"CONNECT"
-        expects = "expect" in headers and not http10 and headers["expect"].lower() == "100-continue"
-        return IncomingRequest(
-            self._loop,
-            self._body_budget,
-            self._resume_body,
-            method.decode(),
-            path,
-            query,
-            headers,
-            is_http10=http10,
-            keep_alive=keeps,
-            expects_continue=expects,
-        )
+def _match_request_line(line: bytes) -> tuple[str, str, str]:
+    """Method, target and version (RFC 9112, 3). Raises _HeadError."""
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise _HeadError(400, _BAD_FIRST_LINE)
+    method, target, version = match.groups()
+    return method.decode(), target.decode(), version.decode()
 
 
-def _split_target(url: bytes) -> tuple[str, str]:
-    """Split the request target into path and query."""
-    target, _, query = url.decode("utf-8", "surrogateescape").partition("?")
-    return target if target[:1] == "/" else _strip_origin(target), query
+def _check_line_ends(data: bytes | bytearray, count: int) -> None:
+    """Check that data has so many line ends, and no other control character. Raises _HeadError."""
+    if len(data) - len(data.translate(None, _CONTROL_BYTES)) != 2 * count:
+        raise _HeadError(400, _BAD_HEADER)
 
 
-def _strip_origin(target: str) -> str:
-    """The path of a target in absolute form (RFC 9112, 3.2.2)."""
+def _parse_headers(data: bytes) -> tuple[dict[str, str], int]:
+    """The headers in these lines (RFC 9112, 5), and their number. Raises _HeadError.
+
+    Of several with one name, the first counts.
+    """
+    try:  # an error handler would double the time
+        lines = data.decode().split("\r\n")
+    except UnicodeDecodeError:
+        lines = data.decode("utf-8", "surrogateescape").split("\r\n")
+    lines.pop()
+    count = len(lines)
+    _check_line_ends(data, count)
+    headers: dict[str, str] = {}
+    names = _header_names
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise _HeadError(400, _BAD_HEADER)
+        headers[names[name]] = value.strip(" \t")
+    if len(headers) != count:
+        headers = _resolve_duplicates(lines)
+    return headers, count
+
+
+def _resolve_duplicates(lines: Sequence[str]) -> dict[str, str]:
+    """The headers in lines of which some have the same name. Raises _HeadError."""
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        key, value = _header_names[name], value.strip(" \t")
+        if key not in headers:
+            headers[key] = value
+        elif key == "connection":
+            headers[key] += f", {value}"
+        elif key == "host":
+            raise _HeadError(400, "the request must have one header Host")
+        elif key in _SINGLE_HEADERS:
+            raise _HeadError(400, f"the request must have at most one header {key.title()}")
+    return headers
+
+
+def _keeps_alive(connection: str, *, keeps: bool) -> bool:
+    """Whether the client keeps the connection, by its header Connection and else ``keeps``."""
+    options = [option.strip() for option in connection.lower().split(",")]
+    if "close" in options:
+        return False
+    return keeps or "keep-alive" in options
+
+
+def _strip_origin(method: str, target: str) -> str:
+    """The path of a target that is not a path (RFC 9112, 3.2.2). Raises _HeadError."""
+    if method == "CONNECT":
+        return target
+    if not _TARGET.match(target):
+        raise _HeadError(400, _BAD_FIRST_LINE)
     scheme, separator, remainder = target.partition("://")
     if separator and scheme.lower() in ("http", "https"):
         _, slash, path = remainder.partition("/")

@@ -108,6 +108,7 @@ _RELOAD_GRACE: Final = 5.0
 class ServePlan(Struct, frozen=True):
     """The initial configuration, its reader, the number of processes and the watched file.
 
+    ``polls_reader``: the reader is asked now and then whether the configuration has changed.
     ``admin_key`` is shown in the web UI's URL.
     """
 
@@ -116,6 +117,7 @@ class ServePlan(Struct, frozen=True):
     process_count: int
     watched_file: str | None = None
     log_level: str = "INFO"
+    polls_reader: bool = False
     admin_key: str | None = None
 
 
@@ -161,7 +163,9 @@ class Supervisor(Collector):
 
     async def run(self) -> int:
         """Serve until stopped; returns the exit code."""
-        trigger = ReloadTrigger(self._reloader, self._plan.watched_file)
+        plan = self._plan
+        has_changed = plan.config_reader.has_changed if plan.polls_reader else None
+        trigger = ReloadTrigger(self._reloader, plan.watched_file, has_changed)
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._handle_signal, name)

@@ -1,6 +1,6 @@
 """The record of a request: what the access log, metrics, usage rows and traces are made of.
 
-It never contains prompts, responses or API keys.
+It never contains prompts, responses or API keys, except what a worker quotes in its error text.
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from backends.interfaces import WorkerFailure
 from protocols.core.events import FinishReason, Usage
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import RequestKind
@@ -61,6 +62,8 @@ class RequestRecord(Struct, omit_defaults=True):
     """The first target, as ``model@version``, if a fallback answered."""
     failed_attempts: tuple[str, ...] = ()
     """The targets that failed or were skipped before this one: ``model@version Error``."""
+    worker_failures: tuple[WorkerFailure, ...] = ()
+    """The first failed attempts at workers, also those after which a retry succeeded."""
     unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
     config_hash: str = ""
     """The start of the SHA-256 of the configuration file."""

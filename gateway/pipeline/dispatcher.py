@@ -18,7 +18,7 @@ from backends.interfaces import RequestContext
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
-from gateway.pipeline.recorder import ExplainRecorder
+from gateway.pipeline.recorder import NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.responder import Responder
 from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
 from gateway.pipeline.strategies import ResponseStrategy
@@ -98,6 +98,8 @@ class Dispatcher:
         self._max_body_size = max_body_size
         self._shadow_manager = shadow_manager
         self._deadline_timer = deadline_timer
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, since the first request."""
 
     def dispatch(self, request: RoutedRequest, route: Route) -> Coroutine[Any, Any, None]:
         """Send the request to its target, or to its fallbacks; start a shadow if one is drawn."""
@@ -226,12 +228,21 @@ class Dispatcher:
             context.attempt_trace.set_request(prepared.request)
         if prepared.request.timeout is not None:
             context.deadline.shorten(prepared.request.timeout)
-        request.explain_recorder.record_attempt(strategy, self._max_body_size)
+        if request.explain_recorder is not NULL_RECORDER:
+            request.explain_recorder.record_attempt(strategy, self._max_body_size)
         if request.summary is not None:
             request.summary.start()
             strategy.observe_events = request.summary.add_events
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
         responder = Responder(
-            strategy, context, request.writer, record, self._deadline_timer, request.headers
+            strategy,
+            context,
+            request.writer,
+            record,
+            self._deadline_timer,
+            request.headers,
+            self._loop,
         )
         if client_id := request.routing_info.client_id or prepared.request.client_id:
             return self._run_named((request.adapter.name, record.key, client_id), responder)

@@ -11,7 +11,7 @@ An error before the response has begun is answered in the caller's protocol, by 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -30,6 +30,7 @@ from gateway.pipeline.http import (
     get_client_request_id,
     parse_seconds,
 )
+from gateway.pipeline.proxy import ProxiedBody, forward_request, get_proxy_adapter
 from gateway.pipeline.recorder import (
     EXPLAIN_HEADER,
     NULL_RECORDER,
@@ -46,8 +47,10 @@ from protocols.core.catalog import Catalog
 from protocols.core.errors import (
     GatewayError,
     InternalError,
+    InvalidParameter,
     RequestNotFound,
     Unauthorized,
+    UnsupportedFeature,
 )
 from protocols.core.interfaces import (
     ClientAdapter,
@@ -56,6 +59,7 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
+    SupportsTokenEstimate,
 )
 
 log = logging.getLogger("interlingua")
@@ -65,6 +69,9 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
 _PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
+_LONG_LIST: Final = 100
+"""Models from which on building their list would delay other requests."""
+_CACHED_LISTS: Final = 32
 _MODEL_TASKS: Final = frozenset({"generate", "tokenize"})
 """The tasks that need a model."""
 
@@ -80,6 +87,8 @@ class HandlerSettings(Struct, frozen=True):
     """Whether requests without a key may request an explanation."""
     config_hash: str = ""
     """The configuration's hash, for the access log."""
+    default_model: str = ""
+    """The model of forwarded requests that name none; "" if they are refused."""
 
 
 class Tracer(Protocol):
@@ -165,6 +174,8 @@ class RequestHandler:
         self.dispatcher = Dispatcher(
             router, settings.max_body_size, services.shadow_manager, deadline_timer
         )
+        self._model_lists: dict[Hashable, tuple[tuple[bool, ...], HttpResponse]] = {}
+        """Responses with lists of models, and the readiness for which they are valid."""
         self.running_count = 0
         """How many requests are running."""
         self._idle_event: asyncio.Event | None = None
@@ -227,33 +238,37 @@ class RequestHandler:
     async def _process_request(self, request: ActiveRequest) -> None:
         http, record = request.http, request.record
         try:
-            match = await self._match_endpoint(http, record)
+            match = self.path_router.find_endpoint(http.method, http.path)
+            if match.alternatives:
+                match = await self._select_protocol(http, match)
+            adapter = match.mount.adapter
+            record.protocol = adapter.name
         except GatewayError as error:
-            adapter = self.path_router.find_owner(http.path).adapter
+            adapter = self.path_router.find_owner(http.path, http.headers).adapter
             record.protocol = adapter.name
             _send_error(adapter, error, None, request)
             return
         if self._tracer is not None:
             self._tracer.start_trace(record, http)
-        adapter, headers, body = match.mount.adapter, http.headers, b""
+        headers, body = http.headers, b""
         try:
             principal = None
             if not match.endpoint.public:
-                principal = await self._authenticate(http.headers)
-            if principal is not None:
-                record.key = principal.name
+                try:
+                    principal = self._authenticator.authenticate(headers)
+                except KeysPending:
+                    principal = await self._authenticate_later(headers)
+            record.key = "" if principal is None else principal.name
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
-                recorder = self._explain_policy(
-                    record, principal, open_to_all=self._settings.explain_without_key
-                )
-                request.writer = recorder.wrap_writer(request.writer)
-            if match.endpoint.method != "GET":  # the body of a GET request is not read
-                body = await http.body(self._settings.max_body_size)
-                if "content-encoding" in headers:
-                    body = await self._decompress_body(http, body)
+                recorder = self._start_explanation(request, principal)
+            has_body = match.endpoint.method != "GET" and match.endpoint.task != "proxy"
+            body = await http.body(self._settings.max_body_size) if has_body else b""
+            if has_body and "content-encoding" in headers:
+                body = await self._decompress_body(http, body)
             client_request = _make_client_request(match, http, record, body)
-            recorder.record_request(adapter, client_request, principal, http.peer)
+            if recorder is not NULL_RECORDER:
+                recorder.record_request(adapter, client_request, principal, http.peer)
             if match.endpoint.task in _MODEL_TASKS:
                 info = (
                     adapter.read_routing_info(client_request)
@@ -273,7 +288,7 @@ class RequestHandler:
                 )
                 await self._dispatch(routed, request)
             else:
-                await self._send_info(adapter, client_request, request, principal)
+                await self._send_untranslated(match, client_request, request, principal, recorder)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
@@ -281,16 +296,72 @@ class RequestHandler:
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
 
-    async def _match_endpoint(self, http: HttpRequest, record: RequestRecord) -> EndpointMatch:
-        """The endpoint of a request. Raises PathNotFound or MethodNotAllowed."""
-        match = self.path_router.find_endpoint(http.method, http.path)
-        if match.alternatives:
-            principal = None
-            with suppress(Unauthorized):  # raised again once the protocol of the error is known
-                principal = await self._authenticate(http.headers)
-            match = match.select_protocol(self._list_preferred_protocols(http, match, principal))
-        record.protocol = match.mount.adapter.name
-        return match
+    async def _send_untranslated(
+        self,
+        match: EndpointMatch,
+        client_request: ClientRequest,
+        request: ActiveRequest,
+        principal: Principal | None,
+        recorder: ExplainRecorder,
+    ) -> None:
+        """Answer a request that is not translated: forward it, or answer from the catalog."""
+        if match.endpoint.task == "proxy":
+            await self._forward(match, request, principal, recorder)
+        else:
+            await self._send_info(match.mount.adapter, client_request, request, principal)
+
+    async def _forward(
+        self,
+        match: EndpointMatch,
+        request: ActiveRequest,
+        principal: Principal | None,
+        recorder: ExplainRecorder,
+    ) -> None:
+        """Forward a request that is not translated. Raises GatewayError."""
+        http, record, adapter = request.http, request.record, match.mount.adapter
+        body = ProxiedBody(http, self._settings.max_body_size)
+        client_request = await body.find_model(
+            get_proxy_adapter(adapter),
+            lambda beginning: _make_client_request(match, http, record, beginning),
+        )
+        model = body.model or self._settings.default_model
+        if not model:
+            text = "you must provide the field 'model'"
+            raise InvalidParameter(text, param="model", problem="missing")
+        routed = RoutedRequest(
+            adapter,
+            client_request,
+            RoutingInfo(model),
+            self._make_context(client_request, NULL_RECORDER, record),
+            request.writer,
+            record,
+            principal,
+            http.peer,
+            recorder,
+        )
+        route = self._route_request(routed)
+        self._reserve_limits(routed, route, request, None)
+        await forward_request(routed, route, body)
+
+    def _start_explanation(
+        self, request: ActiveRequest, principal: Principal | None
+    ) -> ExplainRecorder:
+        """The recorder of a request whose explanation is requested."""
+        recorder = self._explain_policy(
+            request.record, principal, open_to_all=self._settings.explain_without_key
+        )
+        request.writer = recorder.wrap_writer(request.writer)
+        return recorder
+
+    async def _select_protocol(self, http: HttpRequest, match: EndpointMatch) -> EndpointMatch:
+        """The endpoint of a path that several protocols have. Raises MethodNotAllowed."""
+        principal = None
+        with suppress(Unauthorized):  # raised again once the protocol of the error is known
+            try:
+                principal = self._authenticator.authenticate(http.headers)
+            except KeysPending:
+                principal = await self._authenticate_later(http.headers)
+        return match.select_protocol(self._list_preferred_protocols(http, match, principal))
 
     def _list_preferred_protocols(
         self, http: HttpRequest, match: EndpointMatch, principal: Principal | None
@@ -298,20 +369,18 @@ class RequestHandler:
         """Protocol names for a path that several protocols have, the preferred one first."""
         if self._settings.allow_protocol_header:
             yield http.headers.get("x-interlingua-protocol", "")
+        yield from match.list_header_protocols(http.headers)
         models = None if self._authenticator.allows_anonymous else frozenset[str]()
         if principal is not None:
             yield principal.protocol or ""
             models = principal.models
         yield self._router.find_protocol(match.params.get("model", ""), models) or ""
+        yield from match.list_default_protocols()
 
-    async def _authenticate(self, headers: Mapping[str, str]) -> Principal | None:
-        """The principal, or None if no keys are configured. Raises Unauthorized."""
-        authenticator = self._authenticator
-        try:
-            return authenticator.authenticate(headers)
-        except KeysPending:
-            await authenticator.wait_keys()
-            return authenticator.authenticate(headers)
+    async def _authenticate_later(self, headers: Mapping[str, str]) -> Principal | None:
+        """Authenticate once the issuer's keys are there. Raises Unauthorized."""
+        await self._authenticator.wait_keys()
+        return self._authenticator.authenticate(headers)
 
     async def _decompress_body(self, http: HttpRequest, body: bytes) -> bytes:
         """Decode the body in a thread: a small one may become a large one."""
@@ -338,8 +407,29 @@ class RequestHandler:
         if client_request.endpoint.task == "stop":
             info = await asyncio.to_thread(adapter.read_routing_info, client_request)
             self._cancel_request(adapter, info, request.record, catalog)
-        response = adapter.handle_info_request(client_request, catalog)
+        response = await self._build_info_response(adapter, client_request, catalog)
         send_reply(request.writer, response, request.record)
+
+    async def _build_info_response(
+        self, adapter: ClientAdapter, client_request: ClientRequest, catalog: PrincipalCatalog
+    ) -> HttpResponse:
+        """A list of models is cached while no model changes; a long one is built in a thread."""
+        if not client_request.endpoint.lists_models:
+            return adapter.handle_info_request(client_request, catalog)
+        path = client_request.endpoint.path
+        key = (id(adapter), path, catalog.allowed_models, catalog.shows_targets)
+        readiness = self._router.read_readiness()
+        cached = self._model_lists.get(key)
+        if cached is not None and cached[0] == readiness:
+            return cached[1]
+        if self._router.model_count > _LONG_LIST:
+            response = await asyncio.to_thread(adapter.handle_info_request, client_request, catalog)
+        else:
+            response = adapter.handle_info_request(client_request, catalog)
+        if len(self._model_lists) >= _CACHED_LISTS:
+            self._model_lists.pop(next(iter(self._model_lists)))
+        self._model_lists[key] = readiness, response
+        return response
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
@@ -347,13 +437,24 @@ class RequestHandler:
         if self._limiter is not None:
             takes_tokens = routed.client_request.endpoint.task == "generate"
             body = routed.client_request.body if takes_tokens else None
-            reservation = request.reservation = self._limiter.reserve(
-                routed.record.key, route.requested_model, route.model.info, body, routed.adapter
-            )
-            if reservation is not None:
-                reservation.check()
-                routed.reservation, routed.headers = reservation, reservation.headers
+            self._reserve_limits(routed, route, request, body)
         return self.dispatcher.dispatch(routed, route)
+
+    def _reserve_limits(
+        self, routed: RoutedRequest, route: Route, request: ActiveRequest, body: bytes | None
+    ) -> None:
+        """Take the request's part of its key's limits; ``body`` is None if it asks for no tokens.
+
+        Raises RateLimitExceeded, QuotaExceeded or Overloaded.
+        """
+        if self._limiter is None:
+            return
+        reservation = request.reservation = self._limiter.reserve(
+            routed.record.key, route.requested_model, route.model.info, body, routed.adapter
+        )
+        if reservation is not None:
+            reservation.check()
+            routed.reservation, routed.headers = reservation, reservation.headers
 
     def _route_request(self, routed: RoutedRequest) -> Route:
         """Choose a target. Raises Forbidden where the key may not use the model.
@@ -367,7 +468,8 @@ class RequestHandler:
         route = self._router.route(
             routing_info.model, routing_info.version, routed.get_attributes, recorder.route_observer
         )
-        recorder.record_route(self._router, routing_info, route, routed.get_attributes)
+        if recorder is not NULL_RECORDER:
+            recorder.record_route(self._router, routing_info, route, routed.get_attributes)
         set_target_labels(record, route, routing_info.stream)
         record.split = route.split
         return route
@@ -433,8 +535,29 @@ def _send_error(
     if request.writer.started:  # a bug: the response is cut off, not ended
         request.record.outcome = "truncated"
         return
-    response = adapter.encode_error(error, client_request)
-    send_reply(request.writer, response, request.record, request.headers)
+    error.request_id = request.record.id
+    response, headers = adapter.encode_error(error, client_request), request.headers
+    if client_request is not None and isinstance(adapter, SupportsTokenEstimate):
+        estimate = _estimate_tokens(adapter, error, client_request)
+        if estimate is not None:
+            response, headers = estimate, (*headers, _ESTIMATE_HEADER)
+    send_reply(request.writer, response, request.record, headers)
+
+
+_ESTIMATE_HEADER: Final = ("x-interlingua-loss", "input_tokens=approximated")
+
+
+def _estimate_tokens(
+    adapter: SupportsTokenEstimate, error: GatewayError, client_request: ClientRequest
+) -> HttpResponse | None:
+    """The estimated number of tokens of a text that the target can't count now."""
+    is_targets = isinstance(error, UnsupportedFeature) or error.origin != "client"
+    if client_request.endpoint.task != "tokenize" or not is_targets:
+        return None
+    try:
+        return adapter.estimate_tokens(client_request)
+    except GatewayError:
+        return None
 
 
 def _make_client_request(

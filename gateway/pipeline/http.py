@@ -5,7 +5,7 @@ The HTTP server implements both interfaces; the pipeline does not know which ser
 
 import zlib
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from protocols.core.errors import ClientError, MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
@@ -24,6 +24,20 @@ class HttpRequest(Protocol):
 
     async def body(self, limit: int) -> bytes:
         """The body. Raises RequestTooLarge after reading more than ``limit`` bytes."""
+
+
+@runtime_checkable
+class StreamedHttpRequest(HttpRequest, Protocol):
+    """An ``HttpRequest`` whose body can be read in pieces instead of as a whole."""
+
+    async def peek_body(self, size: int) -> tuple[bytes, bool]:
+        """The beginning of the body, longer than ``size`` bytes; or all of it, and True.
+
+        It stays unread. Raises MalformedRequest for an incomplete body.
+        """
+
+    async def read_body_piece(self) -> bytes:
+        """The next bytes of the body; b"" at its end. Raises MalformedRequest as above."""
 
 
 class ResponseWriter(Protocol):
@@ -54,6 +68,47 @@ class ResponseWriter(Protocol):
 
     async def drain(self) -> None:
         """Wait until the client has read enough to write more."""
+
+
+class ResponseWriterWrapper:
+    """A ``ResponseWriter`` that adds headers to the response of another one."""
+
+    def __init__(self, writer: ResponseWriter) -> None:
+        self._writer = writer
+
+    def extend_headers(self, headers: Headers) -> Headers:
+        """The headers of the response, and those that are added. Overridden."""
+        return headers
+
+    @property
+    def started(self) -> bool:
+        """See ``ResponseWriter``."""
+        return self._writer.started
+
+    @property
+    def needs_drain(self) -> bool:
+        """See ``ResponseWriter``."""
+        return self._writer.needs_drain
+
+    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.send_response(status, self.extend_headers(headers), body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.start(status, self.extend_headers(headers))
+
+    def write(self, data: bytes) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.write(data)
+
+    def finish(self) -> None:
+        """See ``ResponseWriter``."""
+        self._writer.finish()
+
+    async def drain(self) -> None:
+        """See ``ResponseWriter``."""
+        await self._writer.drain()
 
 
 # Request headers that the gateway reads itself, and content encodings.

@@ -8,13 +8,13 @@ gateway never invents an end.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from backends.aio import DeadlineTimer
-from backends.interfaces import RequestContext
+from backends.interfaces import RequestContext, StreamItem
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.strategies import ResponseStrategy
@@ -36,11 +36,39 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse
+from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
+
+
+class HeartbeatTimer:
+    """Writes to the client of a stream while its target is silent."""
+
+    def __init__(
+        self, encoder: SupportsHeartbeat, timer: DeadlineTimer, write: Callable[[bytes], None]
+    ) -> None:
+        self.has_output = False
+        """Whether the target sent something since the last check."""
+        self._encoder = encoder
+        self._interval = encoder.heartbeat_interval
+        self._timer = timer
+        self._write = write
+        self._silence = 0.0
+        timer.add(self, timer.clock() + self._interval)
+
+    def on_deadline(self, now: float) -> None:
+        """Write if the target was silent."""
+        self._silence = 0.0 if self.has_output else self._silence + self._interval
+        self.has_output = False
+        if self._silence and (data := self._encoder.encode_heartbeat(self._silence)):
+            self._write(data)
+        self._timer.add(self, now + self._interval)
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        self._timer.remove(self)
 
 
 class Responder(Struct, eq=False):
@@ -54,6 +82,8 @@ class Responder(Struct, eq=False):
     """Uses the context's clock."""
     _headers: Headers = ()
     """Headers of the response beside the strategy's: the rate-limit headers."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The event loop, if it is known: asking for the running one takes a system call."""
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
@@ -69,6 +99,8 @@ class Responder(Struct, eq=False):
     _is_end_written: bool = False
     """Whether the end of the stream was written. A later failure does not concern the client."""
     _finish_reasons: list[FinishReason] = []
+    _heartbeat: HeartbeatTimer | None = None
+    """Set while a stream has to be kept alive."""
 
     @property
     def record(self) -> RequestRecord:
@@ -92,7 +124,7 @@ class Responder(Struct, eq=False):
 
     async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
         cancelled, context = task.cancelling(), self._context
         running_requests.add(self)
@@ -102,7 +134,7 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                await self._send_unary()
+                self._send_unary(await self._strategy.send_unary())
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -126,6 +158,8 @@ class Responder(Struct, eq=False):
             self._deadline_timer.remove(self)
             if context.first_attempt_at is not None:
                 self._record.overhead = context.first_attempt_at - context.received_at
+            if context.attempt_history.failures:
+                self._record.worker_failures = context.attempt_history.failures
 
     def _cancel_task(self) -> None:
         """Cancel the task once."""
@@ -155,6 +189,9 @@ class Responder(Struct, eq=False):
         Its end is written with its last chunk.
         """
         sink = self._writer
+        encoder = self._strategy.get_heartbeat_encoder()
+        if encoder is not None:
+            self._heartbeat = HeartbeatTimer(encoder, self._deadline_timer, self._write_heartbeat)
         items = self._strategy.stream(self._write_events)
         try:
             async for data, events in items:
@@ -166,6 +203,8 @@ class Responder(Struct, eq=False):
                     await sink.drain()
                     self._write_blocked_since = math.inf
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             await items.aclose()
         self._finish_stream()
 
@@ -190,14 +229,24 @@ class Responder(Struct, eq=False):
             if not self._has_content:
                 self._has_content = self._begin_content(events)
             self._writer.write(chunk)
+            if self._heartbeat is not None:
+                self._heartbeat.has_output = True
         return not (self._writer.started and self._writer.needs_drain)
 
-    async def _send_unary(self) -> None:
-        """Read all events and send a unary response."""
+    def _write_heartbeat(self, data: bytes) -> None:
+        """Write to a client that reads; begin the response if it has not begun."""
+        if self._is_end_written or self._write_blocked_since < math.inf:
+            return
+        if not self._writer.started:
+            self._start_response(self._get_elapsed())
+        self._writer.write(data)
+
+    def _send_unary(self, items: Sequence[StreamItem]) -> None:
+        """Send the unary response that these items are."""
         strategy, record, reasons = self._strategy, self._record, []
         body: bytes | None = None
         batches: list[Event] = []
-        for data, batch in await strategy.send_unary():
+        for data, batch in items:
             body = data or body
             batches += batch
         events = strategy.process_events(batches)

@@ -1,8 +1,8 @@
 """How a target serves a request: by pass-through, or by translation."""
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from protocols.core.interfaces import (
     HttpResponse,
     ResponseContext,
     ResponseEncoder,
+    SupportsHeartbeat,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
@@ -52,8 +53,8 @@ ParamFinder = Callable[[str, Collection[str]], Param | None]
 """See ``protocols.params.find_sent_param``, of an adapter and an operation."""
 
 MAX_CHOICES = 8192
-"""The maximum number of choices of a request, over all its prompts. Each costs memory before its
-first token, and no protocol promises more."""
+"""The maximum number of choices or samples of a request, over all its prompts. Each costs memory
+before its first token, and no protocol promises more."""
 
 MAX_TOP_LOGPROBS = 1000
 """The maximum number of alternatives per token. Each has to be found, written and read."""
@@ -75,11 +76,14 @@ def apply_model_settings(
     context_length = route.model.info.context_length
     if not isinstance(request, GenerationRequest):
         return request.bind_target(route.target.backend_model, source, context_length)
-    if request.choice_count > MAX_CHOICES:
-        raise _build_limit_error(names.get("n", "n"), MAX_CHOICES, request.choice_count, "in all")
-    if request.logprobs is not None and request.logprobs.top > MAX_TOP_LOGPROBS:
+    if request.sample_count > MAX_CHOICES:
+        _raise_choice_limit_error(request, names, find_param)
+    if request.logprobs is not None and (top := request.logprobs.top) > MAX_TOP_LOGPROBS:
+        for path in ("logprobs.top", "request.top_logprobs"):
+            if row := find_param and find_param(path, request.provided_fields):
+                raise build_limit_error(row, MAX_TOP_LOGPROBS, top)
         name = names.get("logprobs.top", "logprobs")
-        raise _build_limit_error(name, MAX_TOP_LOGPROBS, request.logprobs.top, "here")
+        raise _build_limit_error(name, MAX_TOP_LOGPROBS, top, "here")
     fitted = request.bind_target(route.target.backend_model, source, context_length)
     defaults = route.model.defaults
     if defaults.sampling or defaults.stopping:
@@ -122,9 +126,33 @@ def _limit_max_tokens(
     return request
 
 
+def _raise_choice_limit_error(
+    request: GenerationRequest, names: Mapping[str, str], find_param: ParamFinder | None
+) -> NoReturn:
+    """Raise the error for too many choices, samples or beams: of the field that asks for most."""
+    widths = {
+        "n": request.n or 1,
+        "best_of": request.best_of or 1,
+        "sampling.beam_width": request.sampling.beam_width or 1,
+    }
+    path = max(widths, key=widths.__getitem__)
+    most = MAX_CHOICES // (len(request.prompts) or 1)
+    row = find_param and most and find_param(path, request.provided_fields)
+    if row:
+        raise build_limit_error(row, most, widths[path])
+    name = names.get(path, path.rpartition(".")[2])
+    raise _build_limit_error(name, MAX_CHOICES, request.sample_count, "in all")
+
+
 def _build_limit_error(param: str, limit: int, value: int, scope: str) -> InvalidParameter:
     text = f"'{param}' must be at most {limit} {scope}, got {value}"
     return InvalidParameter(text, param=param, problem="above", got=value)
+
+
+def list_clamped_fields(clamped: Mapping[str, str]) -> Iterator[UnsupportedParameter]:
+    """The fields that the client's protocol changed to fit the target, as translation loss."""
+    for name, detail in clamped.items():
+        yield UnsupportedParameter(name, "clamped", detail)
 
 
 _STRICT_HEADER: Final = "x-interlingua-strict"
@@ -172,6 +200,8 @@ class ResponseStrategy:
         """The request as the backend gets it, before emulation."""
         if self.prepared.passthrough is None:
             request, unsupported = self.prepared.request, self.prepared.unsupported_parameters
+            if isinstance(request, GenerationRequest) and request.clamped_fields:
+                unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
             if unsupported:
                 self.plan = plan_emulation(request, unsupported)
                 self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
@@ -215,6 +245,15 @@ class ResponseStrategy:
             else:
                 self._encoder = passthrough.create_encoder()
         return self._encoder
+
+    def get_heartbeat_encoder(self) -> SupportsHeartbeat | None:
+        """The encoder of a stream that has to be kept alive; None if the worker writes it."""
+        if self.prepared.passthrough is not None:
+            return None
+        encoder = self.get_encoder()
+        if not hasattr(encoder, "heartbeat_interval"):  # isinstance would be fifty calls
+            return None
+        return cast("SupportsHeartbeat", encoder)
 
     def get_stream_headers(self) -> Headers:
         """The headers of a stream, after its first events."""

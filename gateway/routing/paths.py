@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols.core.errors import MethodNotAllowed, PathNotFound
-from protocols.core.interfaces import ClientAdapter, Endpoint
+from protocols.core.interfaces import ClientAdapter, Endpoint, HasVersionHeader
 
 _PATH_PARAM = re.compile(r"\{(\w+)\}")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -42,6 +42,24 @@ class EndpointMatch(Struct, frozen=True):
         """This match or the alternative whose protocol is named first; this one if none is."""
         by_name = {one.mount.adapter.name: one for one in (*self.alternatives, self)}
         return next((by_name[name] for name in names if name in by_name), self)
+
+    def list_header_protocols(self, headers: Mapping[str, str]) -> Iterator[str]:
+        """The protocols of this path whose version header is among ``headers``."""
+        for one in (self, *self.alternatives):
+            if has_version_header(one.mount, headers):
+                yield one.mount.adapter.name
+
+    def list_default_protocols(self) -> Iterator[str]:
+        """The protocols of this path whose clients send no version header."""
+        for one in (self, *self.alternatives):
+            if not isinstance(one.mount.adapter, HasVersionHeader):
+                yield one.mount.adapter.name
+
+
+def has_version_header(mount: AdapterMount, headers: Mapping[str, str]) -> bool:
+    """Whether ``headers`` include the version header of the mount's protocol."""
+    adapter = mount.adapter
+    return isinstance(adapter, HasVersionHeader) and adapter.version_header in headers
 
 
 class PathRouter:
@@ -91,19 +109,28 @@ class PathRouter:
             )
         return PathNotFound(f"no endpoint is called {path[:200]!r}", method=method, path=path)
 
-    def find_owner(self, path: str) -> AdapterMount:
-        """The mount whose protocol writes the error for a path without an endpoint."""
+    def find_owner(self, path: str, headers: Mapping[str, str] = _EMPTY) -> AdapterMount:
+        """The mount whose protocol writes the error for a path without an endpoint.
+
+        A mount whose version header is among ``headers`` owns all paths below its prefix.
+        """
         owners = [
             (len(mount.prefix + root), mount)
             for mount in self.mounts
             for root in mount.adapter.path_prefixes
             if path.startswith(mount.prefix + root)
         ]
+        named = [
+            (len(mount.prefix), mount)
+            for mount in self.mounts
+            if path.startswith(f"{mount.prefix}/") and has_version_header(mount, headers)
+        ]
+        owners = named or owners
         return max(owners, key=lambda owner: owner[0])[1] if owners else self.mounts[0]
 
     def has_path(self, path: str) -> bool:
-        """Whether a protocol has this path."""
-        return any(table.match_path(path)[0] for table in self._tables)
+        """Whether a protocol has this path, for more than a HEAD request."""
+        return any(table.match_path(path)[0].keys() - {"HEAD"} for table in self._tables)
 
 
 class _PathPattern(Struct, frozen=True):

@@ -24,7 +24,7 @@ AllowedModels = frozenset[str] | None
 AttributesLoader = Callable[[], RequestAttributes]
 """Returns a request's attributes. It is not called where the model's name is enough."""
 CATCH_ALL_MODEL = "*"
-"""The model that serves every name no other model has."""
+"""The model that serves every name no other model has; at the end of a name, any rest of it."""
 
 
 class RequestDefaults(Struct, frozen=True):
@@ -154,11 +154,17 @@ class Router:
         self._by_name = {
             name: model for model in self._models for name in (model.info.name, *model.info.aliases)
         }
+        self._wildcards = sorted(
+            (model for model in self._models if model.info.name.endswith(CATCH_ALL_MODEL)),
+            key=lambda model: -len(model.info.name),
+        )
+        """The models for every name with a beginning, the longest beginning first."""
         self._fixed_routes = {
             name: Route(one, one.targets[version])
             for name, one, version in self._list_fixed_models()
         }
         """The routes of models with one version and neither rules nor sticky sources."""
+        self._backends = [*{id(backend): backend for backend in self._list_backends()}.values()]
         self._draw = draw
         self.ready = ready
 
@@ -240,8 +246,11 @@ class Router:
         if allowed_models is None:
             return
         model = self._by_name.get(name) or self._by_name.get(name.rpartition("@")[0])
-        if model is None and (not name or CATCH_ALL_MODEL not in self._by_name):
+        wildcard = self._find_wildcard(name) if model is None else None
+        if model is None and wildcard is None:
             return  # there is no such model
+        if wildcard is not None and wildcard.info.name in allowed_models - {CATCH_ALL_MODEL}:
+            return
         if (name if model is None else model.info.name) not in allowed_models:
             raise Forbidden(_describe_unknown_model(name), model=name)
 
@@ -257,14 +266,28 @@ class Router:
         return [
             self._read_current_info(model)
             for model in self._models
-            if model.info.name != CATCH_ALL_MODEL
+            if not model.info.name.endswith(CATCH_ALL_MODEL)
             and (allowed_models is None or model.info.name in allowed_models)
         ]
+
+    @property
+    def model_count(self) -> int:
+        """How many models there are."""
+        return len(self._models)
+
+    def read_readiness(self) -> tuple[bool, ...]:
+        """Whether the gateway and each backend is ready: while this is equal, so are listings."""
+        return (self.ready, *(backend.ready for backend in self._backends))
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of this name or alias. Raises ModelNotFound or VersionNotFound."""
         resolved, _ = self._resolve_name(model, version)
         return self._read_current_info(resolved)
+
+    def _list_backends(self) -> Iterator[Backend]:
+        for model in self._models:
+            for target in model.targets.values():
+                yield target.backend
 
     def _list_fixed_models(self) -> Iterator[tuple[str, Model, str]]:
         """Each model with one version and neither rules nor sticky sources, and that version."""
@@ -290,12 +313,27 @@ class Router:
             )
         return model, version
 
+    def _find_wildcard(self, name: str) -> Model | None:
+        """The model for every name with the longest beginning that this one has."""
+        for model in self._wildcards:
+            beginning = model.info.name[:-1]
+            if name.startswith(beginning) and len(name) > len(beginning):
+                return model
+        return None
+
     def _resolve_catch_all(self, name: str) -> Model:
-        model = self._by_name.get(CATCH_ALL_MODEL)
-        if model is None or not name or has_dot_segment(name):  # workers get it in paths
+        model = self._find_wildcard(name)
+        if model is None or has_dot_segment(name):  # workers get it in paths
             raise ModelNotFound(_describe_unknown_model(name), model=name)
+        rest = name[len(model.info.name) - 1 :]
         targets = {
-            key: replace(target, backend_model=name) for key, target in model.targets.items()
+            key: replace(
+                target,
+                backend_model=name
+                if model.info.name == CATCH_ALL_MODEL
+                else target.backend_model.replace(CATCH_ALL_MODEL, rest),
+            )
+            for key, target in model.targets.items()
         }
         return replace(model, info=replace(model.info, name=name), targets=targets)
 
@@ -343,13 +381,14 @@ class Router:
 
     @staticmethod
     def _read_current_info(model: Model) -> ModelInfo:
-        versions = tuple(
-            replace(version, ready=model.targets[version.name].backend.ready)
-            if version.name in model.targets
+        targets, versions = model.targets, model.info.versions
+        current = tuple(
+            replace(version, ready=not version.ready)
+            if version.name in targets and targets[version.name].backend.ready != version.ready
             else version
-            for version in model.info.versions
+            for version in versions
         )
-        return replace(model.info, versions=versions)
+        return model.info if current == versions else replace(model.info, versions=current)
 
 
 class PrincipalCatalog(Struct, frozen=True):

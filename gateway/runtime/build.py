@@ -37,6 +37,7 @@ from protocols.core.interfaces import (
     ClientAdapter,
     HttpResponse,
     ModelMetadataReader,
+    SupportsKeepAlive,
     UpstreamAdapter,
 )
 from protocols.core.restricted import RestrictedAdapter
@@ -53,9 +54,10 @@ def build_adapter(name: str, profile: str | None, options: Mapping[str, Any]) ->
 
 def build_mount(protocol: schema.ListenerProtocolConfig) -> AdapterMount:
     """Create the adapter of a listener's protocol, with its path prefix."""
-    return AdapterMount(
-        build_adapter(protocol.name, protocol.profile, protocol.options), protocol.prefix
-    )
+    adapter = build_adapter(protocol.name, protocol.profile, protocol.options)
+    if protocol.keep_alive and isinstance(adapter, SupportsKeepAlive):
+        adapter.keep_connections()
+    return AdapterMount(adapter, protocol.prefix)
 
 
 def build_static_pages(
@@ -142,7 +144,7 @@ def list_backend_models(config: schema.Config) -> Mapping[str, Sequence[str]]:
     for name, model in config.models.items():
         for target in model.resolve_targets().values():
             model_name = target.model or name
-            if model_name != CATCH_ALL_MODEL:
+            if not model_name.endswith(CATCH_ALL_MODEL):
                 models[target.backend][model_name] = None
     return {backend: list(names) for backend, names in models.items()}
 

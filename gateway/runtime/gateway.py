@@ -90,6 +90,7 @@ def server_tls_context(tls: schema.TlsConfig) -> ssl.SSLContext:
     context.load_cert_chain(
         tls.cert, tls.key, password=str
     )  # otherwise OpenSSL asks for a password on the terminal
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from msgspec import Struct
 
@@ -108,27 +109,49 @@ class Reloader:
         return ReloadResult(loaded.hash, name)
 
 
-# Reload triggers: SIGHUP and changed files.
+# Reload triggers: SIGHUP, changed files, and other sources that are asked.
+
+_POLL_INTERVAL: Final = 5.0
+"""Seconds between two questions whether a source that is no file has changed."""
 
 
 class ReloadTrigger:
-    """Reloads when ``reload_requested`` is set or the ``watched_file`` changes."""
+    """Reloads when ``reload_requested`` is set or the ``watched_file`` changes.
 
-    def __init__(self, reloader: Reloader, watched_file: str | None) -> None:
+    ``has_changed`` is asked every ``poll_interval`` seconds, in a thread.
+    """
+
+    def __init__(
+        self,
+        reloader: Reloader,
+        watched_file: str | None,
+        has_changed: Callable[[], bool] | None = None,
+        poll_interval: float = _POLL_INTERVAL,
+    ) -> None:
         self._reloader = reloader
         self._watched_files = () if watched_file is None else (watched_file,)
         self.reload_requested = asyncio.Event()
         self._file_watcher = FileWatcher(self._list_files, self.reload_requested.set)
+        self._poll_call = None if has_changed is None else BackgroundCall(has_changed)
+        self._poll_interval = poll_interval
 
     async def run(self) -> None:
         """Run until cancelled. Changes since the construction count."""
         async with asyncio.TaskGroup() as tasks:
             if self._watched_files:
                 tasks.create_task(self._file_watcher.run())
+            if self._poll_call is not None:
+                tasks.create_task(self._poll(self._poll_call))
             while True:
                 await self.reload_requested.wait()
                 self.reload_requested.clear()
                 await self._reloader.reload()
+
+    async def _poll(self, has_changed: BackgroundCall[bool]) -> None:
+        while True:
+            await asyncio.sleep(self._poll_interval)
+            if await has_changed.wait_result():
+                self.reload_requested.set()
 
     def _list_files(self) -> frozenset[str]:
         return self._reloader.files.union(self._watched_files)

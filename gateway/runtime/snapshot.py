@@ -17,6 +17,7 @@ from backends.torch.settings import TorchSettings
 from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
 from gateway.http_server.connection import HandleRequest
+from gateway.http_server.cors import CorsHandler, CorsPolicy
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
@@ -88,7 +89,9 @@ class ConfigSnapshot:
 
     def get_handler(self, listener_id: listeners.ListenerId) -> HandleRequest:
         """The handler of a listener's requests."""
-        return self.handlers[listener_id].handle
+        handle = self.handlers[listener_id].handle
+        cors = listeners.listeners_by_id(self.config)[listener_id].cors
+        return handle if cors is None else CorsHandler(handle, CorsPolicy(cors)).handle
 
     def has_any_backend(self, backends: Iterable[Backend]) -> bool:
         """Whether the snapshot uses one of these backends."""
@@ -175,6 +178,7 @@ class ConfigSnapshot:
                 replace(
                     settings,
                     allow_protocol_header=listener.protocol_header,
+                    default_model=listener.default_model or "",
                     explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
                 services,

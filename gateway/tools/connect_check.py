@@ -17,6 +17,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.http.interfaces import WorkerCredentials, join_path
 from backends.pool.settings import PoolSettings, WorkerSourceSettings
 from backends.torch.settings import TorchSettings
 from gateway import __version__
@@ -340,7 +342,7 @@ class _WorkerCheck(Struct, frozen=True):
 
     subject: str
     url: str
-    bearer: str | None
+    credentials: WorkerCredentials | None
     pool: PoolSettings
     context: ssl.SSLContext
 
@@ -367,10 +369,10 @@ async def check_workers(config: Config, services: Services) -> Sequence[Finding]
                     hint = "correct the name, or its source"
                     results.append(_error(f"backend {name}", str(error), hint))
                     continue
-                bearer = worker.auth.bearer.reveal() if worker.auth else None
+                credentials = worker.auth.make_credentials() if worker.auth else None
                 for url in urls:
                     subject = f"worker {url} (backend {name})"
-                    tasks.create_task(run(_WorkerCheck(subject, url, bearer, pool, context)))
+                    tasks.create_task(run(_WorkerCheck(subject, url, credentials, pool, context)))
     return sorted(results, key=lambda result: result.subject)
 
 
@@ -430,31 +432,37 @@ async def _check_protocol(check: _WorkerCheck, now: Callable[[], float]) -> Asyn
     if (path := pool.health.path) is not None:
         probes.insert(0, UpstreamRequest(path, b"", method="GET"))
     timeout = httpx.Timeout(_WORKER_TIMEOUT)
+    base_path = urlsplit(check.url).path.rstrip("/")
+    origin = check.url.rstrip("/").removesuffix(base_path)
     async with httpx.AsyncClient(verify=check.context, timeout=timeout) as client:
         for probe in probes:
-            headers = dict(probe.headers)
-            if check.bearer is not None:
-                headers["authorization"] = f"Bearer {check.bearer}"
+            request, headers = probe, probe.headers
+            if check.credentials is not None:
+                request, headers = check.credentials.authorize(probe, probe.headers)
             response = await client.request(
-                probe.method, check.url + probe.path, headers=headers, content=probe.body or None
+                probe.method,
+                origin + join_path(base_path, request.path),
+                headers=headers,
+                content=probe.body or None,
             )
-            yield _check_response(check, probe, response)
+            sent = f"{probe.method} {join_path(base_path, probe.path)}"
+            yield _check_response(check, sent, response)
             skew = _clock_skew(response.headers.get("date"), now())
             if probe is adapter.health_request and abs(skew) > _MAX_CLOCK_SKEW:
                 message = f"the clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
                 yield _warning(check.subject, message, "synchronize both clocks by NTP")
 
 
-def _check_response(
-    check: _WorkerCheck, probe: UpstreamRequest, response: httpx.Response
-) -> Finding:
+def _check_response(check: _WorkerCheck, request: str, response: httpx.Response) -> Finding:
+    """``request`` is its method and path, without credentials."""
     status, protocol = response.status_code, check.pool.protocol
-    request = f"{probe.method} {probe.path}"
     if status in _AUTH_STATUSES:
-        reason = "the key is not accepted" if check.bearer else "a key is required"
-        hint = "set `auth: {bearer: …}` of the worker"
+        reason = "the key is not accepted" if check.credentials else "a key is required"
+        hint = "set `auth` of the worker: {bearer: …}, or header, query or basic"
         return _error(check.subject, f"{request} answered {status}: {reason}", hint)
     hint = f"check that the worker speaks the protocol {protocol}"
+    if status == HTTPStatus.NOT_FOUND:
+        hint = f"check the path of the worker's url, and {hint.removeprefix('check ')}"
     if not response.is_success:
         return _error(check.subject, f"{request} answered {status}", hint)
     if response.content[:_BODY_START].lstrip().startswith(b"<"):

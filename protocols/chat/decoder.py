@@ -2,13 +2,14 @@
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from protocols.chat.errors import raise_worker_error
 from protocols.core import sse
@@ -30,6 +31,7 @@ from protocols.core.events import (
 )
 from protocols.core.request import EmbeddingRequest, GenerationRequest
 from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
+from protocols.json_body import JSON_ERRORS
 
 # Real workers vary, so any key may be missing or null.
 
@@ -127,6 +129,16 @@ class WireResponse(Struct, gc=False):
     error: Any = None
 
 
+class _ChoiceWithoutLogprobs(WireChoice, gc=False):
+    """A choice whose log probabilities are not decoded: the field has a name that none sends."""
+
+    logprobs: WireLogprobs | None = field(default=None, name="(skipped)")
+
+
+class _ResponseWithoutLogprobs(WireResponse, gc=False):
+    choices: list[_ChoiceWithoutLogprobs] | None = None  # type: ignore[assignment]
+
+
 class WireEmbedding(Struct):
     """One embedding: numbers, or base64 of little-endian float32."""
 
@@ -189,6 +201,7 @@ class _BareTextChunk(TextChunk, gc=False):
     choices: tuple[_BareTextChunkChoice]
 
 
+_decode_text_chunk = msgspec.json.Decoder(_BareTextChunk).decode
 _decode_text_chunks = msgspec.json.Decoder(_BareTextChunk).decode_lines
 
 
@@ -207,6 +220,18 @@ def read_text_chunks(chunks: Iterable[TextChunk], events: list[Event]) -> None:
             events.append(TextDelta(text))
 
 
+_LINE_NUMBER: Final = re.compile(r"`\$\[(\d+)\]")
+
+
+def find_failed_line(error: Exception, count: int) -> int:
+    """The number of lines before the one of ``count`` that ``decode_lines`` could not decode.
+
+    Half of all if the error does not tell.
+    """
+    found = _LINE_NUMBER.search(str(error))
+    return count // 2 if found is None else min(int(found[1]), count - 1)
+
+
 class WireEmbeddingItem(Struct):
     """One embedding, without its vector."""
 
@@ -222,6 +247,7 @@ class WireEmbeddingSummary(Struct):
 
 
 decode_response = msgspec.json.Decoder(WireResponse).decode
+decode_response_without_logprobs = msgspec.json.Decoder(_ResponseWithoutLogprobs).decode
 decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
 decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
 
@@ -505,7 +531,9 @@ WORKER_FINISH_REASONS: Final[Mapping[str, FinishReason | None]] = {
 }
 """Finish reasons by wire name, including those of related workers; None is a worker failure."""
 _DONE_PAYLOAD: Final = b"[DONE]"
-_CHUNKS_PER_BATCH: Final = 32
+_MIN_BATCH: Final = 16
+_MAX_BATCH: Final = 128
+"""How many text chunks are decoded together, at first and at most."""
 
 
 class _ChoiceState:
@@ -515,13 +543,34 @@ class _ChoiceState:
 
     def __init__(self, index: int, prompt: str | None) -> None:
         self.index = index
-        self.tool_calls = ToolCallAssembler(index)
+        self.tool_calls: ToolCallAssembler | None = None  # from its first call on
         self.is_ended = False
         self.pending_prompt = prompt  # what is still to come back of it, where it was asked for
 
 
+def _has_only_text(wire: WireChoice, delta: WireDelta | None) -> bool:
+    """Whether a choice has no more than a text and a finish reason, as most have."""
+    return (
+        wire.logprobs is None
+        and not wire.token_ids
+        and (
+            delta is None
+            or (
+                type(delta.content) is not list
+                and not delta.reasoning_content
+                and not delta.reasoning
+                and not delta.refusal
+                and not delta.tool_calls
+                and delta.function_call is None
+            )
+        )
+    )
+
+
 class EmbeddingCounter:
     """Decodes only the number, the model and the usage of embeddings."""
+
+    unary_choices: Sequence[WireChoice] = ()
 
     def __init__(self, request: EmbeddingRequest, complaint: Callable[[bytes], None]) -> None:
         self._request = request
@@ -540,7 +589,7 @@ class EmbeddingCounter:
             raise StreamBroken("The worker's answer is empty.")
         try:
             wire = decode_embedding_summary(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        except JSON_ERRORS as e:
             self._raise_if_error(body)
             raise WorkerFailed("The worker's answer can't be read.") from e
         if len(wire.data) != len(self._request.inputs):
@@ -557,7 +606,7 @@ class GenerationDecoder:
     The first byte decides which: see ``sse.ResponseBodyReader``. ``echoes``: the worker was asked
     to return the prompt. ``complaint`` raises the error in a body that is no response.
     ``ends_calls``: the end of the stream also ends a choice that called a tool and has no finish
-    reason.
+    reason. ``skips_logprobs``: log probabilities are not needed.
     """
 
     def __init__(
@@ -567,8 +616,10 @@ class GenerationDecoder:
         echoes: bool = False,
         complaint: Callable[[bytes], None] = raise_worker_error,
         ends_calls: bool = False,
+        skips_logprobs: bool = False,
     ) -> None:
         self._request = request
+        self._decode = decode_response_without_logprobs if skips_logprobs else decode_response
         self._expects_echo = echoes
         self._raise_if_error = complaint
         self._end_closes_tool_calls = ends_calls
@@ -580,6 +631,8 @@ class GenerationDecoder:
         self._usage: Usage | None = None
         self._choices: dict[int, _ChoiceState] = {}
         self._pending_error: GatewayError | None = None
+        self.unary_choices: Sequence[WireChoice] = ()
+        """The choices of a unary response, as the worker wrote them."""
         self._accepts_texts = False
         """Whether the first choice has begun and not ended, so that text chunks may follow."""
 
@@ -587,15 +640,23 @@ class GenerationDecoder:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:
             raise self._pending_error
-        payloads = self._sse_parser.feed(self._body_reader.feed(data))
         events: list[Event] = []
+        if (
+            self._accepts_texts
+            and sse.is_plain_event(data)
+            and self._sse_parser.is_between_events
+            and self._read_texts((data[6:-2],), events)
+        ):
+            return events
+        if not (data := self._body_reader.feed(data)):
+            return events
+        payloads = self._sse_parser.feed(data)
         try:
             if type(payloads) is list:
-                for start in range(0, len(payloads), _CHUNKS_PER_BATCH):
-                    self._read_payloads(payloads[start : start + _CHUNKS_PER_BATCH], events)
+                self._read_payloads(payloads, events)
             else:
-                for payload in payloads:
-                    self._read_payload(payload, events)
+                for payload in payloads:  # they may end in an error
+                    self._read_payloads((payload,), events)
         except GatewayError as error:
             if not events:
                 raise
@@ -610,8 +671,8 @@ class GenerationDecoder:
             return ()
         if (body := self._body_reader.unary_body) is not None:
             events: list[Event] = []
-            self._read_json(bytes(body), events, is_unary=True)
-            return [*events, *self._build_end_events()]
+            self._read_json(body, events, is_unary=True)
+            return events + self._build_end_events()
         try:
             self._sse_parser.close()
         except StreamBroken:
@@ -626,30 +687,37 @@ class GenerationDecoder:
     # --- a stream ---------------------------------------------------------------------------------
 
     def _read_payloads(self, payloads: Sequence[bytes], events: list[Event]) -> None:
-        """Decode text chunks together; halve the batch until the other chunks are found."""
-        if len(payloads) == 1:
-            self._read_payload(payloads[0], events)
-        elif not self._read_texts(payloads, events):
-            middle = len(payloads) // 2
-            self._read_payloads(payloads[:middle], events)
-            self._read_payloads(payloads[middle:], events)
+        """Decode text chunks together, and each other chunk alone."""
+        start, size = 0, _MIN_BATCH
+        while start < len(payloads):
+            count = self._read_texts(payloads[start : start + size], events)
+            if count == 0:
+                self._read_payload(payloads[start], events)
+            size = min(2 * size, _MAX_BATCH) if count == size else _MIN_BATCH
+            start += count or 1
 
-    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> bool:
-        """Decode these chunks if all are text chunks of a choice that goes on."""
+    def _read_texts(self, payloads: Sequence[bytes], events: list[Event]) -> int:
+        """Decode the first of these chunks that are text chunks of a choice that goes on.
+
+        Returns their number.
+        """
         if not self._accepts_texts:
-            return False
+            return 0
+        count = len(payloads)
         try:
-            chunks = _decode_text_chunks(b"\n".join(payloads))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False
-        if len(chunks) != len(payloads):
-            return False
+            if count == 1:
+                chunks: Sequence[TextChunk] = (_decode_text_chunk(payloads[0]),)
+            else:
+                chunks = _decode_text_chunks(b"\n".join(payloads))
+        except JSON_ERRORS as e:
+            fewer = find_failed_line(e, count)
+            return self._read_texts(payloads[:fewer], events) if fewer else 0
+        if len(chunks) != count:
+            return self._read_texts(payloads[: count // 2], events)
         read_text_chunks(chunks, events)
-        return True
+        return count
 
     def _read_payload(self, payload: bytes, events: list[Event]) -> None:
-        if self._read_texts((payload,), events):
-            return
         if self._is_done or not (text := payload.strip()):
             return
         if text != _DONE_PAYLOAD:
@@ -665,9 +733,10 @@ class GenerationDecoder:
         """End the choices whose last event was a tool call."""
         events: list[Event] = []
         for index, choice in self._choices.items():
-            if not choice.is_ended and choice.tool_calls.started_count:
+            calls = choice.tool_calls
+            if not choice.is_ended and calls is not None and calls.started_count:
                 choice.is_ended = True
-                choice.tool_calls.close()
+                calls.close()
                 events.append(ChoiceEnd("tool_calls", index))
         return events
 
@@ -686,17 +755,19 @@ class GenerationDecoder:
 
     # --- one JSON object --------------------------------------------------------------------------
 
-    def _read_json(self, body: bytes, events: list[Event], *, is_unary: bool) -> None:
+    def _read_json(self, body: bytes | bytearray, events: list[Event], *, is_unary: bool) -> None:
         try:
-            wire = decode_response(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            self._raise_if_error(body)
+            wire = self._decode(body)
+        except JSON_ERRORS as e:
+            self._raise_if_error(bytes(body))
             raise WorkerFailed("The worker's answer can't be read.") from e
         if wire.choices is None or wire.error is not None:
-            self._raise_if_error(body)
+            self._raise_if_error(bytes(body))
         choices = wire.choices or []
-        if is_unary and not choices:
-            raise WorkerFailed("The worker's answer has no choices.")
+        if is_unary:
+            if not choices:
+                raise WorkerFailed("The worker's answer has no choices.")
+            self.unary_choices = choices
         self._add_metadata(wire, events)
         usage = None if wire.usage is None else read_usage(wire.usage, self._usage_reader)
         counts = (
@@ -713,6 +784,8 @@ class GenerationDecoder:
             if (choice.finish_reason or is_unary) and not state.is_ended:
                 events.append(self._finish_choice(choice, state))
         self._add_usage(usage, events)
+        if is_unary:
+            return
         first = self._choices.get(0)
         self._accepts_texts = (
             self._has_metadata
@@ -755,6 +828,12 @@ class GenerationDecoder:
     ) -> None:
         own_events: list[Event] = []
         text, delta = wire.text or "", wire.delta or wire.message
+        if _has_only_text(wire, delta) and choice.pending_prompt is None and not choice.is_ended:
+            if delta is not None:
+                text = delta.content or ""  # type: ignore[assignment] # never a list here
+            if text:
+                events.append(TextDelta(text, choice.index, count))
+            return
         if delta is not None:
             reasoning = delta.reasoning_content or delta.reasoning
             if reasoning and isinstance(reasoning, str):
@@ -769,6 +848,8 @@ class GenerationDecoder:
             if delta.refusal:
                 own_events.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
+                if choice.tool_calls is None:
+                    choice.tool_calls = ToolCallAssembler(choice.index)
                 own_events += choice.tool_calls.read_delta(delta)
         if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")
@@ -793,7 +874,8 @@ class GenerationDecoder:
 
     def _finish_choice(self, wire: WireChoice, choice: _ChoiceState) -> ChoiceEnd:
         choice.is_ended = True
-        choice.tool_calls.close()
+        if choice.tool_calls is not None:
+            choice.tool_calls.close()
         reason = WORKER_FINISH_REASONS.get(wire.finish_reason or "", "unknown")
         if reason is None:
             raise WorkerFailed(f"The worker broke off ({(wire.finish_reason or '')[:32]}).")

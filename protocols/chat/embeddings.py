@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from protocols.chat.decoder import (
+    WireChoice,
     decode_embedding,
     decode_embedding_response,
     read_text,
@@ -15,7 +16,7 @@ from protocols.chat.decoder import (
 )
 from protocols.chat.errors import raise_worker_error
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
-from protocols.chat.unary import UnaryDecoder, UnaryEncoder
+from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import Embedding, Event, ResponseMetadata
@@ -85,17 +86,19 @@ def encode_base64(values: tuple[float, ...]) -> str:
 # --- workers' -------------------------------------------------------------------------------------
 
 
-class EmbeddingDecoder(UnaryDecoder):
+class EmbeddingDecoder(UnaryBodyDecoder):
     """Decodes the response to an EmbeddingRequest."""
 
+    unary_choices: Sequence[WireChoice] = ()
+
     def __init__(
-        self, request: EmbeddingRequest, *, complaint: Callable[[bytes], None] = raise_worker_error
+        self, request: EmbeddingRequest, complaint: Callable[[bytes], None] = raise_worker_error
     ) -> None:
         super().__init__(complaint)
         self._request = request
 
     def read_body(self, body: bytes) -> Sequence[Event]:
-        """See ``UnaryDecoder``."""
+        """See ``UnaryBodyDecoder``."""
         try:
             wire = decode_embedding_response(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

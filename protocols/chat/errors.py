@@ -279,6 +279,13 @@ _REQUESTED_TOKENS = re.compile(
     re.IGNORECASE,
 )
 """The texts of vLLM, OpenAI, SGLang and llama.cpp."""
+_UNKNOWN_MODEL = re.compile(
+    r"model|deployment|adapter|graph definition|(?-i:RESOURCE_DOES_NOT_EXIST|\bNOT_FOUND\b)",
+    re.IGNORECASE,
+)
+"""OpenAI, vLLM, SGLang, Ollama and Anthropic name the model, Azure its deployment, OVMS its graph;
+Databricks has codes."""
+_UNKNOWN_PATH = re.compile(r"invalid url|cannot (?:GET|POST)|no (?:such )?route", re.IGNORECASE)
 _MAX_TEXT_LENGTH = 300
 
 
@@ -357,13 +364,12 @@ def read_worker_error(
 def map_worker_error(
     status: int, fault: WorkerErrorBody, retry_after: float | None = None
 ) -> GatewayError:
-    """Our error for a worker's error; the worker's text is kept for the log.
+    """Our error for a worker's error; the worker's text is kept for operators.
 
     The default ``WorkerErrorMapper``.
     """
     error = _map_status(status or find_error_status(fault), fault, retry_after)
-    if fault.text and fault.text not in error.message:
-        error.add_note(f"the worker said: {fault.text}")
+    error.worker_text = fault.text
     return error
 
 
@@ -392,12 +398,20 @@ def _map_status(status: int, fault: WorkerErrorBody, retry_after: float | None) 
             return UnsupportedFeature(
                 fault.text or "The worker refused the request.", param=fault.param
             )
-        case 404:
+        case 404 if _is_unknown_model(fault):
             return WorkerFailed("The worker does not know the model.", status=status)
+        case 404:
+            return WorkerFailed("The worker does not know the gateway's path.", status=status)
         case 401 | 403:
             return WorkerFailed("The worker refused the gateway's key.", status=status)
         case _:
             return WorkerFailed(f"The worker answered with an error ({status}).", status=status)
+
+
+def _is_unknown_model(fault: WorkerErrorBody) -> bool:
+    """Whether 404 is about the model, and not about the path: the texts of servers say which."""
+    text = f"{fault.code} {fault.type} {fault.text}"
+    return _UNKNOWN_MODEL.search(text) is not None and _UNKNOWN_PATH.search(text) is None
 
 
 def find_error_status(fault: WorkerErrorBody) -> int:

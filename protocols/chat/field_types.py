@@ -1,23 +1,31 @@
-"""Types of request fields that accept only what is certainly valid, for pass-through.
+"""Types of request fields that accept only what is certainly valid.
 
-Every worker accepts such a field unchanged. They decode no more than the gateway needs.
+Requests whose fields have these types may be passed through, since every worker accepts such a
+field unchanged. The readers of ``messages`` and ``tools`` try these types first: what has another
+form is read, or gets its error, item by item. They decode no more than the gateway needs.
 """
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, ValidationError
 
-from protocols.chat.messages import check_tool_results
-from protocols.chat.tools import read_response_format
-from protocols.core.errors import InvalidParameter
-from protocols.core.request import AudioPart, ContentPart, ImagePart, Message, TextPart, ToolCall
+from protocols.chat.params import null_to_none
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    ImagePart,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from protocols.params import NONEMPTY_STRING
 
-NONEMPTY_STRING = Annotated[str, Meta(min_length=1)]
 _Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 _OptionalText = str | UnsetType | None
 _Absent = UnsetType | None
+_OPENING_BRACE: Final = ord("{")
 
 
 class _Valid(Struct, forbid_unknown_fields=True):
@@ -69,12 +77,19 @@ class _ToolCall(_Valid):
     type: Literal["function"]
     function: _FunctionCall
 
+    def to_call(self) -> ToolCall:
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
 
 class _Message(_Valid, tag_field="role"):
     """A message that every worker accepts unchanged."""
 
 
 class _SystemMessage(_Message, tag="system"):
+    content: str | _TextParts
+
+
+class _DeveloperMessage(_Message, tag="developer"):
     content: str | _TextParts
 
 
@@ -126,11 +141,41 @@ class _Tool(_Valid):
     function: _Function
 
 
+class _RawFunction(_Valid):
+    """A function with the schema as the client wrote it."""
+
+    name: _Name
+    description: _OptionalText = UNSET
+    parameters: Raw | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class _RawTool(_Valid):
+    type: Literal["function"]
+    function: _RawFunction
+
+    def to_tool(self) -> Tool:
+        """The internal tool. Raises ValidationError if the parameters are no object."""
+        body = self.function
+        description, strict = body.description, body.strict
+        schema = None if body.parameters is UNSET else null_to_none(body.parameters)
+        if schema is not None and memoryview(schema)[0] != _OPENING_BRACE:
+            raise ValidationError
+        return Tool(
+            body.name,
+            None if description is UNSET else description,
+            schema,
+            None if strict is UNSET else strict,
+        )
+
+
 class _FunctionName(_Valid):
     name: str
 
 
-class _NamedTool(_Valid):
+class NamedFunctionChoice(_Valid):
+    """A ``tool_choice`` that names a function."""
+
     type: Literal["function"]
     function: _FunctionName
 
@@ -145,6 +190,11 @@ OPTIONAL_STRING: Final[Any] = str | UnsetType
 MESSAGES: Final[Any] = Annotated[
     list[_SystemMessage | _UserMessage | _AssistantMessage | _ToolMessage], Meta(min_length=1)
 ]
+ANY_MESSAGES: Final[Any] = Annotated[
+    list[_SystemMessage | _DeveloperMessage | _UserMessage | _AssistantMessage | _ToolMessage],
+    Meta(min_length=1),
+]
+"""With the developer's, which not every worker accepts."""
 TEXT_MESSAGES: Final[Any] = Annotated[list[_TextMessage], Meta(min_length=1)]
 PLAIN_MESSAGES: Final[Any] = Annotated[list[_PlainMessage], Meta(min_length=1)]
 PROMPTS: Final[Any] = str | Annotated[list[NONEMPTY_STRING], Meta(min_length=1, max_length=2048)]
@@ -154,7 +204,7 @@ INPUTS: Final[Any] = (
 STREAM_OPTIONS: Final[Any] = _StreamOptions | UnsetType
 ENCODINGS: Final[Any] = Literal["float", "base64"] | UnsetType
 RESPONSE_FORMAT: Final[Any] = Raw | UnsetType
-"""``is_valid_chat`` checks it."""
+"""``protocols.chat.tools.is_valid_chat`` checks it."""
 LOGIT_BIAS: Final[Any] = (
     dict[Annotated[str, Meta(pattern=r"^[0-9]+\Z")], Annotated[float, Meta(ge=-100, le=100)]]
     | UnsetType
@@ -166,76 +216,39 @@ METADATA: Final[Any] = (
     ]
     | UnsetType
 )
+TOOLS: Final[Any] = list[_RawTool]
 TOOL_FIELDS: Final[Mapping[str, Any]] = {
     "tools": Annotated[list[_Tool], Meta(min_length=1, max_length=128)] | UnsetType,
-    "tool_choice": Literal["auto", "none", "required"] | _NamedTool | UnsetType,
-}
-
-# --- checks ---------------------------------------------------------------------------------------
-
-_TOOL_DEPENDENT_FIELDS: Final = frozenset({"tool_choice", "parallel_tool_calls"})
-_CHECKED_FIELDS: Final = _TOOL_DEPENDENT_FIELDS | {
-    "top_logprobs",
-    "max_completion_tokens",
-    "response_format",
+    "tool_choice": Literal["auto", "none", "required"] | NamedFunctionChoice | UnsetType,
 }
 
 
-def is_valid_chat(body: Any, fields: AbstractSet[str]) -> bool:
-    """OpenAI's rules between the fields of a chat request, each valid.
-
-    Raises InvalidParameter for an invalid ``response_format``.
-    """
-    if _CHECKED_FIELDS.isdisjoint(fields):
-        return True
-    if "top_logprobs" in fields and body.logprobs is not True:
-        return False
-    if "max_tokens" in fields and "max_completion_tokens" in fields:
-        return False  # the gateway decides which of the two counts
-    if "response_format" in fields:
-        read_response_format({"response_format": body.response_format})
-    if "tools" not in fields:
-        return _TOOL_DEPENDENT_FIELDS.isdisjoint(fields)
-    choice = body.tool_choice
-    return not isinstance(choice, _NamedTool) or any(
-        tool.function.name == choice.function.name for tool in body.tools
-    )
-
-
-def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
-    """The messages of a valid body. Raises InvalidParameter if tool calls lack their results."""
-    has_tools, converted = False, []
+def convert_messages(messages: Sequence[Any]) -> list[Message] | None:
+    """The internal messages; None if one of an assistant has neither text nor tool calls."""
+    converted = []
     for message in messages:
-        content = message.content
-        if isinstance(content, str):
+        kind, content = type(message), message.content
+        if type(content) is str:
             parts: tuple[ContentPart, ...] = (TextPart(content),)
         else:
             parts = tuple([part.to_part() for part in content]) if content else ()
-        if type(message) is _AssistantMessage or type(message) is _ToolMessage:
-            converted.append(_read_tool_turn(message, parts))
-            has_tools = has_tools or bool(converted[-1].tool_calls) or converted[-1].role == "tool"
+        if kind is _UserMessage:
+            converted.append(Message("user", parts, message.name or None))
+        elif kind is _ToolMessage:
+            converted.append(Message("tool", parts, tool_call_id=message.tool_call_id))
+        elif kind is not _AssistantMessage:
+            converted.append(Message(_ROLES.get(kind) or message.role, parts))
+        elif message.tool_calls:
+            calls = tuple([call.to_call() for call in message.tool_calls])
+            converted.append(Message("assistant", parts, tool_calls=calls))
+        elif parts:
+            converted.append(Message("assistant", parts))
         else:
-            role = message.role if hasattr(message, "role") else _ROLES[type(message)]
-            converted.append(Message(role, parts))
-    if has_tools:
-        check_tool_results(converted)
-    return tuple(converted)
+            return None
+    return converted
 
 
-_ROLES: Final[Mapping[type, Literal["system", "user"]]] = {
+_ROLES: Final[Mapping[type, Literal["system", "developer"]]] = {
     _SystemMessage: "system",
-    _UserMessage: "user",
+    _DeveloperMessage: "developer",
 }
-
-
-def _read_tool_turn(
-    message: _AssistantMessage | _ToolMessage, parts: tuple[ContentPart, ...]
-) -> Message:
-    if isinstance(message, _ToolMessage):
-        return Message("tool", parts, tool_call_id=message.tool_call_id)
-    if message.tool_calls is UNSET:
-        if not parts:
-            raise InvalidParameter("a message without content", param="messages")
-        return Message("assistant", parts)
-    calls = [ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls]
-    return Message("assistant", parts, tool_calls=tuple(calls))

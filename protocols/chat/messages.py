@@ -9,12 +9,14 @@ It writes error texts from the error's ``param`` (``messages[0].role``), ``probl
 Tools, tool_choice and response_format are in ``protocols.chat.tools``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from protocols.chat.field_types import ANY_MESSAGES, convert_messages
 from protocols.chat.params import (
     conflict_error,
     empty_value_error,
@@ -35,7 +37,7 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.json_body import decode_value
+from protocols.json_body import JSON_ERRORS, decode_value
 
 # Content parts, decoded from clients and encoded for workers.
 
@@ -174,7 +176,7 @@ USER_PART_TYPES = ("text", "image_url", "input_audio", "file", "audio_url", "vid
 """The part types of a user's message: those of OpenAI, and two that vLLM adds."""
 
 
-class MessageRules(Struct, frozen=True, kw_only=True):
+class MessageRules(Struct, frozen=True, kw_only=True, dict=True):
     """How strictly messages are read."""
 
     roles: tuple[str, ...] = ("system", "assistant", "user", "function", "tool", "developer")
@@ -186,11 +188,18 @@ class MessageRules(Struct, frozen=True, kw_only=True):
     accepts_argument_objects: bool = False
     """The arguments of a call may be an object instead of its JSON text."""
 
+    @cached_property
+    def allow_common_messages(self) -> bool:
+        """Whether the roles and parts of ``field_types.ANY_MESSAGES`` are all allowed."""
+        return (
+            {"system", "developer", "user", "assistant", "tool"}.issubset(self.roles)
+            and {"text", "image_url", "input_audio"}.issubset(self.user_parts)
+            and "text" in self.assistant_parts
+        )
+
 
 DEFAULT_MESSAGE_RULES = MessageRules()
-_PLAIN_MESSAGE_KEYS: Final = {"role", "content"}
-_PLAIN_MESSAGE_ROLES: Final = ("system", "developer", "user", "assistant")
-"""The roles whose messages need only a text."""
+_decode_messages = msgspec.json.Decoder(ANY_MESSAGES).decode
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -200,21 +209,36 @@ def read_messages(
     raw: Raw | None, rules: MessageRules = DEFAULT_MESSAGE_RULES
 ) -> tuple[Message, ...]:
     """The messages of a request. Raises InvalidParameter or UnsupportedFeature."""
-    values = None if raw is None else decode_value(raw)
+    if raw is None:
+        raise missing_error("messages")
+    messages = _read_common_messages(raw) if rules.allow_common_messages else None
+    is_common = messages is not None
+    if messages is None:
+        messages = _read_messages(decode_value(raw), rules)
+    if rules.requires_tool_results:
+        check_tool_results(messages)
+    if not is_common:
+        _convert_function_calls(messages)
+    return tuple(messages)
+
+
+def _read_common_messages(raw: Raw) -> list[Message] | None:
+    """Messages decoded at once; None if one of them has another form, or is invalid."""
+    try:
+        return convert_messages(_decode_messages(raw))
+    except JSON_ERRORS:
+        return None
+
+
+def _read_messages(values: Any, rules: MessageRules) -> list[Message]:
+    """Messages of any form, item by item."""
     if values is None:
         raise missing_error("messages")
     if not isinstance(values, list):
         raise invalid_type_error("messages", "an array of objects", values)
     if not values:
         raise empty_value_error("messages", values)
-    messages = [
-        _read_plain_message(value, rules) or _read_message(value, f"messages[{i}]", rules)
-        for i, value in enumerate(values)
-    ]
-    if rules.requires_tool_results:
-        check_tool_results(messages)
-    _convert_function_calls(messages)
-    return tuple(messages)
+    return [_read_message(value, f"messages[{i}]", rules) for i, value in enumerate(values)]
 
 
 def check_tool_results(messages: Sequence[Message]) -> None:
@@ -237,9 +261,9 @@ def check_tool_results(messages: Sequence[Message]) -> None:
             continue
         if waiting:
             raise _missing_results_error(waiting, i)
-        if message.tool_calls:
+        if message.tool_calls or open_calls:
             waiting = [call.id for call in message.tool_calls if call.id]
-        open_calls = set(waiting)
+            open_calls = set(waiting)
     if waiting:
         raise _missing_results_error(waiting, len(messages) - 1)
 
@@ -252,16 +276,6 @@ def _missing_results_error(waiting: Iterable[str], place: int) -> InvalidParamet
         "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
         f"{ids[:300]}",
     )
-
-
-def _read_plain_message(value: Any, rules: MessageRules) -> Message | None:
-    """A message with only a role and a text, as most are; None for any other."""
-    if type(value) is not dict or value.keys() != _PLAIN_MESSAGE_KEYS:
-        return None
-    role, content = value["role"], value["content"]
-    if type(content) is not str or role not in _PLAIN_MESSAGE_ROLES or role not in rules.roles:
-        return None
-    return Message(role, (TextPart(content),))
 
 
 def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
@@ -409,7 +423,44 @@ class WireMessage(Struct):
 
 def write_messages(messages: Iterable[Message], style: MessageStyle) -> list[WireMessage]:
     """The messages for a worker, to be encoded as JSON."""
-    return [_write_message(message, style) for message in messages]
+    return [_write_message(message, style) for message in _move_result_media(messages)]
+
+
+def _move_result_media(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages with the images and files of tools' results in the user message that follows.
+
+    In this format the content of a tool message is text.
+    """
+    moved: list[ContentPart] = []
+    for message in messages:
+        if message.role == "tool" and any(type(part) is not TextPart for part in message.parts):
+            yield _label_media(message, moved)
+        elif moved and message.role == "user":
+            yield msgspec.structs.replace(message, parts=(*moved, *message.parts))
+            moved = []
+        elif moved and message.role != "tool":
+            yield Message("user", tuple(moved))
+            moved = []
+            yield message
+        else:
+            yield message
+    if moved:
+        yield Message("user", tuple(moved))
+
+
+def _label_media(message: Message, moved: list[ContentPart]) -> Message:
+    """The tool message with a label in the place of each part that is added to ``moved``."""
+    texts, count = [], 0
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        else:
+            count += 1
+            kind = "image" if isinstance(part, ImagePart) else "file"
+            label = f"{kind} {count} of call {message.tool_call_id}"
+            texts.append(f"[{label} follows]")
+            moved += (TextPart(f"[{label}]"), part)
+    return msgspec.structs.replace(message, parts=(TextPart("\n".join(texts)),))
 
 
 def _write_message(message: Message, style: MessageStyle) -> WireMessage:

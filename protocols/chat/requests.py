@@ -8,6 +8,7 @@ Each protocol has its own ``RequestRules`` and adds its own checks::
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from msgspec import Raw, Struct
@@ -70,7 +71,7 @@ MAX_IDENTIFIER_LENGTH = 64
 MAX_INPUTS = 2048
 
 
-class RequestRules(Struct, frozen=True, kw_only=True):
+class RequestRules(Struct, frozen=True, kw_only=True, dict=True):
     """The parameters that a protocol accepts, and how strictly."""
 
     chat: ParamTable = ParamTable(*CHAT_PARAMS, *CHAT_EXTENSION_PARAMS)
@@ -83,7 +84,22 @@ class RequestRules(Struct, frozen=True, kw_only=True):
     default_completion_tokens: int | None = 16
     """The default of ``max_tokens`` of completions."""
 
+    @cached_property
+    def plain_chat_fields(self) -> frozenset[str]:
+        """The fields of a chat that need no more than their row, as most requests have."""
+        return _PLAIN_FIELDS | {
+            row.wire
+            for row in self.chat
+            if row.wire not in _DEPENDENT_FIELDS
+            and not row.field.startswith(("request.", "labels."))
+        }
 
+
+_PLAIN_FIELDS = frozenset({"model", "messages", "stream_options", "logit_bias"})
+_DEPENDENT_FIELDS = frozenset(
+    {"parallel_tool_calls", "continue_final_message", "add_generation_prompt"}
+)
+"""Fields that are checked together with others."""
 DEFAULT_REQUEST_RULES = RequestRules()
 
 
@@ -111,6 +127,10 @@ def read_chat(
     messages = read_messages(fields.get("messages"), rules.message_rules)
     values = params.read_params(rules.chat, fields)
     _read_shared_fields(values, fields, client_id, timeout)
+    if values.provided_fields <= rules.plain_chat_fields:
+        return GenerationRequest(
+            model=name, kind="chat", messages=messages, **values.build_request_arguments()
+        )
     _merge_logprobs(values)
     if "modalities" in values.provided_fields:
         _check_modalities(fields["modalities"])
@@ -132,7 +152,7 @@ def read_chat(
         tool_choice=choice,
         legacy_functions=legacy,
         output=_read_output_format(values, fields),
-        labels=_read_labels(values, fields),
+        labels=_read_labels(values, fields, rules.chat),
         extra=collect_extra(values, fields, rules.chat, CHAT_FIELDS, rules.unknown_fields),
         **values.build_request_arguments(),
     )
@@ -203,7 +223,7 @@ def read_completion(
         kind="completion",
         prompts=prompts,
         output=_read_output_format(values, fields),
-        labels=_read_labels(values, {}),
+        labels=_read_labels(values, {}, rules.completion),
         extra=collect_extra(
             values, fields, rules.completion, COMPLETION_FIELDS, rules.unknown_fields
         ),
@@ -279,7 +299,7 @@ def read_embedding(
     return EmbeddingRequest(
         model=name,
         inputs=inputs,
-        labels=_read_labels(values, {}),
+        labels=_read_labels(values, {}, rules.embedding),
         extra=collect_extra(
             values, fields, rules.embedding, EMBEDDING_FIELDS, rules.unknown_fields
         ),
@@ -358,11 +378,15 @@ def _read_output_format(values: ParsedParams, fields: Mapping[str, Raw]) -> Outp
     return output or guide
 
 
-def _read_labels(values: ParsedParams, fields: Mapping[str, Raw]) -> dict[str, str]:
-    labels = values.get_section("labels")
-    identifier = labels.get("safety_identifier", "")
-    if len(identifier) > MAX_IDENTIFIER_LENGTH:
-        raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
+def _read_labels(
+    values: ParsedParams, fields: Mapping[str, Raw], table: ParamTable
+) -> dict[str, str]:
+    labels = {}
+    if not table.label_fields.isdisjoint(values.provided_fields):
+        labels = values.get_section("labels")
+        identifier = labels.get("safety_identifier", "")
+        if len(identifier) > MAX_IDENTIFIER_LENGTH:
+            raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
     if "metadata" in fields and "metadata" in values.provided_fields:
         labels |= _read_metadata(fields["metadata"])
     return labels

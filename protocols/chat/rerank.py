@@ -33,7 +33,7 @@ from protocols.chat.requests import (
     set_request_info,
 )
 from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
-from protocols.chat.unary import UnaryDecoder, UnaryEncoder
+from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import WorkerFailed
 from protocols.core.events import Event, RelevanceScore, ResponseMetadata, StreamEnd, Usage
@@ -454,7 +454,7 @@ class _WireScores(Struct):
 _decode_scores = msgspec.json.Decoder(_WireScores | list[_WireScore]).decode
 
 
-class RerankDecoder(UnaryDecoder):
+class RerankDecoder(UnaryBodyDecoder):
     """Decodes the response to a RerankRequest."""
 
     def __init__(self, request: RerankRequest, complaint: Any = raise_worker_error) -> None:
@@ -462,7 +462,7 @@ class RerankDecoder(UnaryDecoder):
         self._request = request
 
     def read_body(self, body: bytes) -> Sequence[Event]:
-        """See ``protocols.chat.unary.UnaryDecoder``."""
+        """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_scores(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

@@ -31,7 +31,7 @@ from protocols.chat.requests import (
 )
 from protocols.chat.responses import ResponseStyle, encode_json
 from protocols.chat.tools import read_tools, write_tools
-from protocols.chat.unary import UnaryDecoder, UnaryEncoder
+from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
 from protocols.core.events import DetokenizedText, Event, StreamEnd, TokenList
@@ -252,11 +252,11 @@ _decode_tokens = msgspec.json.Decoder(_WireTokens).decode
 _decode_text = msgspec.json.Decoder(_WireText).decode
 
 
-class TokenizeDecoder(UnaryDecoder):
+class TokenizeDecoder(UnaryBodyDecoder):
     """Decodes the response to a TokenizeRequest."""
 
     def read_body(self, body: bytes) -> Sequence[Event]:
-        """See ``protocols.chat.unary.UnaryDecoder``."""
+        """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_tokens(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -273,11 +273,11 @@ class TokenizeDecoder(UnaryDecoder):
         return [TokenList(tuple(ids), tuple(texts), length), StreamEnd()]
 
 
-class DetokenizeDecoder(UnaryDecoder):
+class DetokenizeDecoder(UnaryBodyDecoder):
     """Decodes the response to a DetokenizeRequest."""
 
     def read_body(self, body: bytes) -> Sequence[Event]:
-        """See ``protocols.chat.unary.UnaryDecoder``."""
+        """See ``protocols.chat.unary.UnaryBodyDecoder``."""
         try:
             wire = _decode_text(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

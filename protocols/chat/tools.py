@@ -9,11 +9,13 @@ Readers convert a request's fields to the internal form, writers convert it to a
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw
 
+from protocols.chat.field_types import TOOLS, NamedFunctionChoice
 from protocols.chat.params import (
     as_array,
     as_object,
@@ -38,10 +40,11 @@ from protocols.core.request import (
     Tool,
     ToolChoice,
 )
-from protocols.json_body import decode_value
+from protocols.json_body import JSON_ERRORS, decode_value
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _encode = msgspec.json.Encoder().encode
+_decode_tools = msgspec.json.Decoder(TOOLS).decode
 
 # --- tools ----------------------------------------------------------------------------------------
 
@@ -56,6 +59,12 @@ def read_tools(
     raw = null_to_none(fields.get("tools"))
     if raw is None:
         return ()
+    try:
+        tools = tuple([tool.to_tool() for tool in _decode_tools(raw)])
+    except JSON_ERRORS:
+        tools = ()  # some have another form, or are invalid
+    if 0 < len(tools) <= most:
+        return tools
     items = as_array(raw, "tools")
     if not items:
         raise empty_value_error("tools", items)
@@ -322,3 +331,34 @@ def write_response_format(output: OutputFormat | None) -> dict[str, Any] | None:
             return {"type": "json_schema", "json_schema": body}
         case _:
             return None
+
+
+# --- pass-through ---------------------------------------------------------------------------------
+
+_TOOL_DEPENDENT_FIELDS: Final = frozenset({"tool_choice", "parallel_tool_calls"})
+_CHECKED_FIELDS: Final = _TOOL_DEPENDENT_FIELDS | {
+    "top_logprobs",
+    "max_completion_tokens",
+    "response_format",
+}
+
+
+def is_valid_chat(body: Any, fields: AbstractSet[str]) -> bool:
+    """OpenAI's rules between the fields of a chat request, each valid.
+
+    Raises InvalidParameter for an invalid ``response_format``.
+    """
+    if _CHECKED_FIELDS.isdisjoint(fields):
+        return True
+    if "top_logprobs" in fields and body.logprobs is not True:
+        return False
+    if "max_tokens" in fields and "max_completion_tokens" in fields:
+        return False  # the gateway decides which of the two counts
+    if "response_format" in fields:
+        read_response_format({"response_format": body.response_format})
+    if "tools" not in fields:
+        return _TOOL_DEPENDENT_FIELDS.isdisjoint(fields)
+    choice = body.tool_choice
+    return not isinstance(choice, NamedFunctionChoice) or any(
+        tool.function.name == choice.function.name for tool in body.tools
+    )

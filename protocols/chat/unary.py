@@ -39,7 +39,7 @@ class UnaryEncoder:
         return self._response_style.encode_error_event(error)
 
 
-class UnaryDecoder(ABC):
+class UnaryBodyDecoder(ABC):
     """Collects the body of a response; ``read_body`` decodes it."""
 
     def __init__(self, complaint: Callable[[bytes], None] = raise_worker_error) -> None:

@@ -165,6 +165,8 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
     """The largest number of stop strings."""
+    reports_stop_strings: bool = False
+    """Whether responses name the stop string that ended them."""
     max_chat_logprobs: int | None = None
     max_completion_logprobs: int | None = None
     """The largest number of alternatives per token, of chat and of completions."""
@@ -277,6 +279,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         request_kinds=BASIC_KINDS | {"rerank"},
     ),
     "vllm": WorkerProfile(
+        reports_stop_strings=True,
         chat=(
             *_VLLM_PARAMS,
             *_find_params("add_generation_prompt", "continue_final_message", "include_reasoning"),
@@ -299,6 +302,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
     ),
     "sglang": WorkerProfile(
+        reports_stop_strings=True,
         chat=(*_SGLANG_PARAMS, *_find_params("continue_final_message"), _EFFORT, _PARALLEL),
         completion=(*_SGLANG_PARAMS, _ECHO, _SUFFIX),
         message_style=MessageStyle(includes_reasoning=True),
@@ -322,6 +326,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         tokenizer="llamacpp",
     ),
     "interlingua": WorkerProfile(
+        reports_stop_strings=True,
         chat=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.chat)),
         completion=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.completion)),
         embedding=select_written_params(INTERLINGUA_WORKER_RULES.embedding),
@@ -678,6 +683,8 @@ class RequestWriter:
         carries = params.build_parameter_support(
             self._chat_params if chat else self._completion_params
         )
+        if profile.reports_stop_strings:
+            carries["stopping.stop"] = replace(carries["stopping.stop"], reports_match=True)
         carries["sampling.logit_bias"] = ParameterSupport("logit_bias")
         carries["sampling.do_sample"] = ParameterSupport("")
         carries["logprobs.top"] = ParameterSupport(

@@ -41,6 +41,7 @@ class UnaryChoice(Struct):
     tokens: int = 0
     reasoning: str = ""
     reasoning_signature: str | None = None
+    redacted_reasoning: list[str] = []
     refusal: str = ""
     tool_calls: list[ToolCall] = []
     token_ids: list[int] = []
@@ -166,9 +167,11 @@ class ResponseAccumulator:
                 self._texts[choice.index].append(text)
                 choice.echo_length += len(text)
                 choice.logprobs += logprobs
-            case ReasoningDelta(text, _, signature):
+            case ReasoningDelta(text, _, signature, redacted):
                 self._reasoning.setdefault(choice.index, []).append(text)
                 choice.reasoning_signature = signature or choice.reasoning_signature
+                if redacted is not None:
+                    choice.redacted_reasoning.append(redacted)
             case RefusalDelta(text):
                 choice.refusal += text
             case ToolCallStart():

@@ -69,6 +69,12 @@ class GatewayError(Exception):
     """Seconds until a retry makes sense, if known."""
     upstream_error: UpstreamErrorText | None = None
     """The worker's error for clients of the same protocol, if the request was passed through."""
+    request_id: str | None = None
+    """The gateway's id of the failed request, for protocols that show it in the body."""
+    worker_status: int | None = None
+    """The HTTP status of the worker's response, if that is the error."""
+    worker_text: str = ""
+    """The worker's own text, for operators only: it may contain anything."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

@@ -62,11 +62,12 @@ class TextDelta(Struct, frozen=True, gc=False, tag=True):
 
 
 class ReasoningDelta(Struct, frozen=True, gc=False, tag=True):
-    """A piece of reasoning."""
+    """A piece of reasoning, its signature, or encrypted reasoning (``redacted``)."""
 
     text: str
     index: int = 0
     signature: str | None = None
+    redacted: str | None = None
 
 
 class RefusalDelta(Struct, frozen=True, gc=False, tag=True):
@@ -135,7 +136,7 @@ class DetokenizedText(Struct, frozen=True, gc=False, tag=True):
 
 
 class Usage(Struct, frozen=True, gc=False, tag=True):
-    """Token counts, and their source.
+    """Token counts, and their source. Those of the prompt include what a cache held or stores.
 
     ``worker``: reported by the worker; ``counted``: counted by the gateway from the worker's
     events; ``estimated``: an estimate.
@@ -146,6 +147,7 @@ class Usage(Struct, frozen=True, gc=False, tag=True):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
     source: Literal["worker", "counted", "estimated"] = "worker"
+    cache_write_tokens: int | None = None
 
     @property
     def total_tokens(self) -> int:

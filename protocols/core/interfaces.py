@@ -1,10 +1,16 @@
 """Interfaces between the gateway, the protocols and their callers.
 
 ClientAdapter        one wire protocol towards clients
+SupportsProxy        an adapter with endpoints that are forwarded without translation
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
+SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
+HasVersionHeader     a client adapter whose requests have a header of their own
+SupportsHeartbeat    a response encoder that keeps a waiting client connected
+SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
+HasOwnHeaders        an upstream adapter whose requests have headers of their own
 SupportsRequestKinds an upstream adapter that carries more kinds of requests
 SupportsCancel       an upstream adapter with a request that cancels another
 SupportsPassthrough  an upstream adapter that forwards a client's own bytes
@@ -40,17 +46,20 @@ class Endpoint(Struct, frozen=True):
     ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
     Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
     ``client_id`` is in the RoutingInfo; ``tokenize`` is ``generate``, but takes no tokens of a rate
-    limit. ``operation`` is the adapter's own name for what the endpoint does.
+    limit; ``proxy`` forwards the request without translation and needs SupportsProxy. ``operation``
+    is the adapter's own name for what the endpoint does.
     """
 
     method: str
     path: str
-    task: Literal["generate", "inform", "stop", "tokenize"] = "generate"
+    task: Literal["generate", "inform", "stop", "tokenize", "proxy"] = "generate"
     operation: str = ""
     public: bool = False
     """No API key is required, so its response may not depend on any one model."""
     strict_slash: bool = False
     """A trailing slash makes it another path."""
+    lists_models: bool = False
+    """Its response depends on the catalog alone, so that it may be cached."""
 
 
 class ClientRequest(Struct, frozen=True, dict=True):
@@ -125,6 +134,20 @@ class ResponseEncoder(Protocol):
         """The complete response."""
 
 
+@runtime_checkable
+class SupportsHeartbeat(Protocol):
+    """A response encoder whose clients give up a stream in which nothing happens."""
+
+    heartbeat_interval: float
+    """Seconds of silence after which ``encode_heartbeat`` is called, again and again."""
+
+    def encode_heartbeat(self, silence: float) -> bytes:
+        """Bytes for a client that has got no event for ``silence`` seconds; may be empty.
+
+        They begin the stream if it has not begun: its status is then 200, whatever follows.
+        """
+
+
 class ClientAdapter(Protocol):
     """One wire protocol towards clients. It does no I/O and raises ClientErrors."""
 
@@ -163,6 +186,41 @@ class ClientAdapter(Protocol):
         """Wire name by field path of the internal request, for translation loss reports."""
 
 
+class ProxiedModel(Struct, frozen=True):
+    """The model that a request to a ``proxy`` endpoint names; "" if it names none.
+
+    ``rename`` returns the body, or its beginning as far as it was read, with another name.
+    """
+
+    name: str
+    rename: Callable[[bytes, str], bytes]
+
+
+@runtime_checkable
+class SupportsProxy(Protocol):
+    """An adapter with ``proxy`` endpoints: workers of the same protocol get the client's own bytes.
+
+    Nothing but the model's name is read of a request, and nothing of a response.
+    """
+
+    def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
+        """The model of a request of which ``call.body`` has arrived.
+
+        None if more of the body is needed, never if it is complete. Raises ClientError.
+        """
+
+    def get_proxied_path(self, operation: str) -> str:
+        """The path of a worker for the endpoint's operation."""
+
+
+@runtime_checkable
+class SupportsTokenEstimate(Protocol):
+    """A client adapter whose ``tokenize`` endpoints answer with an estimate where nobody counts."""
+
+    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
+        """The estimated number of tokens as a response. Raises ClientError."""
+
+
 class OpenApiFragment(Struct, frozen=True):
     """The OpenAPI 3.1 description of one adapter's endpoints.
 
@@ -191,6 +249,14 @@ class RateLimitStatus(Struct, frozen=True):
 
 
 @runtime_checkable
+class SupportsKeepAlive(Protocol):
+    """A client adapter of servers that close the connection after a response."""
+
+    def keep_connections(self) -> None:
+        """Keep connections from now on, unless the client closes them."""
+
+
+@runtime_checkable
 class RateLimitHeaders(Protocol):
     """A client adapter that reports rate limits in response headers."""
 
@@ -198,6 +264,18 @@ class RateLimitHeaders(Protocol):
         self, requests: RateLimitStatus | None, tokens: RateLimitStatus | None
     ) -> Headers:
         """Headers for every response; an argument is None if there is no such limit."""
+
+
+@runtime_checkable
+class HasVersionHeader(Protocol):
+    """A client adapter whose clients send a header that no other protocol has.
+
+    On a path that several protocols of a listener have, a request with the header is this
+    protocol's, and one without it another's.
+    """
+
+    version_header: str
+    """The header's name, in lower case."""
 
 
 class UpstreamRequest(Struct, frozen=True):
@@ -303,6 +381,14 @@ class ModelMetadataReader(Protocol):
 
 
 @runtime_checkable
+class HasOwnHeaders(Protocol):
+    """An upstream adapter whose requests have headers of their own, which workers then get."""
+
+    own_headers: frozenset[str]
+    """Their names, in lower case."""
+
+
+@runtime_checkable
 class SupportsCancel(Protocol):
     """An upstream adapter with a request that cancels another.
 
@@ -339,7 +425,7 @@ class PassthroughRequest(Struct, frozen=True):
     the same protocol get more details.
     """
 
-    request: Request
+    request: AnyRequest
     upstream_request: UpstreamRequest
     build_headers: Callable[[], Headers]
     create_reader: Callable[[], PassthroughReader]

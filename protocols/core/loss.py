@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from protocols.core.request import AnyRequest, ResponseOptions
+from protocols.core.request import AnyRequest, GenerationRequest, ResponseOptions
 
 LossReason = Literal["renamed", "clamped", "defaulted", "approximated", "emulated", "dropped"]
 """``emulated``: the gateway does it for the target; only ``renamed`` loses nothing."""
@@ -37,14 +37,16 @@ class ParameterSupport(Struct, frozen=True):
     maximum: float | None = None
     reason: LossReason | None = None
     """Set if the target supports the field only partly."""
+    reports_match: bool = False
+    """Of stop strings: whether responses name the one that matched."""
 
 
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
      "labels", "extra", "source", "context_length", "timeout", "encoding", "templating.mode",
-     "legacy_functions", "tool_choice", "queries", "documents", "raw_documents", "top_n",
-     "return_documents", "prompt", "return_texts", "token_ids",
+     "legacy_functions", "tool_choice", "clamped_fields", "queries", "documents", "raw_documents",
+     "top_n", "return_documents", "prompt", "return_texts", "token_ids",
      *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
 """Fields that every target gets, that only the gateway uses, or that are checked elsewhere."""
@@ -70,6 +72,8 @@ def find_unsupported_parameters(
             continue
         carry = carries.get(path, _NOT_SUPPORTED)
         reason, low, high, detail = carry.reason, carry.minimum, carry.maximum, ""
+        if path == "stopping.stop" and not carry.reports_match and _wants_match(request):
+            reason = "dropped"
         if reason is None:
             if type(value) not in _NUMBER_TYPES:
                 continue
@@ -85,6 +89,11 @@ def find_unsupported_parameters(
             UnsupportedParameter(names.get(path, path.rpartition(".")[2]), reason, detail, path)
         )
     return tuple(losses)
+
+
+def _wants_match(request: AnyRequest) -> bool:
+    """Whether the response has to name the stop string that matched."""
+    return isinstance(request, GenerationRequest) and request.response_options.matched_stop
 
 
 def format_loss_header(losses: tuple[UnsupportedParameter, ...]) -> str:

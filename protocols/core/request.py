@@ -6,7 +6,6 @@ place here are kept in ``extra`` as the client sent them, for workers of the sam
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from msgspec import NODEFAULT, Raw, Struct
@@ -60,6 +59,8 @@ class ReasoningPart(Struct, frozen=True, tag="reasoning"):
 
     text: str
     signature: str | None = None
+    redacted: str | None = None
+    """Encrypted reasoning, which only its worker can read; ``text`` is empty then."""
 
 
 ContentPart = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
@@ -235,6 +236,8 @@ class ResponseOptions(Struct, frozen=True, omit_defaults=True, repr_omit_default
     details: bool = False
     timing: bool = False
     token_ids: bool = False
+    matched_stop: bool = False
+    """The response names the stop string that ended it."""
 
 
 Prompt = str | tuple[int, ...]
@@ -254,13 +257,16 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 class _BaseRequest(Struct, frozen=True, dict=True, repr_omit_defaults=True):
     """What all requests share."""
 
-    @cached_property
+    @property
     def set_fields(self) -> Mapping[str, Any]:
         """Every value that differs from its default, by its path such as ``sampling.top_k``.
 
         None and empty values count as not set.
         """
-        values = {}
+        values: dict[str, Any] | None = self.__dict__.get("set_fields")
+        if values is not None:  # functools.cached_property takes a lock in Python 3.11
+            return values
+        values = self.__dict__["set_fields"] = {}
         unsaid = _UNSET_VALUES[type(self)]
         for name, value in self.__rich_repr__():  # which leaves out all that is a default itself
             if name in _SECTION_PATHS:
@@ -343,6 +349,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    clamped_fields: Mapping[str, str] = {}
+    """What the client's protocol changed to fit the target, by wire name: ``64000 to 4096``."""
     context_length: int | None = None
     """The target model's, if known: no plausible token count is larger."""
     source: str = ""

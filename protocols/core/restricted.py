@@ -21,6 +21,7 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     SupportsCancel,
     SupportsPassthrough,
+    SupportsProxy,
     SupportsRequestKinds,
     UpstreamAdapter,
     UpstreamRequest,
@@ -79,6 +80,11 @@ class RestrictedAdapter:
             self.request_kinds = adapter.request_kinds
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
+        if isinstance(adapter, SupportsProxy):
+            self.find_proxied_model, self.get_proxied_path = (
+                adapter.find_proxied_model,
+                adapter.get_proxied_path,
+            )
         if isinstance(adapter, SupportsPassthrough):
             self.prepare_passthrough = partial(self._prepare_passthrough, adapter)
 

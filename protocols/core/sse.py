@@ -45,6 +45,16 @@ def collect_events(
     return events, None
 
 
+def is_plain_event(data: bytes) -> bool:
+    """Whether ``data`` is one complete event that is one line ``data: ...``."""
+    return (
+        data.find(b"\n") == len(data) - 2
+        and data[-2:] == b"\n\n"
+        and data[:6] == b"data: "
+        and data.find(b"\r") < 0
+    )
+
+
 def split_plain_events(data: bytes) -> list[bytes] | None:
     """The data of complete events that are each one line ``data: ...``, as nearly all are.
 
@@ -135,6 +145,11 @@ class SseParser(Struct, eq=False):
     _data_size: int = 0
     _at_start: bool = True
     _after_cr: bool = False
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether no event has begun."""
+        return not self._buffer and not self._data_lines
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The data of each complete event. Raises WorkerFailed if one exceeds the size limit."""

@@ -35,6 +35,8 @@ class UsageReader:
         self, prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None
     ) -> Usage | None:
         """The usage; None if one of the first two is missing, or any is implausible."""
+        if prompt is completion is cached is reasoning is None:
+            return None
         maximum = self._request.context_length or MAX_TOKENS
         if (
             type(prompt) is type(completion) is int

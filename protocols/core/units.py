@@ -239,6 +239,14 @@ _STICKY_SOURCE = re.compile(
 )
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+ANY_ORIGIN: Final = "*"
+_CORS_ORIGIN = re.compile(
+    r"\*|null|(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://"
+    r"(?:(?:\*|[A-Za-z0-9_-]{1,63})(?:\.(?:\*|[A-Za-z0-9_-]{1,63})){0,20}|\[[0-9A-Fa-f:.]{2,45}\])"
+    r"(?P<port>:(?:[0-9]{1,5}|\*))?"
+)
+_CORS_SCHEMA = re.compile(re.sub(r"\?P<[a-z]+>", "?:", _CORS_ORIGIN.pattern))
+"""The same without named groups, which JSON Schema's patterns don't have."""
 _DEVICE = re.compile(r"auto|[a-z]+(:[0-9]{1,3})?")
 
 
@@ -390,8 +398,16 @@ def has_dot_segment(name: str) -> bool:
 
 
 def parse_model_name(text: str) -> str:
-    """The public name of a model; ``*`` is every name that no other model has."""
-    return text if text == "*" else parse_alias(text)
+    """The public name of a model; ``*`` at its end stands for the rest of any name.
+
+    ``openai/*`` is every name with this beginning that no other model has, ``*`` every name.
+    """
+    beginning = text.removesuffix("*")
+    if beginning:
+        parse_alias(beginning)
+    elif not text:
+        parse_alias(text)
+    return text
 
 
 def _check_pattern(pattern: re.Pattern[str], text: str, allowed: str) -> str:
@@ -429,6 +445,18 @@ def parse_path_prefix(text: str) -> str:
     if not _PATH_PREFIX.fullmatch(text) or "/." in text:
         raise ValueError("is not a path prefix; write it as /name, without a slash at its end")
     return text
+
+
+def parse_cors_origin(text: str) -> str:
+    """The origin of a web page: https://app.example, https://*.example.org or ``*``."""
+    match = _CORS_ORIGIN.fullmatch(text)
+    if match is None or text.count("*") > 1:
+        raise ValueError(
+            "is not an origin; write it without a path, as https://app.example or http://localhost:*"
+        )
+    default_port = {"http": ":80", "https": ":443"}.get(match["scheme"] or "")
+    origin = text.lower()
+    return origin.removesuffix(default_port) if default_port and match["port"] else origin
 
 
 def parse_device(text: str) -> str:
@@ -485,13 +513,14 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
     "budget": ScalarType(parse_budget, _build_string_schema(BUDGET_PATTERN), format_budget),
     "name": ScalarType(parse_name, _build_string_schema(_NAME)),
     "model": ScalarType(
-        parse_model_name, {"type": "string", "pattern": f"^(\\*|{_MODEL_NAME.pattern})$"}
+        parse_model_name, {"type": "string", "pattern": f"^(\\*|{_MODEL_NAME.pattern}\\*?)$"}
     ),
     "alias": ScalarType(parse_alias, _build_string_schema(_MODEL_NAME)),
     "header": ScalarType(parse_header_name, _build_string_schema(_HEADER_NAME)),
     "sticky": ScalarType(parse_sticky_source, _build_string_schema(_STICKY_SOURCE)),
     "digest": ScalarType(parse_sha256, _build_string_schema(_SHA256), is_secret=True),
     "prefix": ScalarType(parse_path_prefix, _build_string_schema(_PATH_PREFIX)),
+    "origin": ScalarType(parse_cors_origin, _build_string_schema(_CORS_SCHEMA)),
     "device": ScalarType(parse_device, _build_string_schema(_DEVICE)),
     "address": ScalarType(parse_address, _build_string_schema()),
     "place": ScalarType(parse_host_port, _build_string_schema()),
@@ -537,6 +566,7 @@ HeaderName = Annotated[str, _make_scalar_meta("header")]
 StickySource = Annotated[str, _make_scalar_meta("sticky")]
 Sha256Digest = Annotated[str, _make_scalar_meta("digest")]
 PathPrefix = Annotated[str, _make_scalar_meta("prefix")]
+CorsOrigin = Annotated[str, _make_scalar_meta("origin")]
 DeviceName = Annotated[str, _make_scalar_meta("device")]
 ListenAddress = Annotated[str, _make_scalar_meta("address")]
 HostPort = Annotated[str, _make_scalar_meta("place")]

@@ -48,7 +48,7 @@ _ENDPOINTS = (
             Endpoint("POST", f"{root}/chat/completions", operation="chat"),
             Endpoint("POST", f"{root}/completions", operation="completion"),
             Endpoint("POST", f"{root}/embeddings", operation="embedding"),
-            Endpoint("GET", f"{root}/models", "inform", "models"),
+            Endpoint("GET", f"{root}/models", "inform", "models", lists_models=True),
         )
     ),
     Endpoint("GET", _LIST_PATH, "inform", "endpoints"),

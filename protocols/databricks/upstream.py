@@ -25,12 +25,11 @@ from protocols.chat.field_types import (
     PROMPTS,
     TOOL_FIELDS,
     build_count_type,
-    is_valid_chat,
 )
 from protocols.chat.messages import MessageStyle
 from protocols.chat.params import CHAT_PARAMS, EXTENSION_PARAMS, find_param
 from protocols.chat.responses import create_header_builder
-from protocols.chat.tools import restrict_tools
+from protocols.chat.tools import is_valid_chat, restrict_tools
 from protocols.chat.upstream import (
     RequestReducer,
     RequestWriter,

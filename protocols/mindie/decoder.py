@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from protocols.chat.decoder import GenerationDecoder
+from protocols.chat.decoder import GenerationDecoder, WireChoice
 from protocols.core import sse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
@@ -254,6 +254,11 @@ class OpenAiStyleDecoder:
         self._choice_index = 0
         self._usages: dict[int, Usage] = {}
         self._pending_error: GatewayError | None = None
+
+    @property
+    def unary_choices(self) -> Sequence[WireChoice]:
+        """See ``protocols.chat.decoder.GenerationDecoder``."""
+        return self._inner.unary_choices
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""

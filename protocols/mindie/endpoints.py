@@ -50,6 +50,7 @@ from protocols.mindie.params import (
 )
 from protocols.mindie.requests import get_invalid_length
 from protocols.mindie.responses import (
+    KeepAliveEncoder,
     NativeEncoder,
     TextEncoder,
     TgiStyleEncoder,
@@ -380,6 +381,10 @@ class MindIE(MindieUpstream):
 
     # --- towards clients --------------------------------------------------------------------------
 
+    def keep_connections(self) -> None:
+        """See ``protocols.core.interfaces.SupportsKeepAlive``."""
+        self._config = replace(self._config, keep_alive=True)
+
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         variant = call.endpoint.operation
@@ -433,6 +438,12 @@ class MindIE(MindieUpstream):
         self, call: ClientRequest, request: AnyRequest, about: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        encoder = self._create_encoder(call, request, about)
+        return KeepAliveEncoder(encoder) if self._config.keep_alive else encoder
+
+    def _create_encoder(
+        self, call: ClientRequest, request: AnyRequest, about: ResponseContext
+    ) -> ResponseEncoder:
         if isinstance(request, TokenizeRequest):
             return TokenizerEncoder(request, about, build_headers(call))
         assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
@@ -460,11 +471,17 @@ class MindIE(MindieUpstream):
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        return _add_headers(errors.build_error_response(error, call), call)
+        return self._add_headers(errors.build_error_response(error, call), call)
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``. Also answers a completed ``stop``."""
-        return _add_headers(build_info_response(call, catalog, self._config), call)
+        return self._add_headers(build_info_response(call, catalog, self._config), call)
+
+    def _add_headers(self, reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
+        headers = reply.headers if call is None else (*reply.headers, *build_headers(call))
+        if self._config.keep_alive:
+            headers = errors.keep_connection(headers)
+        return replace(reply, headers=headers)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
@@ -482,7 +499,12 @@ class MindIE(MindieUpstream):
         """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
         if not isinstance(client, MindIE):
             return None
-        return self._passthrough.prepare_passthrough(client._config, call, about)  # noqa: SLF001
+        config = client._config  # noqa: SLF001
+        passed = self._passthrough.prepare_passthrough(config, call, about)
+        if passed is None or not config.keep_alive:
+            return passed
+        build = passed.build_headers
+        return replace(passed, build_headers=lambda: errors.keep_connection(build()))
 
     # --- routing ----------------------------------------------------------------------------------
 
@@ -508,12 +530,6 @@ class MindIE(MindieUpstream):
         if not name:
             raise build_param_error("Request contains not model or model null", "model", "missing")
         return name
-
-
-def _add_headers(reply: HttpResponse, call: ClientRequest | None) -> HttpResponse:
-    if call is None:
-        return reply
-    return replace(reply, headers=(*reply.headers, *build_headers(call)))
 
 
 def _get_operation(call: ClientRequest) -> str:

@@ -74,6 +74,11 @@ _MALFORMED_BODY_ERRORS = {
 }
 
 
+def keep_connection(headers: Headers) -> Headers:
+    """The headers of a response after which the connection is kept."""
+    return tuple(header for header in headers if header not in CLOSE_HEADERS)
+
+
 def build_status_response(status: int, text: str) -> HttpResponse:
     """Build an error response in the common format."""
     return HttpResponse(
@@ -234,7 +239,7 @@ def raise_worker_error(body: bytes) -> None:
     errors.raise_worker_error(body, _map_worker_error)
     if (match := _STREAM_ERROR_PATTERN.search(body)) is not None:
         error = WorkerFailed("The worker broke off its answer.")
-        error.add_note(f"the worker said: {match[0].decode()}")
+        error.worker_text = match[0].decode()
         raise error
 
 

@@ -589,6 +589,8 @@ class MindieConfig(Struct, frozen=True, kw_only=True):
     """How a text prompt becomes the model's input."""
     max_iter_times: int | None = None
     """The maximum number of tokens of a response; None: no limit."""
+    keep_alive: bool = False
+    """Whether connections are kept after responses that are not streamed."""
     request_counter: Iterator[int] = field(default_factory=itertools.count)
 
     @property

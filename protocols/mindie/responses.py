@@ -40,7 +40,14 @@ from protocols.core.events import (
     TopLogprob,
     Usage,
 )
-from protocols.core.interfaces import ClientRequest, Clock, Headers, HttpResponse, ResponseContext
+from protocols.core.interfaces import (
+    ClientRequest,
+    Clock,
+    Headers,
+    HttpResponse,
+    ResponseContext,
+    ResponseEncoder,
+)
 from protocols.core.request import GenerationRequest
 from protocols.core.sse import DONE_EVENT
 from protocols.core.sse import format_event as framed
@@ -76,6 +83,22 @@ def build_headers(call: ClientRequest) -> Headers:
 def build_json_response(body: bytes) -> HttpResponse:
     """Build a unary response, after which the server closes the connection."""
     return HttpResponse(200, body, errors.JSON_HEADERS)
+
+
+class KeepAliveEncoder:
+    """Encodes a unary response as another encoder does, but keeps the connection."""
+
+    def __init__(self, encoder: ResponseEncoder) -> None:
+        self.content_type = encoder.content_type
+        self.headers = encoder.headers
+        self.encode_events = encoder.encode_events
+        self.encode_error_event = encoder.encode_error_event
+        self._encode_unary = encoder.encode_unary
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        reply = self._encode_unary(response)
+        return HttpResponse(reply.status, reply.body, errors.keep_connection(reply.headers))
 
 
 def join_choice_text(choice: UnaryChoice) -> str:

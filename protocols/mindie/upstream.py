@@ -28,9 +28,9 @@ from protocols.chat.field_types import (
     PLAIN_MESSAGES,
     TOOL_FIELDS,
     build_count_type,
-    is_valid_chat,
 )
 from protocols.chat.messages import MessageStyle
+from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import RequestWriter, WorkerProfile
 from protocols.core import loss
 from protocols.core.errors import GatewayError, MalformedRequest
@@ -571,8 +571,8 @@ _encode = msgspec.json.Encoder().encode
 _GATEWAY_CHECKED_FIELDS: Final = frozenset({"n", "best_of", "use_beam_search", "stream"})
 """Fields that are checked together with others, or read separately."""
 _GENERATE_FIELDS: Final = {"text_input", "parameters"}
-_FINISH_REASONS: Final = frozenset({b"stop", b"length", b"tool_calls"})
-_EARLY_FINISH_REASONS: Final = frozenset({b"eos_token", b"length"})
+_FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls"})
+_EARLY_FINISH_REASONS: Final = frozenset({"eos_token", "length"})
 _EVENT_STREAM_HEADERS: Final[Headers] = (("Content-Type", STREAM_CONTENT_TYPE),)
 _INVALID_REQUEST_ID_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_ID_PREFIX_LENGTH: Final = 200
@@ -692,7 +692,10 @@ class MindiePassthrough:
             create_encoder=lambda: create_encoder(request, ResponseMetadata()),
         )
 
-    def _build_openai_decoder(self, request: GenerationRequest) -> ResponseDecoder:
+    def _build_openai_decoder(
+        self, request: GenerationRequest, *, skims: bool = False
+    ) -> OpenAiStyleDecoder:
+        del skims
         return OpenAiStyleDecoder(request, early=self._early)
 
     # --- generate ---------------------------------------------------------------------------------
@@ -745,7 +748,9 @@ class MindiePassthrough:
             decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), counter)
             if request.stream:
                 return VerbatimStreamReader(decoder, NameReplacer(names))
-            return UnaryPassthroughReader(decoder, NameReplacer(names))
+            return UnaryPassthroughReader(
+                decoder, NameReplacer(names), encodes_implausible_usage=True
+            )
 
         def create_encoder() -> ResponseEncoder:
             encoder = TextEncoder(self._config.profile, request, about, headers)

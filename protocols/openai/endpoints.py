@@ -58,6 +58,7 @@ from protocols.core.interfaces import (
     HttpResponse,
     OpenApiFragment,
     PassthroughRequest,
+    ProxiedModel,
     RateLimitStatus,
     ResponseContext,
     ResponseDecoder,
@@ -74,6 +75,12 @@ from protocols.core.request import (
     TokenizeRequest,
 )
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openai.proxied import (
+    REFUSED_OPERATIONS,
+    build_proxied_endpoints,
+    find_model,
+    get_proxied_path,
+)
 from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
 from protocols.openapi import (
     build_error_responses,
@@ -160,8 +167,9 @@ def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
         *_build_ranking_endpoints(prefix, prefix.removesuffix("/v1")),
-        Endpoint("GET", f"{prefix}/models", "inform", "models"),
+        Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
+        *build_proxied_endpoints(prefix),
     )
 
 
@@ -258,6 +266,7 @@ class OpenAI:
         if worker_profile is None:
             names = ", ".join(self.profiles)
             raise ValueError(f"there is no profile {profile!r} of {self.name}; known: {names}")
+        self._prefix = prefix
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
@@ -348,11 +357,21 @@ class OpenAI:
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if (refusal := REFUSED_OPERATIONS.get(call.endpoint.operation)) is not None:
+            raise UnsupportedFeature(refusal)
         if call.endpoint.operation == "models":
             cards = [build_model_card(model, model.name) for model in catalog.list_models()]
             return _build_json_response({"object": "list", "data": cards})
         name = call.path_params["model"]
         return _build_json_response(build_model_card(catalog.find_model(name), name))
+
+    def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
+        """See ``protocols.core.interfaces.SupportsProxy``."""
+        return find_model(call, is_complete=is_complete)
+
+    def get_proxied_path(self, operation: str) -> str:
+        """See ``protocols.core.interfaces.SupportsProxy``."""
+        return get_proxied_path(self._prefix, operation)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""

@@ -21,10 +21,10 @@ from protocols.chat.field_types import (
     TEXT_MESSAGES,
     TOOL_FIELDS,
     build_count_type,
-    is_valid_chat,
 )
 from protocols.chat.requests import DEFAULT_REQUEST_RULES
 from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseStyle
+from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import WorkerProfile
 from protocols.core.events import ResponseMetadata
 from protocols.core.interfaces import ResponseContext, ResponseEncoder

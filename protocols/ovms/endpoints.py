@@ -71,7 +71,7 @@ def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{root}/completions", operation="completion"),
         Endpoint("POST", f"{root}/embeddings", operation="embedding"),
         Endpoint("POST", f"{root}/rerank", operation="rerank"),
-        Endpoint("GET", f"{root}/models", "inform", "models"),
+        Endpoint("GET", f"{root}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{root}/models/{{model}}", "inform", "model"),
         Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model"),
         *(

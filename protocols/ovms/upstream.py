@@ -22,10 +22,10 @@ from protocols.chat.field_types import (
     RESPONSE_FORMAT,
     STREAM_OPTIONS,
     TOOL_FIELDS,
-    is_valid_chat,
 )
 from protocols.chat.messages import MessageStyle
 from protocols.chat.rerank import RerankDecoder
+from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import (
     RequestReducer,
     RequestWriter,
@@ -324,7 +324,7 @@ def map_worker_error(
             return ContextTooLong(text, tokens=tokens, limit=limit)
     if _PATH_ERROR_PATTERN.match(text):
         error = WorkerFailed("The worker does not know the gateway's path.", status=status)
-        error.add_note(f"the worker said: {text}")
+        error.worker_text = text
         return error
     return errors.map_worker_error(status, msgspec.structs.replace(fault, text=text), retry_after)
 

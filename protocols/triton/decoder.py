@@ -306,6 +306,15 @@ class GenerateDecoder:
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if (
+            self._accepts_texts
+            and sse.is_plain_event(data)
+            and self._sse_parser.is_between_events
+            and self._pending_error is None
+        ):
+            events: list[Event] = []
+            if self._read_text(data[6:-2], events):
+                return events
         stream = self._body_reader.feed(data)
         return self._read_events(stream) if stream else ()
 
@@ -369,16 +378,8 @@ class GenerateDecoder:
         return events
 
     def _read_object(self, body: bytes, events: list[Event]) -> None:
-        if self._accepts_texts:
-            try:
-                text = _decode_text_event(body).text_output
-            except JSON_ERRORS:
-                self._accepts_texts = self._expects_texts = False
-            else:
-                if text:
-                    tokens = 1 if self._token_per_event else math.ceil(len(text) / 4)
-                    events.append(TextDelta(text, tokens=tokens))
-                return
+        if self._accepts_texts and self._read_text(body, events):
+            return
         parsed = parse_response(body, self._request, self._output_names)
         self._add_counts(parsed, events)
         if parsed.finish_reasons:
@@ -389,6 +390,18 @@ class GenerateDecoder:
         if parsed.token_counts and self._request.response_options.usage == "each":
             events += filter(None, (self._build_usage(),))
         self._accepts_texts = self._expects_texts and self._has_begun()
+
+    def _read_text(self, body: bytes, events: list[Event]) -> bool:
+        """Read an event that has only a text; False, and for all that follow, if it has more."""
+        try:
+            text = _decode_text_event(body).text_output
+        except JSON_ERRORS:
+            self._accepts_texts = self._expects_texts = False
+            return False
+        if text:
+            tokens = 1 if self._token_per_event else math.ceil(len(text) / 4)
+            events.append(TextDelta(text, tokens=tokens))
+        return True
 
     def _has_begun(self) -> bool:
         """Whether the only choice has begun and not ended."""

@@ -33,7 +33,14 @@ from protocols.core.request import AnyRequest, GenerationRequest
 from protocols.triton import errors, openapi, passthrough, requests
 from protocols.triton.errors import StatusMode
 from protocols.triton.metadata import InfoHandler
-from protocols.triton.params import EMBEDDING, PROFILES, RERANK, TritonProfile, select_profile
+from protocols.triton.params import (
+    EMBEDDING,
+    GUIDE_PARAM_NAMES,
+    PROFILES,
+    RERANK,
+    TritonProfile,
+    select_profile,
+)
 from protocols.triton.requests import PromptMode
 from protocols.triton.responses import GenerateEncoder, InferEncoder, NumberEncoder
 from protocols.triton.upstream import TritonUpstream
@@ -229,7 +236,7 @@ def _build_field_names(profile: TritonProfile, *, streamed: bool) -> Mapping[str
     names = params.map_field_names(profile.parameters)
     if profile.exclude_prompt_flags and not streamed:
         names["echo"] = profile.exclude_prompt_flags[0]
-    if wires := requests.GUIDE_PARAM_NAMES[profile.guide_style]:
+    if wires := GUIDE_PARAM_NAMES[profile.guide_style]:
         names["output"] = wires[0]
     return names
 

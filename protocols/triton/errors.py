@@ -299,8 +299,7 @@ def map_model_error(fault: WorkerErrorBody) -> GatewayError:
     ):
         return error
     failed = WorkerFailed("the worker answered with an error", status=HTTPStatus.BAD_REQUEST)
-    if text:
-        failed.add_note(f"the worker said: {text}")
+    failed.worker_text = text
     return failed
 
 

@@ -14,7 +14,7 @@ from protocols.core.request import GenerationRequest
 from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamTable
 from protocols.triton import requests
-from protocols.triton.params import PROMPT_INPUT, TritonProfile
+from protocols.triton.params import GUIDE_PARAM_NAMES, PROMPT_INPUT, TritonProfile
 from protocols.triton.tensors import INTEGER_RANGES
 
 # What is known of a model: from its configuration, or from the profile of its family.
@@ -252,7 +252,7 @@ class ModelAdapter:
         self._reserved_names = {
             PROMPT_INPUT, PACKED_PARAMETERS, _EXCLUDE_FLAG, "id", "parameters", profile.cancel_flag,
             *profile.stream_flags, *profile.exclude_prompt_flags,
-            *requests.GUIDE_PARAM_NAMES[profile.guide_style],
+            *GUIDE_PARAM_NAMES[profile.guide_style],
             *(row.wire for row in profile.parameters),
         }  # fmt: skip
         """Names with a meaning here, which extra fields of another family may not use."""

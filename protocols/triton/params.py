@@ -21,6 +21,18 @@ PROMPT_INPUT: Final = "text_input"
 TEXT_OUTPUT: Final = "text_output"
 
 
+GUIDE_OBJECT_PARAMS: Final = ("structured_outputs", "guided_decoding")
+"""Parameters whose value is the JSON text of an object with one guide."""
+GUIDE_TYPE: Final = "guided_decoding_guide_type"
+GUIDE_TEXT: Final = "guided_decoding_guide"
+GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "none": (),
+    "object": GUIDE_OBJECT_PARAMS,
+    "pair": (GUIDE_TYPE, GUIDE_TEXT),
+}
+"""The parameters of an output format, by ``Profile.guide_style``."""
+
+
 class InputSpec(Struct, frozen=True):
     """An input tensor of the model. ``dims`` is without the batch; -1 is any length."""
 
@@ -91,6 +103,13 @@ class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
     def output_flags(self) -> frozenset[str]:
         """The inputs that request an output."""
         return frozenset(one.flag for one in self.outputs if one.flag is not None)
+
+    @cached_property
+    def fields_without_row(self) -> frozenset[str]:
+        """The fields that are in no table, and have a meaning."""
+        guides = GUIDE_PARAM_NAMES[self.guide_style]
+        flags = (*self.stream_flags, *self.exclude_prompt_flags, *self.output_flags)
+        return frozenset((*flags, *guides))
 
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[int, ...]]:

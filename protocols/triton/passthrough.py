@@ -4,6 +4,7 @@ The protocol has hardly any fields of its own: the model defines them. So any bo
 the worker reports what is wrong with it.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -314,26 +315,19 @@ def build_passthrough(
     )
 
 
-def _parse_readable_fields(body: bytes) -> OrderedFields:
-    """Decode what is needed of the body."""
-    try:
-        return rapidjson.parse_fields(body)
-    except MalformedRequest:
-        return _NO_FIELDS
-
-
 def _iter_field_names(fields: OrderedFields) -> Iterator[str]:
     """Return the names of all fields, including those of the parameters."""
     yield from fields.names
-    if (nested := fields.get(_PARAMETERS_KEY)) is not None:
-        yield from _parse_readable_fields(bytes(nested)).names
+    if _PARAMETERS_KEY in fields:
+        with contextlib.suppress(MalformedRequest):
+            yield from fields.parse_nested(_PARAMETERS_KEY).names
 
 
 def _find_prompts(fields: OrderedFields) -> tuple[str, ...]:
     """Find the prompt: the prompt input, otherwise the first text."""
     for name in (PROMPT_INPUT, *(name for name in fields.names if name not in _NON_PROMPT_FIELDS)):
-        if (raw := fields.get(name)) is not None:
-            values = flatten_values(rapidjson.parse_value(raw))
+        if name in fields:
+            values = flatten_values(fields.get_value(name))
             texts = [value for value in values if isinstance(value, str)]
             if texts:
                 return tuple(texts)

@@ -7,7 +7,7 @@ offsets here were observed on a running server (2.51).
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -278,30 +278,58 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 class OrderedFields(dict[str, Raw]):
-    """The fields of an object: ``names`` as sent, and the first value of each name."""
+    """The fields of an object: ``names`` as sent, and the first value of each name.
 
-    __slots__ = ("names",)
+    ``values`` are the decoded values, if the fast parser read them.
+    """
 
-    def __init__(self, names: list[str], values: Iterable[Raw]) -> None:
+    __slots__ = ("_nested_fields", "_values", "names")
+
+    def __init__(
+        self, names: list[str], raws: Iterable[Raw], values: Mapping[str, Any] | None = None
+    ) -> None:
         self.names = names
-        pairs = [*zip(names, values, strict=True)]
+        self._values = values
+        self._nested_fields: dict[str, OrderedFields] = {}
+        pairs = [*zip(names, raws, strict=True)]
         super().__init__(pairs)
         if len(self) < len(pairs):
             self.update(reversed(pairs))
+
+    def get_value(self, name: str) -> Any:
+        """The decoded value of a field. Raises MalformedRequest."""
+        return parse_value(self[name]) if self._values is None else self._values[name]
+
+    def parse_nested(self, name: str) -> "OrderedFields":
+        """The fields of a field that is an object, parsed once. Raises MalformedRequest."""
+        fields = self._nested_fields.get(name)
+        if fields is None:
+            text, values = bytes(self[name]), self._values and self._values[name]
+            fields = _build_fields(text, values) if type(values) is dict else parse_fields(text)
+            self._nested_fields[name] = fields
+        return fields
 
 
 def parse_fields(text: bytes) -> OrderedFields:
     """Parse an object. Raises MalformedRequest, also if the text holds none."""
     try:
-        if type(_decode_any(text)) is not dict:
+        values = _decode_any(text)
+        if type(values) is not dict:
             raise errors.build_not_object_error()
-        members = _decode_members(text)
-        return OrderedFields([*map(str, members)], members.values())
+        return _build_fields(text, values)
     except RecursionError:
         raise errors.build_depth_error() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pairs = parse_rapidjson_members(text)
         return OrderedFields([name for name, _ in pairs], [raw for _, raw in pairs])
+
+
+def _build_fields(text: bytes, values: Mapping[str, Any]) -> OrderedFields:
+    """The fields of an object whose ``values`` are known; of duplicates these are the last."""
+    members = _decode_members(text)
+    if len(members) == len(values):
+        return OrderedFields([*values], members.values(), values)
+    return OrderedFields([*map(str, members)], members.values())
 
 
 def fields_of(call: ClientRequest) -> OrderedFields:

@@ -33,6 +33,10 @@ from protocols.params import Param, ParamType, ParsedParams
 from protocols.triton import errors, rapidjson, tensors
 from protocols.triton.params import (
     DOCUMENTS_INPUT,
+    GUIDE_OBJECT_PARAMS,
+    GUIDE_PARAM_NAMES,
+    GUIDE_TEXT,
+    GUIDE_TYPE,
     PROMPT_INPUT,
     QUERY_INPUT,
     OutputSpec,
@@ -43,28 +47,13 @@ from protocols.triton.tensors import InputTensor, TritonRequest
 
 # Output formats, by the parameters of each model family.
 
-_GUIDE_OBJECT_PARAMS: Final = ("structured_outputs", "guided_decoding")
-"""Parameters whose value is the JSON text of an object with one guide."""
-_GUIDE_TYPE: Final = "guided_decoding_guide_type"
-_GUIDE_TEXT: Final = "guided_decoding_guide"
-GUIDE_PARAM_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "none": (),
-    "object": _GUIDE_OBJECT_PARAMS,
-    "pair": (_GUIDE_TYPE, _GUIDE_TEXT),
-}
-"""The parameters of an output format, by ``Profile.guide_style``."""
 
-
-def read_output_format(fields: Mapping[str, Raw], guide: str) -> OutputFormat | None:
+def read_output_format(parameters: Mapping[str, Any], guide: str) -> OutputFormat | None:
     """Read the output format. Raises InvalidParameter."""
-    values = {
-        name: rapidjson.parse_value(fields[name])
-        for name in GUIDE_PARAM_NAMES[guide]
-        if name in fields
-    }
-    if guide == "pair" and _GUIDE_TYPE in values:
-        return _parse_guide_pair(values[_GUIDE_TYPE], values.get(_GUIDE_TEXT))
-    for name in _GUIDE_OBJECT_PARAMS:
+    values = {name: parameters[name] for name in GUIDE_PARAM_NAMES[guide] if name in parameters}
+    if guide == "pair" and GUIDE_TYPE in values:
+        return _parse_guide_pair(values[GUIDE_TYPE], values.get(GUIDE_TEXT))
+    for name in GUIDE_OBJECT_PARAMS:
         if name in values:
             return _parse_guide_object(name, str(values[name]))
     return None
@@ -94,7 +83,7 @@ def _parse_guide_pair(kind: str, text: str | None) -> OutputFormat:
     except (msgspec.DecodeError, TypeError):
         pass
     raise errors.build_model_error(
-        _GUIDE_TYPE, f"'{_GUIDE_TYPE}' and '{_GUIDE_TEXT}' do not make a guide"
+        GUIDE_TYPE, f"'{GUIDE_TYPE}' and '{GUIDE_TEXT}' do not make a guide"
     )
 
 
@@ -133,13 +122,13 @@ def write_output_format(output: OutputFormat, guide: str) -> dict[str, str]:
     """Return the parameters for this format; empty if the family supports none."""
     kind, value = _get_guide(output)
     if guide == "object":
-        return {_GUIDE_OBJECT_PARAMS[0]: msgspec.json.encode({kind: value}).decode()}
+        return {GUIDE_OBJECT_PARAMS[0]: msgspec.json.encode({kind: value}).decode()}
     if guide == "none" or kind not in _PAIR_TYPES:
         return {}
-    text = {} if value is True else {_GUIDE_TEXT: value}
+    text = {} if value is True else {GUIDE_TEXT: value}
     if isinstance(value, Raw):
-        text = {_GUIDE_TEXT: bytes(value).decode()}
-    return {_GUIDE_TYPE: _PAIR_TYPES[kind], **text}
+        text = {GUIDE_TEXT: bytes(value).decode()}
+    return {GUIDE_TYPE: _PAIR_TYPES[kind], **text}
 
 
 def _get_guide(output: OutputFormat) -> tuple[str, Any]:
@@ -185,8 +174,8 @@ def build_request(
 
     Raises InvalidParameter and UnsupportedFeature.
     """
-    fields = _collect_parameters(request, profile)
-    if profile.cancel_flag and bytes(fields.pop(profile.cancel_flag, b"")) == b"true":
+    fields, raw_fields = _collect_parameters(request, profile)
+    if profile.cancel_flag and fields.pop(profile.cancel_flag, None) is True:
         text = "a running request is ended by closing its connection"
         raise UnsupportedFeature(text, param=profile.cancel_flag)
     values = _read_sampling_values(fields, profile)
@@ -208,7 +197,7 @@ def build_request(
         client_id=request.id,
         priority=request.priority,
         timeout=request.timeout,
-        extra=_collect_extra_fields(fields, profile),
+        extra=_collect_extra_fields(fields, raw_fields, profile),
         **values.build_request_arguments(),
     )
 
@@ -247,33 +236,36 @@ def list_requested_outputs(
     return [output for output in profile.outputs if output.flag in provided_fields]
 
 
-def _find_declined_flags(fields: Mapping[str, Raw], profile: TritonProfile) -> set[str]:
+def _find_declined_flags(fields: Mapping[str, Any], profile: TritonProfile) -> set[str]:
     """Return the output flags that were sent as false."""
-    flags = profile.output_flags.intersection(fields)
-    return {name for name in flags if bytes(fields[name]) != b"true"}
+    return {name for name in profile.output_flags.intersection(fields) if fields[name] is not True}
 
 
-def _collect_parameters(request: TritonRequest, profile: TritonProfile) -> dict[str, Raw]:
-    """Return everything but prompt and id as JSON, by name."""
-    parameters = request.parameters
+def _collect_parameters(
+    request: TritonRequest, profile: TritonProfile
+) -> tuple[dict[str, Any], Mapping[str, Raw]]:
+    """Return everything but prompt and id by name, and the JSON of what was sent as such."""
+    parameters, raw_parameters = request.parameters, request.raw_parameters
     if _SAMPLING_PARAMETERS in request.inputs:
         text = request.inputs[_SAMPLING_PARAMETERS].values[0]
-        parameters = _unpack_sampling_parameters(text, profile)
-    fields = {name: raw for name, raw in parameters.items() if name != "id"}
+        raw_parameters = _unpack_sampling_parameters(text, profile)
+        values = {name: raw_parameters.get_value(name) for name in raw_parameters}
+        parameters = {name: value for name, value in values.items() if value is not None}
+    fields = dict(parameters)
+    fields.pop("id", None)
     for name, tensor in request.inputs.items():
         if name not in _PROMPT_INPUTS:
-            fields[name] = rapidjson.encode_raw(_get_tensor_value(tensor, profile))
-    return fields
+            fields[name] = _get_tensor_value(tensor, profile)
+    return fields, raw_parameters
 
 
-def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> dict[str, Raw]:
+def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> OrderedFields:
     """Read sampling parameters from one JSON string. They replace all others."""
     try:
-        fields = rapidjson.parse_fields(text.encode())
+        return rapidjson.parse_fields(text.encode())
     except MalformedRequest as e:
         text = f"'{_SAMPLING_PARAMETERS}' is not the JSON text of an object: {e}"
         raise errors.build_model_error(_SAMPLING_PARAMETERS, profile.error_prefix + text) from None
-    return {n: fields[n] for n in fields.names if rapidjson.parse_value(fields[n]) is not None}
 
 
 def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
@@ -291,12 +283,12 @@ def _get_tensor_value(tensor: InputTensor, profile: TritonProfile) -> Any:
     return first
 
 
-def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> ParsedParams:
+def _read_sampling_values(fields: Mapping[str, Any], profile: TritonProfile) -> ParsedParams:
     values = ParsedParams()
     try:
         rows = params.select_by_wire(profile.parameters, fields)
         for row, value in [
-            (row, _read_param_value(row, fields[row.wire], profile)) for row in rows
+            (row, _convert_param_value(row, fields[row.wire], profile)) for row in rows
         ]:
             params.store_param(row, value, values)
     except InvalidParameter as e:
@@ -307,9 +299,8 @@ def _read_sampling_values(fields: Mapping[str, Raw], profile: TritonProfile) -> 
     return values
 
 
-def _read_param_value(row: Param, raw: Raw, profile: TritonProfile) -> Any:
+def _convert_param_value(row: Param, value: Any, profile: TritonProfile) -> Any:
     """Convert a value as the model would."""
-    value = rapidjson.parse_value(raw)
     if profile.coerces_params:
         value = _coerce_value(row, value)
     if type(value) is float and not math.isfinite(value):
@@ -330,28 +321,25 @@ def _coerce_value(row: Param, value: Any) -> Any:
         return value  # the table reports the error
 
 
-def _read_echo(fields: Mapping[str, Raw], profile: TritonProfile, *, streaming: bool) -> bool:
-    flags = [bytes(fields[name]) for name in profile.exclude_prompt_flags if name in fields]
+def _read_echo(fields: Mapping[str, Any], profile: TritonProfile, *, streaming: bool) -> bool:
+    flags = [fields[name] for name in profile.exclude_prompt_flags if name in fields]
     if not streaming:
-        return flags[0] == b"false" if flags else profile.echoes_prompt
-    if flags == [b"false"] and profile.rejects_stream_echo:
+        return flags[0] is False if flags else profile.echoes_prompt
+    if len(flags) == 1 and flags[0] is False and profile.rejects_stream_echo:
         flag = profile.exclude_prompt_flags[0]
         text = f"{profile.error_prefix}When streaming, `{flag}` = False is not allowed."
         raise errors.build_model_error(flag, text)
     return False
 
 
-def _collect_extra_fields(fields: Mapping[str, Raw], profile: TritonProfile) -> dict[str, Raw]:
-    read_elsewhere = {
-        *profile.stream_flags,
-        *profile.exclude_prompt_flags,
-        *profile.output_flags,
-        *GUIDE_PARAM_NAMES[profile.guide_style],
-    }
+def _collect_extra_fields(
+    fields: Mapping[str, Any], raw_fields: Mapping[str, Raw], profile: TritonProfile
+) -> dict[str, Raw]:
+    known, other_fields = profile.parameters.by_wire, profile.fields_without_row
     return {
-        name: raw
-        for name, raw in fields.items()
-        if name not in profile.parameters.by_wire and name not in read_elsewhere
+        name: raw_fields[name] if name in raw_fields else rapidjson.encode_raw(value)
+        for name, value in fields.items()
+        if name not in known and name not in other_fields
     }
 
 
@@ -419,11 +407,11 @@ def _find_stream_flag(fields: OrderedFields, profile: TritonProfile) -> bool | N
     """Return the stream flag that was sent."""
     objects = [fields]
     if _PARAMETERS_KEY in fields and bytes(fields[_PARAMETERS_KEY]).startswith(b"{"):
-        objects.append(rapidjson.parse_fields(bytes(fields[_PARAMETERS_KEY])))
+        objects.append(fields.parse_nested(_PARAMETERS_KEY))
     for members in objects:
         for name in profile.stream_flags:
             if name in members:
-                match tensors.flatten_values(rapidjson.parse_value(members[name])):
+                match tensors.flatten_values(members.get_value(name)):
                     case [bool() as flag]:
                         return flag
                     case _:
@@ -435,7 +423,7 @@ def read_request_id(fields: OrderedFields) -> str | None:
     """Read the client's request id, up to a NUL byte. Raises InvalidParameter."""
     if "id" not in fields:
         return None
-    request_id: str = _check_kind("id", rapidjson.parse_value(fields["id"]), "string")
+    request_id: str = _check_kind("id", fields.get_value("id"), "string")
     return request_id.partition("\0")[0] or None
 
 
@@ -452,15 +440,14 @@ def find_request_id(call: ClientRequest) -> str | None:
 def _read_nested_parameters(
     request: TritonRequest, fields: OrderedFields, profile: TritonProfile
 ) -> None:
-    raw = bytes(fields[_PARAMETERS_KEY])
-    if not raw.startswith(b"{"):
+    if not bytes(fields[_PARAMETERS_KEY]).startswith(b"{"):
         text = (
             f"Expected JSON object for keyword: '{_PARAMETERS_KEY}': attempt to access JSON"
             " non-object as object"
         )
         raise errors.build_type_error(_PARAMETERS_KEY, text)
     try:
-        inner = rapidjson.parse_fields(raw)
+        inner = fields.parse_nested(_PARAMETERS_KEY)
         for name in inner.names:
             _read_field(request, inner, name, profile)
     except InvalidParameter as e:
@@ -474,12 +461,11 @@ def _read_nested_parameters(
 def _read_field(
     request: TritonRequest, fields: OrderedFields, name: str, profile: TritonProfile
 ) -> None:
-    raw = fields[name]
-    value = rapidjson.parse_value(raw)
+    value = fields.get_value(name)
     if name in profile.inputs:
         request.add_input(tensors.build_tensor(profile.inputs[name], value, profile))
     elif type(value) in _SCALAR_TYPES:
-        request.parameters.setdefault(name, raw)
+        request.add_parameter(name, value, fields)
     else:
         raise errors.build_parameter_type_error(name)
 
@@ -546,7 +532,7 @@ def read_requested_outputs(call: ClientRequest) -> RequestedOutputs:
         return RequestedOutputs(None, binary_by_default=True)
     fields = _parse_body_fields(call.body[:length])
     raw = fields.get("parameters")
-    parameters = {} if raw is None else rapidjson.parse_value(raw)
+    parameters = {} if raw is None else fields.get_value("parameters")
     return RequestedOutputs(
         _read_outputs(fields) or None, binary_by_default=parameters.get("binary_data_output", False)
     )
@@ -629,13 +615,13 @@ def _read_parameters(request: TritonRequest, fields: OrderedFields) -> None:
     if not bytes(raw).startswith(b"{"):
         text = "failed to get request params.: attempt to get members for non-object"
         raise errors.build_type_error("parameters", text)
-    inner = rapidjson.parse_fields(bytes(raw))
+    inner = fields.parse_nested("parameters")
     for name in inner.names:
-        _read_parameter(request, name, inner[name])
+        _read_parameter(request, name, inner)
 
 
-def _read_parameter(request: TritonRequest, name: str, raw: Raw) -> None:
-    value = rapidjson.parse_value(raw)
+def _read_parameter(request: TritonRequest, name: str, fields: OrderedFields) -> None:
+    value = fields.get_value(name)
     if name == "priority":
         request.priority = min(_check_unsigned(name, value), _MAX_PRIORITY) or None
     elif name == "timeout":
@@ -649,7 +635,7 @@ def _read_parameter(request: TritonRequest, name: str, raw: Raw) -> None:
         text = "parameter keys starting with 'triton_' are reserved for Triton usage and should"
         raise errors.build_value_error(name, f"{text} not be specified.")
     elif isinstance(value, str | int | float):
-        request.parameters.setdefault(name, raw)
+        request.add_parameter(name, value, fields)
     else:
         raise errors.build_parameter_type_error(name)
 

@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 from protocols.core.errors import InvalidParameter
 from protocols.triton import errors
 from protocols.triton.params import Datatype, InputSpec, TritonProfile
+from protocols.triton.rapidjson import OrderedFields
 
 Shape = tuple[int, ...]
 
@@ -30,12 +31,20 @@ class TritonRequest(Struct):
     model: str
     id: str | None = None
     inputs: dict[str, InputTensor] = {}
-    parameters: dict[str, Raw] = {}
+    parameters: dict[str, Any] = {}
+    """The decoded values."""
+    raw_parameters: dict[str, Raw] = {}
     streaming: bool | None = None
     """Whether the request sets the streaming flag, on any endpoint."""
     priority: int | None = None
     timeout: float | None = None
     """The timeout in seconds. Only infer has fields for it and for the priority."""
+
+    def add_parameter(self, name: str, value: Any, fields: OrderedFields) -> None:
+        """Add a field as a parameter, unless there is one of that name."""
+        if name not in self.parameters:
+            self.parameters[name] = value
+            self.raw_parameters[name] = fields[name]
 
     def add_input(self, tensor: InputTensor) -> None:
         """Add a tensor. Raises InvalidParameter for a duplicate name."""

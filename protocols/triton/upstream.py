@@ -19,7 +19,7 @@ from protocols.core.request import (
     RequestKind,
     RerankRequest,
 )
-from protocols.triton import decoder, errors, model_config, requests
+from protocols.triton import decoder, errors, model_config
 from protocols.triton.decoder import GenerateDecoder
 from protocols.triton.formats import JSON_HEADERS
 from protocols.triton.infer import (
@@ -37,6 +37,7 @@ from protocols.triton.model_config import (
 from protocols.triton.params import (
     DOCUMENTS_INPUT,
     EMBEDDING_OUTPUT,
+    GUIDE_PARAM_NAMES,
     PROMPT_INPUT,
     QUERY_INPUT,
     SCORES_OUTPUT,
@@ -268,7 +269,7 @@ def _split_version(model: str) -> tuple[str, str]:
 def _check_fields(fields: Mapping[str, str], profile: TritonProfile) -> None:
     known = {
         *profile.inputs, *(one.name for one in profile.outputs), *profile.stream_flags,
-        *(row.wire for row in profile.parameters), *requests.GUIDE_PARAM_NAMES[profile.guide_style],
+        *(row.wire for row in profile.parameters), *GUIDE_PARAM_NAMES[profile.guide_style],
         EMBEDDING_OUTPUT, QUERY_INPUT, DOCUMENTS_INPUT, SCORES_OUTPUT,
     }  # fmt: skip
     if unknown := fields.keys() - known:

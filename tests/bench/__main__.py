@@ -1,123 +1,172 @@
-"""``python -m tests.bench``: what a gateway costs, beside others, on this machine."""
+"""``python -m tests.bench``: CPU time and memory of gateways on this machine."""
 
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 import msgspec
 
-from tests.bench import micro, profiles, report, results, running
-from tests.bench.load_generator import FULL, QUICK, WHOLE
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE, TWO, at_revision
+from tests.bench import micro, plots, profiles, report, results, runner
+from tests.bench.gateways import OPENAI
+from tests.bench.interlingua import (
+    AIOHTTP_SERVER,
+    ALL_FEATURES,
+    BARE_SERVER,
+    DIRECT,
+    INTERLINGUA,
+    MANY_MODELS_AND_KEYS,
+    at_revision,
+)
+from tests.bench.loads import FULL, QUICK, UNARY, Load
 from tests.bench.peers import ENVIRONMENTS, NGINX, PEERS
-from tests.bench.targets import OPENAI
 
-_HERE = {peer.name: peer for peer in PEERS}
+_PEERS = {peer.name: peer for peer in PEERS}
 
 
 @click.group()
 def main() -> None:
-    """Measure, compare, and show what was found."""
+    """Measure, compare, and show results."""
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="The loads that matter, in a few minutes.")
-@click.option("--peers", help="Names with commas between; left out: all, and with --quick nginx.")
-@click.option("--against", metavar="REV", help="Compare the CPU with that of this git revision.")
-@click.option("--rounds", type=click.IntRange(1, 9), help="3; with --quick 2, --against 4.")
-@click.option("--streams/--no-streams", default=None, help="A thousand of them; not with --quick.")
+@click.option("--quick", is_flag=True, help="Only the loads of the goals, in a few minutes.")
+@click.option("--only", "names", multiple=True, help="Only loads whose name contains this text.")
+@click.option("--peers", help="Names separated by commas; default: all, and with --quick nginx.")
+@click.option("--against", metavar="REV", help="Compare the CPU time with that of a git revision.")
+@click.option("--rounds", type=click.IntRange(1, 9), help="3; with --quick 2, with --against 4.")
+@click.option("--memory/--no-memory", default=None, help="5,000 open streams; not with --quick.")
+@click.option("--scaling/--no-scaling", default=None, help="Two processes; not with --quick.")
 @click.option("--minutes", type=click.IntRange(1, 60), default=45, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Where to keep the results.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Where to write the results.")
 def run(
+    *,
+    names: tuple[str, ...],
     peers: str | None,
     against: str | None,
     rounds: int | None,
     minutes: int,
     out: Path | None,
-    *,
     quick: bool,
-    streams: bool | None,
+    memory: bool | None,
+    scaling: bool | None,
 ) -> None:
     """Measure the gateway and its peers."""
-    names = peers.split(",") if peers else [NGINX.name] if quick else list(_HERE)
-    if unknown := [name for name in names if name not in _HERE]:
-        raise click.UsageError(f"--peers: there is no {unknown[0]}; there are {', '.join(_HERE)}")
-    usual = 4 if against else 2 if quick else 3
-    others = [_HERE[name] for name in names if name != NGINX.name]
-    baseline = [NGINX] if NGINX.name in names else []
-    more = [] if quick else [TWO]
-    with _failing_plainly(), ExitStack() as stack:
+    chosen = peers.split(",") if peers else [NGINX.name] if quick or names else list(_PEERS)
+    if unknown := [name for name in chosen if name not in _PEERS]:
+        raise click.UsageError(f"--peers: there is no {unknown[0]}; there are {', '.join(_PEERS)}")
+    loads = _choose_loads(QUICK if quick else FULL, names)
+    short = quick or bool(names)
+    others = [_PEERS[name] for name in chosen if name != NGINX.name]
+    baseline = [NGINX] if NGINX.name in chosen else []
+    more = [] if quick else [MANY_MODELS_AND_KEYS, AIOHTTP_SERVER]
+    with _report_failure(), ExitStack() as stack:
         older = [stack.enter_context(at_revision(against))] if against else []
-        first = [*baseline, ECHO, *([] if quick else [DIRECT])]
-        plan = running.Plan(
-            gateways=[*first, OURS, *older, REFERENCE, *more, *others],
-            loads=QUICK if quick else FULL,
-            rounds=rounds or usual,
+        own = [INTERLINGUA, *older, ALL_FEATURES, *more]
+        plan = runner.Plan(
+            gateways=[*baseline, BARE_SERVER, DIRECT, *own, *others],
+            loads=loads,
+            rounds=rounds or (4 if against else 2 if quick else 3),
             seconds=minutes * 60,
-            group=9 if quick else 3,
-            tries=1 if quick else 2,
-            streams=not quick if streams is None else streams,
+            group_size=9 if quick else 4,
+            attempts=1 if quick else 2,
+            open_streams=[*baseline, INTERLINGUA] if _is_on(memory, default=not short) else [],
+            scaling=_is_on(scaling, default=not short),
             against=older[0].name if older else "",
         )
-        found = running.run(plan, click.echo)
-    found = msgspec.structs.replace(found, steps=micro.measured(0.01 if quick else 0.1))
+        found = runner.run(plan, click.echo)
+    if not names:
+        steps = micro.measure_steps(0.01 if quick else 0.1)
+        found = msgspec.structs.replace(found, steps=steps)
     if out is not None:
+        out.parent.mkdir(exist_ok=True)
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    click.echo(report.page(found))
-    sys.exit(report.wrong(found))
+    click.echo(report.render_report(found))
+    sys.exit(report.count_errors(found))
+
+
+def _is_on(choice: bool | None, *, default: bool) -> bool:
+    return default if choice is None else choice
+
+
+def _choose_loads(loads: Sequence[Load], names: Sequence[str]) -> Sequence[Load]:
+    """Those whose name contains one of the texts; all of the full form may be chosen."""
+    if not names:
+        return loads
+    chosen = [load for load in FULL if any(name.lower() in load.name.lower() for name in names)]
+    if not chosen:
+        known = "\n  ".join(load.name for load in FULL)
+        raise click.UsageError(f"--only: no load has this in its name; there are:\n  {known}")
+    return chosen
 
 
 @main.command()
 @click.argument("old", type=click.Path(exists=True, path_type=Path))
 @click.argument("new", type=click.Path(exists=True, path_type=Path))
 def compare(old: Path, new: Path) -> None:
-    """Tell what became of the ratios to the baseline; exits with 1 where one is clearly worse."""
-    lines, worse = report.compared(_read(old), _read(new))
+    """Show how the ratios to the baseline changed; exits with 1 if one is clearly worse."""
+    lines, worse = report.compare_results(_read(old), _read(new))
     click.echo("\n".join(lines))
     sys.exit(int(worse))
 
 
 @main.command()
 @click.argument("out", type=click.Path(exists=True, path_type=Path))
-@click.option("--into", type=click.Path(exists=True, path_type=Path), help="A page to put it into.")
+@click.option("--into", type=click.Path(exists=True, path_type=Path), help="A page to write to.")
 def table(out: Path, into: Path | None) -> None:
-    """Show results; with --into in the place of those that a page has."""
-    text = report.page(_read(out))
+    """Show results; with --into, replace those of a page and the plots beside it."""
+    found = _read(out)
+    text = report.render_report(found)
     if into is None:
         click.echo(text)
-    else:
-        into.write_text(report.replaced(into.read_text("utf-8"), text), "utf-8")
+        return
+    into.write_text(report.replace_results(into.read_text("utf-8"), text), "utf-8")
+    for name, svg in plots.render_plots(found).items():
+        folder = into.parent / plots.FOLDER
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(svg, "utf-8")
 
 
 @main.command()
-@click.argument("load", type=click.Choice([one.name for one in FULL]), default=WHOLE.name)
-@click.option("--way", type=click.Choice([one.name for one in OURS.ways]), default=OPENAI.name)
+@click.argument("load", type=click.Choice([one.name for one in FULL]), default=UNARY.name)
+@click.option(
+    "--pair", type=click.Choice([one.name for one in INTERLINGUA.pairs]), default=OPENAI.name
+)
 @click.option("--seconds", type=click.IntRange(1, 60), default=5, show_default=True)
-def profile(load: str, way: str, seconds: int) -> None:
-    """Tell in which functions the gateway is under a load."""
-    [put] = [one for one in FULL if one.name == load]
-    [by] = [one for one in OURS.ways if one.name == way]
-    longer = msgspec.structs.replace(put, seconds=float(seconds), count=put.count * 60)  # at most
-    with _failing_plainly():
-        lines = profiles.told(profiles.profiled(longer, by))
+def profile(load: str, pair: str, seconds: int) -> None:
+    """Show in which functions the gateway spends its time under a load."""
+    [chosen_load] = [one for one in FULL if one.name == load]
+    [chosen_pair] = [one for one in INTERLINGUA.pairs if one.name == pair]
+    longer = msgspec.structs.replace(
+        chosen_load, seconds=float(seconds), count=chosen_load.count * 60
+    )  # at most
+    with _report_failure():
+        lines = profiles.format_profile(profiles.record_profile(longer, chosen_pair))
     click.echo("\n".join(lines))
 
 
 @main.command()
 @click.argument("names", nargs=-1)
 def install(names: tuple[str, ...]) -> None:
-    """Install peers, each in a folder of its own; without NAMES all that are no system packages."""
+    """Install peers that are not installed, each in a folder of its own; without NAMES all."""
     for environment in ENVIRONMENTS:
-        if not names or environment.name in names:
-            click.echo(f"{environment.name}: {', '.join(environment.packages)}")
+        if environment.is_installed or (names and environment.name not in names):
+            continue
+        click.echo(f"{environment.name}: {', '.join(environment.packages)}")
+        try:
             environment.install()
+        except FileNotFoundError as error:
+            click.echo(f"  left out: {error}")
+        except subprocess.CalledProcessError as error:
+            lines = str(error.output or "").strip().splitlines() or [str(error)]
+            click.echo(f"  left out: {lines[-1]}")
 
 
 @contextmanager
-def _failing_plainly() -> Iterator[None]:
-    """What goes wrong with a run is told in a line."""
+def _report_failure() -> Iterator[None]:
+    """Report what goes wrong with a run in a line."""
     try:
         yield
     except BlockingIOError:

@@ -13,9 +13,9 @@ CACHE: Final = HERE.parent.parent / ".bench"
 
 
 def build_program(name: str, folder: Path = CACHE) -> Path:
-    """``worker`` or ``load``, ready to run; made anew when its source changes.
+    """``worker`` or ``load``, compiled again if its source changes.
 
-    Raises RuntimeError where it can't be made, saying why.
+    Raises RuntimeError with the compiler's output if that fails.
     """
     source = HERE / f"{name}.c"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
@@ -26,14 +26,16 @@ def build_program(name: str, folder: Path = CACHE) -> Path:
     if compiler is None:
         raise RuntimeError("there is no C compiler (cc) here")
     folder.mkdir(exist_ok=True)
-    beside = program.with_suffix(f".{os.getpid()}")  # another may build it at the same time
-    made = subprocess.run(
-        [compiler, "-O2", "-o", str(beside), str(source)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise RuntimeError(f"{source.name} can't be compiled: {made.stderr}")
-    beside.replace(program)
+    output = program.with_suffix(f".{os.getpid()}")  # another process may build it, too
+    command = [compiler, "-O2", "-o", str(output), str(source)]
+    tls = ["-DWITH_TLS", "-lssl", "-lcrypto"] if has_tls() else []
+    compiled = subprocess.run([*command, *tls], capture_output=True, text=True, check=False)
+    if compiled.returncode:
+        raise RuntimeError(f"{source.name} can't be compiled: {compiled.stderr}")
+    output.replace(program)
     return program
+
+
+def has_tls() -> bool:
+    """Whether OpenSSL's header files are installed, so that the load generator speaks TLS."""
+    return Path("/usr/include/openssl/ssl.h").exists()

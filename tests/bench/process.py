@@ -1,4 +1,4 @@
-"""What processes use, read from /proc: CPU, memory, and how busy everybody else is."""
+"""CPU time and memory of processes, and the load of the machine, read from /proc."""
 
 import os
 import platform
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
-_BUSY: Final = (0, 1, 2, 5, 6, 7)
+_BUSY_COLUMNS: Final = (0, 1, 2, 5, 6, 7)
 """Of the columns of /proc/stat: user, nice, system, irq, softirq, steal."""
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
-def tree(pid: int) -> Iterator[int]:
-    """A process and all below it."""
+def list_tree(pid: int) -> Iterator[int]:
+    """A process and all that it started, directly or not."""
     yield pid
     with suppress(*_GONE):
         for task in (_PROC / str(pid) / "task").iterdir():
             with suppress(*_GONE):
                 for child in (task / "children").read_text("ascii").split():
-                    yield from tree(int(child))
+                    yield from list_tree(int(child))
 
 
-def cpu(pid: int) -> int:
+def read_cpu_time(pid: int) -> int:
     """Nanoseconds that the threads of a tree of processes were on a CPU."""
     total = 0
-    for one in tree(pid):
+    for one in list_tree(pid):
         with suppress(*_GONE):
             for task in (_PROC / str(one) / "task").iterdir():
                 with suppress(*_GONE):
@@ -35,10 +35,10 @@ def cpu(pid: int) -> int:
     return total
 
 
-def memory(pid: int) -> float:
-    """Its share of memory in MB (PSS): what it has with others counts for it in part."""
+def read_memory(pid: int) -> float:
+    """The memory of a tree of processes in MB: its proportional share (PSS)."""
     total = 0
-    for one in tree(pid):
+    for one in list_tree(pid):
         with suppress(*_GONE):
             for line in (_PROC / str(one) / "smaps_rollup").read_text("ascii").splitlines():
                 if line.startswith("Pss:"):
@@ -46,21 +46,21 @@ def memory(pid: int) -> float:
     return total / 1024
 
 
-def busy(seconds: float) -> float:
-    """The share of the whole machine that is in use, watched for so long."""
-    before = _counted()
+def measure_machine_load(seconds: float) -> float:
+    """The share of the machine that is in use during these seconds, from 0 to 1."""
+    before = _read_ticks()
     time.sleep(seconds)
-    used, whole = (now - then for now, then in zip(_counted(), before, strict=True))
-    return used / whole if whole else 0.0
+    used, total = (now - then for now, then in zip(_read_ticks(), before, strict=True))
+    return used / total if total else 0.0
 
 
-def _counted() -> tuple[int, int]:
+def _read_ticks() -> tuple[int, int]:
     columns = [int(one) for one in (_PROC / "stat").read_text("ascii").split("\n")[0].split()[1:9]]
-    return sum(columns[one] for one in _BUSY), sum(columns)
+    return sum(columns[one] for one in _BUSY_COLUMNS), sum(columns)
 
 
-def machine() -> str:
-    """What it is, in a line."""
+def describe_machine() -> str:
+    """Cores, CPU model and kernel, in a line."""
     lines = (_PROC / "cpuinfo").read_text("utf-8").splitlines()
     model = next((one.partition(":")[2].strip() for one in lines if "model name" in one), "?")
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}"

@@ -1,4 +1,4 @@
-"""Where the gateway's time goes under a load: its functions, and its rooms.
+"""Where the gateway spends its time under a load: its functions, and its packages.
 
 What runs in C, the loop's own work and the kernel's among it, counts for the function of Python
 that calls it, or that comes next.
@@ -15,41 +15,48 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from tests.bench import ours, running
-from tests.bench.load_generator import Load
-from tests.bench.targets import Gateway, Seat, Start, Way
+from tests.bench import interlingua, runner
+from tests.bench.gateways import Gateway, LaunchCommand, LaunchContext, ProtocolPair
+from tests.bench.loads import Load
 
 _ROOT: Final = Path(__file__).parents[2]
-_SAMPLED: Final = Path(__file__).with_name("sampled.py")
-_HOUSE: Final = ("gateway", "backends", "protocols")
+_PROFILED_GATEWAY: Final = Path(__file__).with_name("profiled_gateway.py")
+_PACKAGES: Final = ("gateway", "backends", "protocols")
 _LOOP: Final = "the event loop"
 """Where no function of Python is at work."""
-_MOST: Final = 30
-"""Functions that are told."""
+_LISTED: Final = 30
+"""Functions that are listed."""
 
 Stacks = Sequence[tuple[Sequence[str], int]]
 """``file:function`` from the innermost on, and how often that was seen."""
 
 
-def profiled(load: Load, way: Way) -> Stacks:
-    """Put a load on the gateway, and look where it is. Raises RuntimeError where it fails.
+def record_profile(load: Load, pair: ProtocolPair) -> Stacks:
+    """Put a load on the gateway, and sample its stacks. Raises RuntimeError where it fails.
 
     Only what the event loop runs counts, without what runs the loop.
     """
     with tempfile.TemporaryDirectory(prefix="profile-") as folder:
         out = Path(folder) / "stacks.json"
 
-        def start(seat: Seat) -> Start:
-            told = ours.start(seat)
-            _, _, _, *arguments = told.command  # what stands behind "python -m gateway"
-            return replace(told, command=[sys.executable, str(_SAMPLED), str(out), *arguments])
+        def start(context: LaunchContext) -> LaunchCommand:
+            command = interlingua.start(context)
+            _, _, _, *arguments = command.command  # what follows "python -m gateway"
+            return replace(
+                command, command=[sys.executable, str(_PROFILED_GATEWAY), str(out), *arguments]
+            )
 
-        one = Gateway(name="profiled", start=start, version=ours.OURS.version, ways=(way,))
-        plan = running.Plan(
-            gateways=[one], loads=[load], rounds=1, seconds=60, group=1, tries=1, streams=False
+        one = Gateway(
+            name="profiled", start=start, version=interlingua.INTERLINGUA.version, pairs=(pair,)
         )
-        found = running.run(plan, lambda _: None)
-        wrong = [*found.missing.values(), *(s.outcome.why for s in found.samples if s.outcome.why)]
+        plan = runner.Plan(
+            gateways=[one], loads=[load], rounds=1, seconds=60, group_size=1, attempts=1
+        )
+        found = runner.run(plan, lambda _: None)
+        wrong = [
+            *found.missing.values(),
+            *(s.outcome.last_error for s in found.samples if s.outcome.errors),
+        ]
         if wrong or not out.exists():
             raise RuntimeError(f"no profile: {wrong[0] if wrong else 'it did not end by itself'}")
         stacks = msgspec.json.decode(out.read_bytes(), type=list[tuple[list[str], int]])
@@ -60,36 +67,36 @@ def profiled(load: Load, way: Way) -> Stacks:
     ]
 
 
-def told(stacks: Stacks) -> Iterator[str]:
-    """Lines: the share of each room of the house, and of the functions that have most."""
-    rooms, functions = Counter[str](), Counter[str]()
+def format_profile(stacks: Stacks) -> Iterator[str]:
+    """Lines: the share of each package, and of the functions with the largest shares."""
+    packages, functions = Counter[str](), Counter[str]()
     for stack, count in stacks:
-        own = next(filter(None, map(_placed, stack)), "")
-        rooms[_room(own)] += count
-        functions[_placed(stack[0]) or _foreign(stack[0]) if stack else _LOOP] += count
-    total = max(rooms.total(), 1)
-    yield f"{total} looks"
-    for what, counts in (("room", rooms), ("function", functions)):
+        own = next(filter(None, map(_find_place, stack)), "")
+        packages[_find_package(own)] += count
+        functions[_find_place(stack[0]) or _format_library(stack[0]) if stack else _LOOP] += count
+    total = max(packages.total(), 1)
+    yield f"{total} samples"
+    for what, counts in (("package", packages), ("function", functions)):
         yield f"\n  share  {what}"
-        for name, count in counts.most_common(_MOST):
+        for name, count in counts.most_common(_LISTED):
             yield f"{count / total:7.1%}  {name}"
 
 
-def _placed(entry: str) -> str:
-    """A function of the house, by its path there; "" of others."""
+def _find_place(entry: str) -> str:
+    """A function of this project, by its path; "" of others."""
     file, _, function = entry.rpartition(":")
     path = Path(file)
-    if not path.is_relative_to(_ROOT) or path.relative_to(_ROOT).parts[0] not in _HOUSE:
+    if not path.is_relative_to(_ROOT) or path.relative_to(_ROOT).parts[0] not in _PACKAGES:
         return ""
     return f"{path.relative_to(_ROOT)}:{function}"
 
 
-def _room(place: str) -> str:
+def _find_package(place: str) -> str:
     """The folder, or the file where that is of the first row."""
     return "/".join(place.partition(":")[0].split("/")[:2]) or _LOOP
 
 
-def _foreign(entry: str) -> str:
+def _format_library(entry: str) -> str:
     file, _, function = entry.rpartition(":")
     return f"{Path(file).name}:{function}"
 

@@ -3,13 +3,15 @@
 ``vllm``, ``tgi`` and ``llama-cpp`` are OpenAI's API as these servers write it, and ``python`` is
 what a server of one's own writes with json.dumps. The part of a model's name before its last ``-``
 chooses the style; any other model has the style ``mock``, whose chunks differ in their text alone.
-A request with ``"logprobs": true`` gets log probabilities. The chunks of models whose name ends in
-``-4`` carry the field ``obfuscation``, as OpenAI's own do.
+A request with ``"logprobs": true`` gets log probabilities. A request with tools and without a
+tool's result gets a tool call. The chunks of models whose name ends in ``-4`` carry the field
+``obfuscation``, as OpenAI's own do.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, Final
 
 PLACEHOLDERS: Final = (
@@ -64,7 +66,37 @@ def _write(value: object, *, spaces: bool = False) -> str:
 def _generate(text: str, token: str) -> Templates:
     """Triton's generate extension, as its vLLM backend answers."""
     before = '{"model_name":"<model>","model_version":"1","text_output":"'
-    return {"generate.whole": f'{before}{text}"}}', "generate.token": f'{before}{token}"}}'}
+    return {"generate.unary": f'{before}{text}"}}', "generate.token": f'{before}{token}"}}'}
+
+
+def _answer_with_tool_call(unary: Mapping[str, Any], *, spaces: bool = False) -> str:
+    """The same response, with a tool call in the place of the text."""
+    response = deepcopy(dict(unary))
+    [choice] = response["choices"]
+    arguments = json.dumps({"city": "Paris<bare token>", "unit": "celsius"})
+    function = {"name": "get_weather", "arguments": arguments}
+    call = {"id": "call_<id>", "type": "function", "function": function}
+    choice["message"] |= {"content": None, "tool_calls": [call]}
+    choice["finish_reason"] = "tool_calls"
+    return _write(response, spaces=spaces)
+
+
+def _stream_tool_call(write_chunk: Callable[..., str]) -> Templates:
+    """Chunks of a tool call whose arguments come token by token.
+
+    ``write_chunk`` takes the fields of a delta, and further fields of the choice.
+    """
+
+    def write(arguments: str, function: Mapping[str, str] = {}, **more: Any) -> str:
+        call = {"index": 0, "function": {**function, "arguments": arguments}}
+        head = {"id": "call_<id>", "type": "function"} if function else {}
+        return write_chunk({"tool_calls": [{**head, **call}]}, **more)
+
+    return {
+        "chat.first+tools": write('{"city": "<bare token>', {"name": "get_weather"}),
+        "chat.token+tools": write("<bare token>"),
+        "chat.last+tools": write('"}', finish_reason="tool_calls"),
+    }
 
 
 def _mock() -> Templates:
@@ -81,17 +113,17 @@ def _mock() -> Templates:
         chunk = f'{{"id":"{identity}","object":"{chunk_kind}",{head}'
         rest = ',"logprobs":null,"finish_reason":'
         if name == "chat":
-            whole = f'"message":{{"role":"assistant","content":"{text}"}}'
+            unary = f'"message":{{"role":"assistant","content":"{text}"}}'
             token = '"delta":{"content":"<bare token>"}'
             first = '"delta":{"role":"assistant","content":"<bare token>"}'
             last = '"delta":{}'
         else:
-            whole = f'"text":"{text}"'
+            unary = f'"text":"{text}"'
             token = first = '"text":"<bare token>"'
             last = '"text":""'
         templates |= {
-            f"{name}.whole": f'{{"id":"{identity}","object":"{kind}",{head}'
-            f'[{{"index":0,{whole}{rest}"stop"}}],{tokens}}}',
+            f"{name}.unary": f'{{"id":"{identity}","object":"{kind}",{head}'
+            f'[{{"index":0,{unary}{rest}"stop"}}],{tokens}}}',
             f"{name}.first": f'{chunk}[{{"index":0,{first}{rest}null}}]}}',
             f"{name}.token": f'{chunk}[{{"index":0,{token}{rest}null}}]}}',
             f"{name}.last": f'{chunk}[{{"index":0,{last}{rest}"stop"}}]}}',
@@ -107,10 +139,10 @@ def _vllm() -> Templates:
             {**head, "created": "#<started>", "model": "<model>", "choices": choices} | more
         )
 
-    def choice(delta: Mapping[str, str], **more: Any) -> list[Any]:
+    def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
 
-    whole: dict[str, Any] = {
+    unary: dict[str, Any] = {
         "id": "chatcmpl-<id>",
         "object": "chat.completion",
         "created": "#<started>",
@@ -144,8 +176,10 @@ def _vllm() -> Templates:
     token = {"content": "<token>"}
     return {
         "head": _UVICORN,
-        "chat.whole": _write(whole),
-        "chat.whole+logprobs": _with_logprobs(_write(whole)),
+        "chat.unary": _write(unary),
+        "chat.unary+logprobs": _with_logprobs(_write(unary)),
+        "chat.unary+tools": _answer_with_tool_call(unary),
+        **_stream_tool_call(lambda delta, **more: chunk(choice(delta, **more))),
         "chat.open": chunk(choice({"role": "assistant", "content": ""}), prompt_token_ids=None),
         "chat.token": chunk(choice(token, token_ids=None)),
         "chat.token+logprobs": chunk(choice(token, logprobs=_LOGPROBS, token_ids=None)),
@@ -165,10 +199,13 @@ def _tgi() -> Templates:
         return _write({**head, "choices": choices, "usage": None} | more)
 
     def choice(text: str, **more: Any) -> list[Any]:
-        delta = {"role": "assistant", "content": text}
+        return choice_of({"content": text}, **more)
+
+    def choice_of(delta: Mapping[str, Any], **more: Any) -> list[Any]:
+        delta = {"role": "assistant", **delta}
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
 
-    whole = {
+    unary = {
         "object": "chat.completion",
         "id": "",
         "created": "#<created>",
@@ -187,8 +224,10 @@ def _tgi() -> Templates:
     return {
         "head": "x-compute-type: 1-nvidia-a100\r\nx-total-time: <digits>\r\n"
         "x-generated-tokens: <tokens>\r\naccess-control-allow-origin: *\r\ndate: <date>\r\n",
-        "chat.whole": _write(whole),
-        "chat.whole+logprobs": _with_logprobs(_write(whole)),
+        "chat.unary": _write(unary),
+        "chat.unary+logprobs": _with_logprobs(_write(unary)),
+        "chat.unary+tools": _answer_with_tool_call(unary),
+        **_stream_tool_call(lambda delta, **more: chunk(choice_of(delta, **more))),
         "chat.token": chunk(choice("<token>")),
         "chat.token+logprobs": chunk(choice("<token>", logprobs=_LOGPROBS)),
         "chat.token+obfuscation": chunk(choice("<token>"), obfuscation="<padding>"),
@@ -206,10 +245,10 @@ def _llama_cpp() -> Templates:
         head |= {"model": "<model>", "system_fingerprint": fingerprint}
         return _write({**head, "object": "chat.completion.chunk"} | more)
 
-    def choice(delta: Mapping[str, str | None], **more: Any) -> list[Any]:
+    def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
         return [{"finish_reason": None, "index": 0, "delta": delta} | more]
 
-    whole = {
+    unary = {
         "choices": [
             {
                 "finish_reason": "stop",
@@ -230,8 +269,10 @@ def _llama_cpp() -> Templates:
     return {
         "head": "Server: llama.cpp\r\nAccess-Control-Allow-Origin: \r\n"
         "Keep-Alive: timeout=5, max=100\r\n",
-        "chat.whole": _write(whole),
-        "chat.whole+logprobs": _with_logprobs(_write(whole)),
+        "chat.unary": _write(unary),
+        "chat.unary+logprobs": _with_logprobs(_write(unary)),
+        "chat.unary+tools": _answer_with_tool_call(unary),
+        **_stream_tool_call(lambda delta, **more: chunk(choice(delta, **more))),
         "chat.open": chunk(choice({"role": "assistant", "content": None})),
         "chat.token": chunk(choice(token)),
         "chat.token+logprobs": chunk(choice(token, logprobs=_LOGPROBS)),
@@ -243,24 +284,32 @@ def _llama_cpp() -> Templates:
 
 
 def _python() -> Templates:
-    def write(choices: list[Any], kind: str = "chat.completion.chunk", **more: Any) -> str:
+    def build(
+        choices: list[Any], kind: str = "chat.completion.chunk", **more: Any
+    ) -> dict[str, Any]:
         head = {"id": "chatcmpl-<id>", "object": kind, "created": "#<started>", "model": "<model>"}
-        return _write({**head, "choices": choices} | more, spaces=True)
+        return {**head, "choices": choices} | more
 
-    def choice(delta: Mapping[str, str], **more: Any) -> list[Any]:
+    def write(choices: list[Any], **more: Any) -> str:
+        return _write(build(choices, **more), spaces=True)
+
+    def choice(delta: Mapping[str, Any], **more: Any) -> list[Any]:
         return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | more]
 
     message = {"role": "assistant", "content": "<ascii text>"}
-    whole = write(
+    answer = build(
         [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "chat.completion",
         usage=_USAGE,
     )
+    unary = _write(answer, spaces=True)
     token = {"content": "<ascii token>"}
     return {
         "head": _UVICORN,
-        "chat.whole": whole,
-        "chat.whole+logprobs": _with_logprobs(whole),
+        "chat.unary": unary,
+        "chat.unary+logprobs": _with_logprobs(unary),
+        "chat.unary+tools": _answer_with_tool_call(answer, spaces=True),
+        **_stream_tool_call(lambda delta, **more: write(choice(delta, **more))),
         "chat.open": write(choice({"role": "assistant", "content": ""})),
         "chat.token": write(choice(token)),
         "chat.token+logprobs": write(choice(token, logprobs=_LOGPROBS)),
@@ -271,11 +320,11 @@ def _python() -> Templates:
     }
 
 
-def _with_logprobs(whole: str) -> str:
-    """A whole answer with the log probabilities of twenty tokens, in its own spacing."""
-    spaces = '"logprobs": null' in whole
+def _with_logprobs(unary: str) -> str:
+    """A unary response with the log probabilities of twenty tokens, in its own spacing."""
+    spaces = '"logprobs": null' in unary
     some = _write({"content": _LOGPROBS["content"] * 20}, spaces=spaces)
-    return re.sub(r'("logprobs": ?)null', lambda found: found[1] + some, whole, count=1)
+    return re.sub(r'("logprobs": ?)null', lambda found: found[1] + some, unary, count=1)
 
 
 STYLES: Final = ("vllm", "tgi", "llama-cpp", "python")

@@ -8,27 +8,36 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.bench import process, running
-from tests.bench.load_generator import Load
-from tests.bench.ours import DIRECT, ECHO, OURS, REFERENCE
-from tests.bench.running import Plan, lock_machine, run
-from tests.bench.targets import OPENAI, Gateway, Seat, Start, make_constant
+from tests.bench import interlingua, process, runner
+from tests.bench.gateways import OPENAI, Gateway, LaunchCommand, LaunchContext, make_constant
+from tests.bench.interlingua import (
+    AIOHTTP_SERVER,
+    ALL_FEATURES,
+    BARE_SERVER,
+    INTERLINGUA,
+    MANY_MODELS_AND_KEYS,
+)
+from tests.bench.loads import OPEN, Kind, Load, Traffic
+from tests.bench.runner import Plan, lock_machine, run
 
-WHOLE = Load(name="whole", clients=4, count=40, seconds=5.0)
+KINDS: tuple[Kind, ...] = ("repeated", "images", "embeddings")
+UNARY = Load(name="unary", clients=4, count=40, seconds=5.0)
 STREAM = Load(name="stream", form="stream", clients=2, count=4, seconds=5.0, pace=100)
-LOADS = [WHOLE, STREAM]
-ABSENT = Gateway(name="absent", start=None, version=lambda: None, get="ask for it")
+LOADS = [UNARY, STREAM]
+DIRECT = replace(interlingua.DIRECT, loads=None)
+ECHO = replace(BARE_SERVER, loads=None)
+ABSENT = Gateway(name="absent", start=None, version=lambda: None, install_hint="ask for it")
 
 
 @pytest.fixture(autouse=True)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
-    monkeypatch.setattr(running, "CACHE", tmp_path)
-    monkeypatch.setattr(running, "_WATCHED", 0.01)
+    monkeypatch.setattr(runner, "CACHE", tmp_path)
+    monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
 
-def make_failing_start(said: str) -> Callable[[Seat], Start]:
-    return lambda seat: Start([sys.executable, "-c", said])
+def make_failing_start(said: str) -> Callable[[LaunchContext], LaunchCommand]:
+    return lambda context: LaunchCommand([sys.executable, "-c", said])
 
 
 def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
@@ -37,9 +46,8 @@ def make_plan(*gateways: Gateway, seconds: int = 60, rounds: int = 1) -> Plan:
         loads=LOADS,
         rounds=rounds,
         seconds=seconds,
-        group=2,
-        tries=2,
-        streams=False,
+        group_size=2,
+        attempts=2,
     )
 
 
@@ -49,41 +57,77 @@ def test_every_gateway_runs_every_supported_load() -> None:
         name="fails",
         start=make_failing_start("raise SystemExit(1)"),
         version=make_constant("1"),
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
     found = run(make_plan(ECHO, DIRECT, ABSENT, fails, rounds=2), said.append)
 
     keys = found.measured()
-    both = [(DIRECT.name, OPENAI.name, load) for load in ("whole", "stream")]
-    assert sorted(keys) == sorted([(ECHO.name, OPENAI.name, "whole"), *both])
+    both = [(DIRECT.name, OPENAI.name, load) for load in ("unary", "stream")]
+    assert sorted(keys) == sorted([(BARE_SERVER.name, OPENAI.name, "unary"), *both])
     assert {sample.round for sample in found.samples} == {1, 2}
     assert [found.errors(key) for key in keys] == [0] * len(keys)
     assert all(sample.cpu > 0 for sample in found.samples)
-    assert {one.load for one in found.samples if one.ratio is not None} == {"whole"}
-    assert found.baseline == ECHO.name
+    assert {one.load for one in found.samples if one.ratio is not None} == {"unary"}
+    assert found.baseline == BARE_SERVER.name
     assert found.missing["absent"] == "not installed: ask for it"
     assert found.missing["fails"].startswith("does not run here (round 1): no answer on /v1/chat")
-    assert said[0] == "round 1 of 2"
+    assert said[:2] == ["absent is left out: not installed: ask for it", "round 1 of 2"]
 
 
 @pytest.mark.slow
 def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
-    repeated = [replace(load, name=f"repeated {load.name}", repeated=True) for load in LOADS]
-    both = replace(make_plan(OURS, REFERENCE), loads=[*LOADS, *repeated])
-    found = run(both, lambda _: None)
+    every = [
+        *LOADS,
+        *(
+            replace(load, name=f"{kind} {load.form}", traffic=Traffic(kind=kind, size=200_000))
+            for load in LOADS
+            for kind in KINDS
+            if kind != "embeddings" or load is UNARY
+        ),
+        replace(UNARY, name="tools", traffic=Traffic(tools=1)),
+        replace(STREAM, name="streamed tools", traffic=Traffic(tools=1)),
+        replace(UNARY, name="tls", tls=True, gateways=frozenset({INTERLINGUA.name})),
+    ]
+    variants = [
+        replace(one, loads=frozenset({"unary", "stream"}))
+        for one in (AIOHTTP_SERVER, ALL_FEATURES, MANY_MODELS_AND_KEYS)
+    ]
+    plan = replace(make_plan(INTERLINGUA, *variants), loads=every)
+    found = run(plan, lambda _: None)
     assert not found.missing
     keys = found.measured()
-    assert len(keys) == 4 * (len(OURS.ways) + len(REFERENCE.ways))
+    assert {key[0] for key in keys} == {one.name for one in plan.gateways}
+    assert {key[2] for key in keys} == {load.name for load in every}
+    assert {key[1] for key in keys} == {pair.name for pair in INTERLINGUA.pairs}
     assert [found.errors(key) for key in keys] == [0] * len(keys)
-    assert all(one.memory > 1 and one.after > 1 and one.seconds > 0 for one in found.starts)
-    assert len(found.starts) == 2
+    assert all(one.memory > 1 and one.memory_after > 1 and one.seconds > 0 for one in found.starts)
+    assert len(found.starts) == len(plan.gateways)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+def test_open_streams_and_processes_are_measured(
+    monkeypatch: pytest.MonkeyPatch, *, apart: bool
+) -> None:
+    small = replace(OPEN, clients=50, count=50, pace=100_000)
+    monkeypatch.setattr(runner, "OPEN", small)
+    monkeypatch.setattr(runner, "_SCALING_ROUNDS", 1)
+    monkeypatch.setattr(runner, "_APART", 2 if apart else 1_000)
+    plan = replace(make_plan(DIRECT), loads=[], open_streams=[INTERLINGUA, ABSENT], scaling=True)
+    found = run(plan, lambda _: None)
+    [streams] = found.open_streams
+    assert (streams.gateway, streams.streams) == (INTERLINGUA.name, 50)
+    assert streams.per_stream > 1
+    assert [one.processes for one in found.scaling] == [1, 2]
+    assert [one.apart for one in found.scaling] == [apart, apart]
+    assert found.compute_scaling() is not None
 
 
 def test_order_of_gateways_is_reversed_every_round() -> None:
     """The rounds run to and fro, so that none is always before the other."""
     other = replace(DIRECT, name="other")
     found = run(replace(make_plan(DIRECT, other, rounds=2), against="other"), lambda _: None)
-    order = [(one.round, one.gateway) for one in found.samples if one.load == "whole"]
+    order = [(one.round, one.gateway) for one in found.samples if one.load == "unary"]
     assert order == [(1, DIRECT.name), (1, "other"), (2, "other"), (2, DIRECT.name)]
     assert found.against == "other"
 
@@ -104,9 +148,11 @@ def test_gateway_with_incorrect_responses_is_not_measured() -> None:
     )
     wrong = Gateway(
         name="wrong",
-        start=lambda seat: Start([sys.executable, "-c", script.format(port=seat.port)]),
+        start=lambda context: LaunchCommand(
+            [sys.executable, "-c", script.format(port=context.port)]
+        ),
         version=make_constant("1"),
-        ways=(OPENAI,),
+        pairs=(OPENAI,),
     )
     found = run(make_plan(wrong), lambda _: None)
     assert found.samples == []
@@ -134,14 +180,14 @@ def test_process_usage_includes_its_children() -> None:
     ) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        assert len([*process.tree(parent.pid)]) == 2
-        assert process.memory(parent.pid) > 40
-        assert process.cpu(parent.pid) > 10_000_000
+        assert len([*process.list_tree(parent.pid)]) == 2
+        assert process.read_memory(parent.pid) > 40
+        assert process.read_cpu_time(parent.pid) > 10_000_000
         parent.communicate(b"\n")
-    assert process.cpu(parent.pid) == 0
-    assert process.memory(parent.pid) == 0.0
+    assert process.read_cpu_time(parent.pid) == 0
+    assert process.read_memory(parent.pid) == 0.0
 
 
 def test_machine_load_and_description_are_read() -> None:
-    assert 0 <= process.busy(0.01) <= 1
-    assert "cores of" in process.machine()
+    assert 0 <= process.measure_machine_load(0.01) <= 1
+    assert "cores of" in process.describe_machine()

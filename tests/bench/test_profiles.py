@@ -5,34 +5,34 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.bench import profiles, running
-from tests.bench.load_generator import Load
-from tests.bench.targets import OPENAI
-from tests.bench.traffic import repeated_request
+from tests.bench import profiles, runner
+from tests.bench.gateways import OPENAI
+from tests.bench.loads import Load, Traffic
+from tests.bench.traffic import repeated_chat
 
 ROOT = Path(__file__).parents[2]
-LOAD = Load(name="whole", clients=4, count=2_000, seconds=5.0)
+LOAD = Load(name="unary", clients=4, count=2_000, seconds=5.0)
 
 
 @pytest.fixture(autouse=True)
 def isolate_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of the test's own, and no watching of the machine."""
-    monkeypatch.setattr(running, "CACHE", tmp_path)
-    monkeypatch.setattr(running, "_WATCHED", 0.01)
+    monkeypatch.setattr(runner, "CACHE", tmp_path)
+    monkeypatch.setattr(runner, "_WATCH_TIME", 0.01)
 
 
 def test_profile_contains_request_functions_but_no_runner() -> None:
-    seen = {entry for stack, _ in profiles.profiled(LOAD, OPENAI) for entry in stack}
+    seen = {entry for stack, _ in profiles.record_profile(LOAD, OPENAI) for entry in stack}
 
     assert any(entry.endswith(":RequestHandler.handle") for entry in seen)
     assert not any("gateway/cli/__init__.py" in entry or ":Runner.run" in entry for entry in seen)
 
 
 def test_failed_load_has_no_profile() -> None:
-    request = repeated_request(OPENAI.path("whole"), OPENAI.body("no-such-model", LOAD))
-    way = replace(OPENAI, varied=lambda form, keys: [request])
+    requests = repeated_chat(Traffic(), "unary", "no-such-model")
+    pair = replace(OPENAI, make_requests=lambda traffic, form: requests)
     with pytest.raises(RuntimeError, match="no profile: does not run here"):
-        profiles.profiled(LOAD, way)
+        profiles.record_profile(LOAD, pair)
 
 
 def test_profile_shares_are_relative_to_all_samples() -> None:
@@ -42,9 +42,9 @@ def test_profile_shares_are_relative_to_all_samples() -> None:
     )
     stacks = [([send, serve], 5), (["/lib/tasks.py:current_task", serve], 3), ([], 2)]
 
-    assert [*profiles.told(stacks)] == [
-        "10 looks",
-        "\n  share  room",
+    assert [*profiles.format_profile(stacks)] == [
+        "10 samples",
+        "\n  share  package",
         "  50.0%  backends/aio.py",
         "  30.0%  gateway/pipeline",
         "  20.0%  the event loop",

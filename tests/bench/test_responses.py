@@ -1,7 +1,9 @@
 """The worker's responses: valid JSON and server-sent events in every style."""
 
+import base64
 import json
 import re
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +91,58 @@ def test_streams_consist_of_chat_completion_chunks(
     assert all(("obfuscation" in one) == padded for one in carrying)
 
 
+TOOLS: Any = {"tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+RESULT: Any = {"messages": [{"role": "tool", "tool_call_id": "call_1", "content": "{}"}]}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_requests_with_tools_get_tool_calls(worker: Worker, model: str) -> None:
+    [choice] = post_chat(worker, model, **TOOLS).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    [call] = choice["message"]["tool_calls"]
+    assert " @000" in json.loads(call["function"]["arguments"])["city"]
+
+    chunks = parse_chunks(post_chat(worker, model, stream=True, **TOOLS))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["function"].get("name") for call in calls] == ["get_weather"] + [None] * TOKENS
+    arguments = json.loads("".join(call["function"]["arguments"] for call in calls))
+    assert arguments["city"].count("@") == TOKENS
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_requests_with_a_tool_result_get_text(worker: Worker) -> None:
+    body = {"model": "vllm-0", **TOOLS, **RESULT}
+    [choice] = post_json(worker, "/v1/chat/completions", **body).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert TOKEN.search(choice["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ('one "text", \\ here', 1),
+        (["a"], 1),
+        (["a]", 'b", "c', "", "\\"], 4),
+        (["x"] * 2_000, 2_000),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_embeddings_have_a_vector_for_each_input(
+    worker: Worker, given: Any, count: int, encoding: str
+) -> None:
+    body = {"model": "vllm-0", "input": given, "encoding_format": encoding}
+    found = post_json(worker, "/v1/embeddings", **body).json()
+    assert [one["index"] for one in found["data"]] == [*range(count)]
+    for one in found["data"]:
+        vector = one["embedding"]
+        if encoding == "base64":
+            vector = struct.unpack("<384f", base64.b64decode(vector))
+        assert len(vector) == 384
+        assert all(-0.1 <= value <= 0.1 for value in vector)
+
+
 def has_token(chunk: Any) -> bool:
     return bool(TOKEN.search(chunk["choices"][0]["delta"].get("content") or ""))
 
@@ -118,14 +172,14 @@ def test_responses_have_distinct_ids_and_padding(worker: Worker) -> None:
 
 def test_created_field_advances_in_llama_cpp_style_only(worker: Worker) -> None:
     """llama.cpp and TGI write the present second into each chunk, vLLM the response's."""
-    worker.pace(12_000)
+    worker.set_pace(12_000)
     seconds = {
         style: {
             chunk["created"] for chunk in parse_chunks(post_chat(worker, f"{style}-0", stream=True))
         }
         for style in ("llama-cpp", "vllm")
     }
-    worker.pace(0)
+    worker.set_pace(0)
     assert len(seconds["llama-cpp"]) > 1
     assert len(seconds["vllm"]) == 1
     assert all(abs(second - time.time()) < 30 for found in seconds.values() for second in found)

@@ -1,32 +1,34 @@
-"""The requests of a load: varied ones, drawn from a seed, and one that is repeated.
+"""The requests of a load: varied ones, generated from a seed, and one that is repeated.
 
-Varied requests look as those of many users do behind an ingress: each has its own trace id and
-request id, the headers of an SDK, one of several keys, one of twenty models and its own prompt.
-Some ask for log probabilities, some carry tools, and some of these a turn with a tool's result.
+Varied requests look like those of many users behind an ingress: each has its own trace id and
+request id, the headers of an SDK, one of several keys, one of many models and its own prompt.
+Some ask for log probabilities, some have tools, and half of these a turn with a tool's result.
 """
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, lru_cache
 from random import Random
 from typing import Any, Final
 
 from msgspec import Struct
 
-from tests.bench.load_generator import Form
-from tests.bench.responses import STYLES, WORDS
+from tests.bench.loads import KEYS, Form, Traffic, make_keys
+from tests.bench.responses import WORDS
 
 SEED: Final = 20
 COUNT: Final = 3_000
-"""How many distinct requests there are."""
-KEYS: Final = tuple(f"sk-bench-{number}-0123456789abcdef" for number in range(5))
-MODELS: Final = tuple(f"{style}-{number}" for style in STYLES for number in range(5))
+"""How many distinct requests a load has."""
 PROMPT: Final = (20, 4_000)
 """Characters of a prompt, drawn so that short ones are as frequent as long ones on a log scale."""
-TOOLS: Final = 0.1
-"""The share of requests with tools; every second one of them has a turn with a tool's result."""
-LOGPROBS: Final = 0.1
+INPUTS: Final = (1, 2_000)
+"""Texts of an embedding request, drawn in the same way."""
 
+_FILE_SIZE: Final = 64_000_000
+"""Bytes that the requests of one load may take; large ones are fewer than ``COUNT``."""
+_IMAGE_SIZE: Final = 2_000_000
+"""Bytes of an image at most; a larger body has several."""
 _HOST: Final = "llm.example.com"
 _PYTHON_RELEASES: Final = ("1.99.9", "1.109.1", "2.6.1", "2.8.0")
 _NODE_RELEASES: Final = ("5.12.2", "6.7.0")
@@ -38,6 +40,8 @@ _SYSTEM: Final = (
     "You are a support agent of an online shop. Answer in at most three sentences.",
     "Answer as a senior engineer would: be brief, be right, and name your sources.",
 )
+_PROSE: Final = "Tell me, in plain words, what the brown fox did, and why the dog let it be. "
+_CHAT: Final = "/v1/chat/completions"
 
 
 class Request(Struct, frozen=True):
@@ -47,21 +51,25 @@ class Request(Struct, frozen=True):
     headers: Sequence[str]
     body: bytes
 
-    def encode(self, headers: Sequence[str] = ()) -> bytes:
-        """The bytes on the wire, with these headers added."""
+    def encode(self, headers: Sequence[str] = (), removed: Collection[str] = frozenset()) -> bytes:
+        """The bytes on the wire, with these headers added and others, by name, removed."""
         lines = [
             f"POST {self.path} HTTP/1.1",
             f"Host: {_HOST}",
-            *self.headers,
+            *(line for line in self.headers if line.partition(":")[0] not in removed),
             *headers,
             f"Content-Length: {len(self.body)}",
         ]
         return "\r\n".join([*lines, "", ""]).encode() + self.body
 
 
-def encode_all(requests: Sequence[Request], headers: Sequence[str] = ()) -> bytes:
+def encode_all(
+    requests: Sequence[Request],
+    headers: Sequence[str] = (),
+    removed: Collection[str] = frozenset(),
+) -> bytes:
     """What the client program reads: each request behind its length and a line feed."""
-    encoded = (request.encode(headers) for request in requests)
+    encoded = (request.encode(headers, removed) for request in requests)
     return b"".join(b"%d\n%s" % (len(one), one) for one in encoded)
 
 
@@ -76,65 +84,145 @@ def repeated_request(path: str, body: Mapping[str, object]) -> Request:
     return Request(path, headers, _compact(body))
 
 
-@cache
+def repeated_chat(traffic: Traffic, form: Form, model: str) -> Sequence[Request]:
+    """The one request of a repeated load of chat completions."""
+    return [repeated_request(_CHAT, chat_body(traffic.size, form, model))]
+
+
+def repeated_generate(traffic: Traffic, form: Form, model: str) -> Sequence[Request]:
+    """The one request of a repeated load of Triton's generate extension."""
+    return [repeated_request(_generate_path(model, form), generate_body(traffic.size, form))]
+
+
+def chat_body(size: int, form: Form, model: str) -> dict[str, object]:
+    """A conversation of about ``size`` bytes."""
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant. Be brief, and be right."},
+        {"role": "user", "content": _PROSE * max(1, (size - 210) // len(_PROSE))},
+    ]
+    more: Mapping[str, object] = {}
+    if form == "stream":
+        more = {"stream": True, "stream_options": {"include_usage": True}}
+    options = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
+    return {"model": model, "messages": messages, **options, **more}
+
+
+def generate_body(size: int, form: Form) -> dict[str, object]:
+    """A prompt of about ``size`` bytes."""
+    prompt = _PROSE * max(1, (size - 100) // len(_PROSE))
+    options = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
+    return {"text_input": prompt, "stream": form == "stream", **options}
+
+
+@lru_cache(maxsize=8)
 def chat_requests(
-    form: Form, prefix: str = "", *, keys: int = len(KEYS), full: bool = True, seed: int = SEED
+    traffic: Traffic, form: Form, prefix: str = "", *, full: bool = True, seed: int = SEED
 ) -> Sequence[Request]:
     """Varied requests of OpenAI's chat completions.
 
     ``prefix`` stands before the models' names. Without ``full`` there are no tools and no log
     probabilities, which not every worker can serve.
     """
-    random, text = Random(seed), _text(seed)
+    random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
     requests = []
-    for number in range(COUNT):
+    for number in range(_count_requests(traffic)):
         node = random.random() < 0.2
-        body = _chat(random, text, form, full=full)
-        body["model"] = prefix + random.choice(MODELS)
+        body = _chat(random, text, traffic, form, full=full)
+        body["model"] = prefix + random.choice(traffic.models)
         first = ("model", "messages") if node else ("messages", "model")
         ordered = {name: body[name] for name in first} | body
         headers = [*_sdk_headers(random, node=node), *_ingress_headers(random, keys, number)]
-        requests.append(Request("/v1/chat/completions", headers, _compact(ordered)))
+        requests.append(Request(_CHAT, headers, _compact(ordered)))
     return requests
 
 
-@cache
-def generate_requests(form: Form, *, keys: int = len(KEYS), seed: int = SEED) -> Sequence[Request]:
-    """Varied requests of Triton's generate extension."""
-    random, text = Random(seed), _text(seed)
-    suffix = "_stream" if form == "stream" else ""
+@lru_cache(maxsize=8)
+def embedding_requests(traffic: Traffic, *, seed: int = SEED) -> Sequence[Request]:
+    """Varied requests of OpenAI's embeddings; the Python SDK asks for base64."""
+    random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
     requests = []
-    for number in range(COUNT):
-        body = _generate(random, _prompt(random, text), form)
-        headers = [
-            "Content-Type: application/json",
-            "User-Agent: python-requests/2.32.3",
-            "Accept: */*",
-            *_ingress_headers(random, keys, number),
+    for number in range(COUNT // 10):
+        node = random.random() < 0.2
+        inputs = [
+            _part(random, text, random.randrange(20, 200)) for _ in range(_draw(random, INPUTS))
         ]
-        path = f"/v2/models/{random.choice(MODELS)}/generate{suffix}"
-        encoded = json.dumps(body).encode()  # as requests does, with spaces
-        requests.append(Request(path, headers, encoded))
+        body: dict[str, object] = {
+            "input": inputs[0] if len(inputs) == 1 else inputs,
+            "model": random.choice(traffic.models),
+        }
+        if not node:
+            body["encoding_format"] = "base64"
+        headers = [*_sdk_headers(random, node=node), *_ingress_headers(random, keys, number)]
+        requests.append(Request("/v1/embeddings", headers, _compact(body)))
     return requests
+
+
+@lru_cache(maxsize=8)
+def generate_requests(traffic: Traffic, form: Form, *, seed: int = SEED) -> Sequence[Request]:
+    """Varied requests of Triton's generate extension."""
+    random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
+    return [
+        _dumped_request(
+            _generate_path(random.choice(traffic.models), form),
+            _generate(random, _prompt(random, text), form),
+            _ingress_headers(random, keys, number),
+        )
+        for number in range(COUNT)
+    ]
+
+
+@lru_cache(maxsize=8)
+def mindie_requests(traffic: Traffic, form: Form, *, seed: int = SEED) -> Sequence[Request]:
+    """Varied requests of MindIE's generate endpoint, which is served under ``/mindie``."""
+    random, text, keys = Random(seed), _text(seed), make_keys(traffic.keys)
+    return [
+        _dumped_request(
+            f"/mindie{_generate_path(random.choice(traffic.models), form)}",
+            _mindie_generate(random, _prompt(random, text), number),
+            _ingress_headers(random, keys, number),
+        )
+        for number in range(COUNT)
+    ]
+
+
+def _count_requests(traffic: Traffic) -> int:
+    return min(COUNT, _FILE_SIZE // traffic.size) if traffic.kind == "images" else COUNT
+
+
+def _generate_path(model: str, form: Form) -> str:
+    return f"/v2/models/{model}/generate{'_stream' if form == 'stream' else ''}"
+
+
+def _dumped_request(path: str, body: Mapping[str, object], headers: Sequence[str]) -> Request:
+    """As the library requests sends it, with spaces in its JSON."""
+    own = [
+        "Content-Type: application/json",
+        "User-Agent: python-requests/2.32.3",
+        "Accept: */*",
+    ]
+    return Request(path, [*own, *headers], json.dumps(body).encode())
 
 
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-def _chat(random: Random, text: str, form: Form, *, full: bool) -> dict[str, Any]:
+def _chat(random: Random, text: str, traffic: Traffic, form: Form, *, full: bool) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     if random.random() < 0.6:
         messages.append({"role": "system", "content": random.choice(_SYSTEM)})
     for _ in range(random.choice((0, 0, 0, 1, 2))):
         messages.append({"role": "user", "content": _part(random, text, 80)})
         messages.append({"role": "assistant", "content": _part(random, text, 200)})
-    messages.append({"role": "user", "content": _prompt(random, text)})
+    images = traffic.kind == "images"
+    prompt = _prompt(random, text)
+    content = _image_parts(random, prompt, traffic.size) if images else prompt
+    messages.append({"role": "user", "content": content})
     body: dict[str, Any] = {"messages": messages, **_sampling(random)}
     if random.random() < 0.3:
         body["user"] = f"user-{random.getrandbits(32):08x}"
-    if full and random.random() < LOGPROBS:
+    if full and random.random() < traffic.logprobs:
         body |= {"logprobs": True, "top_logprobs": 2}
-    if full and random.random() < TOOLS:
+    if full and random.random() < traffic.tools:
         body["tools"] = _tools(random)
         if random.random() < 0.5:
             messages += _tool_turn(random)
@@ -143,6 +231,31 @@ def _chat(random: Random, text: str, form: Form, *, full: bool) -> dict[str, Any
         if random.random() < 0.5:
             body["stream_options"] = {"include_usage": True}
     return body
+
+
+def _image_parts(random: Random, prompt: str, size: int) -> list[dict[str, object]]:
+    """A prompt and JPEG images whose base64 has about ``size`` bytes in all."""
+    prompt = prompt[: size // 10]
+    parts: list[dict[str, object]] = [{"type": "text", "text": prompt}]
+    left = size - 500
+    while left > 0:
+        data = b"\xff\xd8\xff\xe0" + random.randbytes(max(4, min(left, _IMAGE_SIZE) * 3 // 4))
+        url = f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+        left -= _IMAGE_SIZE
+    return parts
+
+
+def _mindie_generate(random: Random, prompt: str, number: int) -> dict[str, object]:
+    sampling: dict[str, object] = {"max_new_tokens": random.choice((100, 128, 256, 512))}
+    if random.random() < 0.7:
+        sampling["temperature"] = round(random.uniform(0.1, 1.2), 2)
+    if random.random() < 0.4:
+        sampling["top_p"] = round(random.uniform(0.5, 0.99), 2)
+    if random.random() < 0.2:
+        sampling["seed"] = 1 + random.getrandbits(31)
+    body: dict[str, object] = {"text_input": prompt, "parameters": sampling}
+    return {"id": f"request-{number}", **body} if random.random() < 0.5 else body
 
 
 def _generate(random: Random, prompt: str, form: Form) -> dict[str, object]:
@@ -177,8 +290,13 @@ def _sampling(random: Random) -> dict[str, object]:
 
 
 def _prompt(random: Random, text: str) -> str:
-    shortest, longest = PROMPT
-    return _part(random, text, round(shortest * (longest / shortest) ** random.random()))
+    return _part(random, text, _draw(random, PROMPT))
+
+
+def _draw(random: Random, limits: tuple[int, int]) -> int:
+    least, most = limits
+    size: float = least * (most / least) ** random.random()
+    return round(size)
 
 
 def _part(random: Random, text: str, size: int) -> str:
@@ -266,11 +384,11 @@ def _sdk_headers(random: Random, *, node: bool) -> list[str]:
     ]
 
 
-def _ingress_headers(random: Random, keys: int, number: int) -> list[str]:
+def _ingress_headers(random: Random, keys: Sequence[str], number: int) -> list[str]:
     trace, span = random.getrandbits(128) | 1, random.getrandbits(64) | 1
     address = f"10.{random.randrange(256)}.{random.randrange(256)}.{random.randrange(1, 255)}"
     return [
-        f"Authorization: Bearer {KEYS[random.randrange(keys)]}",
+        f"Authorization: Bearer {random.choice(keys)}",
         f"x-request-id: {random.getrandbits(96):024x}{number:08x}",
         f"x-real-ip: {address}",
         f"x-forwarded-for: {address}",

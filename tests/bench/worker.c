@@ -1,16 +1,17 @@
-// A worker that costs next to nothing: OpenAI's chat and Triton's generate, from one epoll loop.
+// A worker of low cost: OpenAI's chat and embeddings and Triton's generate, from one epoll loop.
 //
 //   worker TOKENS SECONDS RESPONSES      prints its port, and ends by itself after so many seconds
 //
-//   POST …/chat/completions    a whole answer, or a stream where the body has "stream": true
-//   POST …/generate            a whole answer        POST …/generate_stream    a stream
+//   POST …/chat/completions    a response, or a stream where the body has "stream": true
+//   POST …/generate            a response              POST …/generate_stream    a stream
+//   POST …/embeddings          a vector for each input, in base64 where the body asks for that
 //   GET  /_pace/MICROSECONDS   one token of each stream every so often; 0: all of it at once
-//   GET  /_told                {"requests": …, "streams": …, "connections": …}
+//   GET  /_stats               {"requests": …, "streams": …, "connections": …, "open_streams": …}
 //   GET  anything else         200, as a health check wants it
 //
 // Each token is " @", its number in the stream (3 digits), and the time (14 digits, microseconds of
 // the monotonic clock), so that who reads it knows which one it is and how long it was on its way.
-// A whole answer holds token 0 alone. What stands around them are the templates of the file RESPONSES
+// A unary response has token 0 alone. Around the tokens stand the templates of the file RESPONSES
 // (responses.py), chosen by the request's model.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,13 +29,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 16384, INPUT = 2 << 20, EVENTS = 512, IDLE = -1, TEMPLATES = 128, WORDS = 64, MODEL = 64 };
-enum slot { HEAD, WHOLE, OPEN, FIRST, TOKEN, LAST, USAGE, SLOTS };
+enum { MOST = 16384, INPUT = 32 << 20, EVENTS = 512, IDLE = -1, TEMPLATES = 128, WORDS = 64, MODEL = 64, VECTORS = 16, DIMENSIONS = 384 };
+enum slot { HEAD, UNARY, OPEN, FIRST, TOKEN, LAST, USAGE, SLOTS };
 enum placeholder { WORD_TOKEN = 14, ASCII_TOKEN, BARE_TOKEN, LONG_TEXT, ASCII_TEXT, ID, CREATED, STARTED,
     MODEL_NAME, PADDING, FOUR_DIGITS, TOKEN_COUNT, PROMPT_COUNT, TOTAL_COUNT, DURATION, DATE, LINE_END };
 
 struct connection {
-    int fd, place, token, doomed, wants_usage, generates;    // place: in `active`, or IDLE
+    int fd, place, token, closes, wants_usage, generates;    // place: in `active`, or IDLE
     long due, started, prompt_tokens;
     char *in, *out;
     long in_size, in_room, out_from, out_size, out_room;
@@ -54,6 +55,7 @@ static struct template templates[TEMPLATES];
 static const char *words[2][WORDS];    // as they are in JSON, and with its escapes alone
 static int template_count, word_count;
 static unsigned long state = 88172645463325252;
+static char *vectors[2][VECTORS];    // as numbers, and as base64 in quotes
 
 static long now(void) {
     struct timespec t;
@@ -61,7 +63,7 @@ static long now(void) {
     return t.tv_sec * 1000000L + t.tv_nsec / 1000;
 }
 
-static void put(struct connection *c, const char *data, long size) {
+static void append(struct connection *c, const char *data, long size) {
     if (c->out_size + size > c->out_room) {
         c->out_room = (c->out_size + size) * 2;
         c->out = realloc(c->out, c->out_room);
@@ -140,12 +142,12 @@ static const char *find_template(const char *style, const char *name) {
 }
 
 static int has_style(const char *style) {
-    return find_template(style, "chat.whole") != NULL;
+    return find_template(style, "chat.unary") != NULL;
 }
 
 // A response's templates: those of the variant where the style has them.
 static void choose_templates(struct connection *c, const char *protocol, const char *variant) {
-    static const char *names[] = {"head", "whole", "open", "first", "token", "last", "usage"};
+    static const char *names[] = {"head", "unary", "open", "first", "token", "last", "usage"};
     char style[MODEL], name[MODEL];
     strcpy(style, c->model);
     char *dash = strrchr(style, '-');
@@ -200,42 +202,85 @@ static long fill(struct connection *c, const char *template, char *to) {
     return to - from;
 }
 
+// --- vectors -------------------------------------------------------------------------------------
+
+static char *encode_base64(const unsigned char *data, long size) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char *text = malloc(size / 3 * 4 + 3), *to = text;    // the size is a multiple of three
+    *to++ = '"';
+    for (long i = 0; i < size; i += 3) {
+        unsigned three = data[i] << 16 | data[i + 1] << 8 | data[i + 2];
+        for (int shift = 18; shift >= 0; shift -= 6) *to++ = letters[three >> shift & 63];
+    }
+    strcpy(to, "\"");
+    return text;
+}
+
+static void make_vectors(void) {
+    for (int i = 0; i < VECTORS; i++) {
+        float values[DIMENSIONS];
+        char *text = malloc(DIMENSIONS * 16), *to = text;
+        for (int k = 0; k < DIMENSIONS; k++) {
+            values[k] = (float)((long)draw(200001) - 100000) / 1000000;
+            to += sprintf(to, "%c%.9g", k ? ',' : '[', values[k]);
+        }
+        strcpy(to, "]");
+        vectors[0][i] = text;
+        vectors[1][i] = encode_base64((void *)values, sizeof values);
+    }
+}
+
+// How many strings a JSON array of strings has; one for a single string.
+static long count_strings(const char *value) {
+    long count = 0;
+    int quoted = 0, array = *value == '[';
+    for (; *value && (quoted || *value != ']'); value++) {
+        if (quoted && *value == '\\') value++;
+        else if (*value == '"') {
+            count += !quoted;
+            quoted = !quoted;
+            if (!quoted && !array) break;
+        }
+    }
+    return count;
+}
+
 // --- answers -------------------------------------------------------------------------------------
 
 static char filled[1 << 17];
 
-static void whole(struct connection *c, const char *extra, const char *body, long length) {
+static void write_response(struct connection *c, const char *extra, const char *body, long length) {
     char head[1024];
     int size = sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%sContent-Length: %ld\r\n\r\n", extra, length);
-    put(c, head, size);
-    put(c, body, length);
+    append(c, head, size);
+    append(c, body, length);
 }
 
-static void answer(struct connection *c) {
+static void write_unary(struct connection *c) {
     char extra[512];
     fill(c, c->slots[HEAD], extra);
-    whole(c, extra, filled, fill(c, c->slots[WHOLE], filled));
+    write_response(c, extra, filled, fill(c, c->slots[UNARY], filled));
 }
 
-static void event(struct connection *c, const char *template) {
+static void write_event(struct connection *c, const char *template) {
     char size[32];
     long length = fill(c, template, filled);
-    put(c, size, sprintf(size, "%lx\r\n", length + 8));
-    put(c, "data: ", 6);
-    put(c, filled, length);
-    put(c, "\n\n\r\n", 4);
+    append(c, size, sprintf(size, "%lx\r\n", length + 8));
+    append(c, "data: ", 6);
+    append(c, filled, length);
+    append(c, "\n\n\r\n", 4);
 }
 
-static void token(struct connection *c) {    // the next one, and after the last the stream's end
-    if (!c->token && c->slots[OPEN]) event(c, c->slots[OPEN]);
-    event(c, !c->token && c->slots[FIRST] ? c->slots[FIRST] : c->slots[TOKEN]);
+static void write_token(struct connection *c) {    // the next one, and after the last the stream's end
+    if (!c->token && c->slots[OPEN]) write_event(c, c->slots[OPEN]);
+    write_event(c, !c->token && c->slots[FIRST] ? c->slots[FIRST] : c->slots[TOKEN]);
     if (++c->token < tokens) return;
     if (!c->generates) {
-        event(c, c->slots[LAST]);
-        if (c->wants_usage) event(c, c->slots[USAGE]);
-        event(c, "[DONE]");
+        write_event(c, c->slots[LAST]);
+        if (c->wants_usage) write_event(c, c->slots[USAGE]);
+        write_event(c, "[DONE]");
     }
-    put(c, "0\r\n\r\n", 5);
+    append(c, "0\r\n\r\n", 5);
     stop_streaming(c);
 }
 
@@ -243,23 +288,24 @@ static void stream(struct connection *c) {
     static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
                                "Cache-Control: no-cache\r\n";
     char extra[512];
-    put(c, head, sizeof head - 1);
-    put(c, extra, fill(c, c->slots[HEAD], extra));
-    put(c, "Transfer-Encoding: chunked\r\n\r\n", 30);
+    append(c, head, sizeof head - 1);
+    append(c, extra, fill(c, c->slots[HEAD], extra));
+    append(c, "Transfer-Encoding: chunked\r\n\r\n", 30);
     streams++;
     c->place = streaming;
     active[streaming++] = c;
     if (pace == 0)
-        while (c->place != IDLE) token(c);
+        while (c->place != IDLE) write_token(c);
     else
         c->due = now() + pace / 2 + rand() % pace;    // so that streams do not tick together
 }
 
 // --- requests ------------------------------------------------------------------------------------
 
-static void told(struct connection *c) {
-    char body[128];
-    whole(c, "", body, sprintf(body, "{\"requests\":%ld,\"streams\":%ld,\"connections\":%ld}", requests, streams, opened));
+static void write_stats(struct connection *c) {
+    char body[160];
+    write_response(c, "", body, sprintf(body, "{\"requests\":%ld,\"streams\":%ld,\"connections\":%ld,\"open_streams\":%d}",
+        requests, streams, opened, streaming));
 }
 
 // The value of a member of a JSON body, or NULL; in a string, its quotes would be escaped.
@@ -281,6 +327,27 @@ static void copy_model(struct connection *c, const char *from, char end) {
     c->model[size] = 0;
 }
 
+// Whether the answer is a call of a tool: the request has tools, and no tool's result yet.
+static int calls_tool(const char *body, long size) {
+    return member(body, size, "\"tools\"") && !memmem(body, size, "\"tool_call_id\"", 14);
+}
+
+static void embed(struct connection *c, const char *body, long size) {
+    const char *input = member(body, size, "\"input\""), *format = member(body, size, "\"encoding_format\"");
+    long count = input ? count_strings(input) : 0, from;
+    int base64 = format && !strncmp(format, "\"base64", 7);
+    char head[512], *data = malloc(count * (DIMENSIONS * 16 + 64) + 512), *to = data;
+    to += sprintf(to, "{\"id\":\"embd-%s\",\"object\":\"list\",\"created\":%ld,\"model\":\"%s\",\"data\":[", c->id, c->started, c->model);
+    for (from = 0; from < count; from++) {
+        to += sprintf(to, "%s{\"index\":%ld,\"object\":\"embedding\",\"embedding\":", from ? "," : "", from);
+        to = stpcpy(stpcpy(to, vectors[base64][draw(VECTORS)]), "}");
+    }
+    to += sprintf(to, "],\"usage\":{\"prompt_tokens\":%ld,\"total_tokens\":%ld}}", size / 4, size / 4);
+    fill(c, c->slots[HEAD], head);
+    write_response(c, head, data, to - data);
+    free(data);
+}
+
 static void respond(struct connection *c, char *line, long length, const char *body, long size) {
     static const char inference[] = "/v2/models/";
     char *generate = memmem(line, length, "/generate", 9), *path = memmem(line, length, inference, sizeof inference - 1);
@@ -289,6 +356,7 @@ static void respond(struct connection *c, char *line, long length, const char *b
     copy_model(c, !generate && model ? model + 1 : model, generate ? '/' : '"');
     const char *variant = is_true(body, size, "\"logprobs\"") ? "+logprobs" : "";
     long named = strlen(c->model);
+    if (!generate && calls_tool(body, size)) variant = "+tools";
     if (streamed && !*variant && named > 2 && !strcmp(c->model + named - 2, "-4")) variant = "+obfuscation";
     choose_templates(c, generate ? "generate" : memmem(line, length, "/chat/", 6) ? "chat" : "text", variant);
     sprintf(c->id, "%016lx%016lx", draw(-1UL), draw(-1UL));
@@ -297,8 +365,9 @@ static void respond(struct connection *c, char *line, long length, const char *b
     c->generates = generate != NULL;
     c->wants_usage = is_true(body, size, "\"include_usage\"");
     c->token = 0;
-    if (streamed) stream(c);
-    else answer(c);
+    if (memmem(line, length, "/embeddings", 11)) embed(c, body, size);
+    else if (streamed) stream(c);
+    else write_unary(c);
 }
 
 static void serve(struct connection *c, char *line, char *body, long size) {
@@ -306,11 +375,11 @@ static void serve(struct connection *c, char *line, char *body, long size) {
     char *end = memchr(line, '\r', body - line);
     if (!strncmp(line, "GET /_pace/", 11)) {
         pace = atol(line + 11);
-        whole(c, "", "{}", 2);
-    } else if (!strncmp(line, "GET /_told", 10)) {
-        told(c);
+        write_response(c, "", "{}", 2);
+    } else if (!strncmp(line, "GET /_stats", 11)) {
+        write_stats(c);
     } else if (!strncmp(line, "GET ", 4)) {
-        whole(c, "", models, sizeof models - 1);
+        write_response(c, "", models, sizeof models - 1);
     } else {
         requests++;
         respond(c, line, end - line, body, size);
@@ -330,7 +399,7 @@ static long body_size(char *head, long head_size, long there) {
     return found ? found + 7 - (head + head_size) : -1;
 }
 
-static void take(struct connection *c) {    // every request that is all there
+static void handle_requests(struct connection *c) {    // every request that is all there
     long from = 0;
     while (c->place == IDLE) {
         char *head = c->in + from, *end = memmem(head, c->in_size - from, "\r\n\r\n", 4);
@@ -338,7 +407,7 @@ static void take(struct connection *c) {    // every request that is all there
         long head_size = end + 4 - head, there = c->in_size - from - head_size;
         long size = body_size(head, head_size, there);
         if (size < 0 || size > there) break;
-        c->doomed = strncasecmp(head, "GET ", 4) && memmem(head, head_size, "onnection: close", 16);
+        c->closes = strncasecmp(head, "GET ", 4) && memmem(head, head_size, "onnection: close", 16);
         serve(c, head, head + head_size, size);
         from += head_size + size;
     }
@@ -356,11 +425,11 @@ static int readable(struct connection *c) {    // 0: it is over
     if (got <= 0) return 0;
     c->in_size += got;
     c->in[c->in_size] = 0;
-    take(c);
-    return flush(c) && !(c->doomed && c->place == IDLE && !c->out_size);
+    handle_requests(c);
+    return flush(c) && !(c->closes && c->place == IDLE && !c->out_size);
 }
 
-static void welcome(int listener) {
+static void accept_connections(int listener) {
     int fd, one = 1;
     while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK)) >= 0) {
         if (fd >= MOST) {
@@ -378,14 +447,14 @@ static void welcome(int listener) {
     }
 }
 
-static void tick(void) {    // the tokens that are due
+static void write_due_tokens(void) {    // the tokens that are due
     long at = now();
     for (int i = streaming - 1; i >= 0; i--) {    // from behind: one that ends is replaced by the last
         struct connection *c = active[i];
         if (c->due > at) continue;
         c->due += pace;
-        token(c);
-        if (c->place == IDLE) take(c);
+        write_token(c);
+        if (c->place == IDLE) handle_requests(c);
         if (!flush(c)) discard(c);
     }
 }
@@ -416,6 +485,7 @@ int main(int count, char **argument) {
     alarm(atoi(argument[2]));
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     read_templates(argument[3]);
+    make_vectors();
     poller = epoll_create1(0);
     int listener = listening();
     struct epoll_event first = {EPOLLIN, {.fd = listener}}, events[EVENTS];
@@ -426,12 +496,12 @@ int main(int count, char **argument) {
         for (int i = 0; i < found; i++) {
             int fd = events[i].data.fd;
             struct connection *c = connections[fd];
-            if (fd == listener) welcome(listener);
+            if (fd == listener) accept_connections(listener);
             else if (!c) continue;
             else if (events[i].events & EPOLLOUT) {
                 if (flush(c) && !c->out_size) watch(c, EPOLLIN);
             } else if (!readable(c)) discard(c);
         }
-        tick();
+        write_due_tokens();
     }
 }

@@ -1,7 +1,7 @@
 """``python -m tests.clients.run ENVIRONMENT``: what ``make clients`` runs.
 
-The clients that have an environment of their own, and then the suite that openai-python tests
-itself with, both before a running gateway.
+The clients that have an environment of their own, those for Node.js, and then the suite that
+openai-python tests itself with, all before a running gateway.
 """
 
 import os
@@ -15,6 +15,7 @@ from tests.clients import suite
 from tests.clients.gateway_process import SCRIPTED, run_built_in_models, run_gateway
 
 OTHERS: Final = Path(__file__).with_name("others")
+NODE: Final = Path(__file__).with_name("node")
 
 
 def main(environment: Path) -> int:
@@ -24,13 +25,22 @@ def main(environment: Path) -> int:
             others = _run_other_clients(
                 environment, {"SCRIPTED_URL": scripted, "BUILT_IN_URL": small}
             )
+        node = _run_node_clients(environment / "node", scripted)
         own = suite.run(environment / f"openai-{suite.VERSION}", scripted)
-    return others or own
+    return others or node or own
 
 
 def _run_other_clients(environment: Path, urls: Mapping[str, str]) -> int:
     command = [str(environment / "bin" / "python"), "-m", "pytest", "--quiet", str(OTHERS)]
     return subprocess.run(command, env=os.environ | urls, check=False).returncode
+
+
+def _run_node_clients(environment: Path, scripted: str) -> int:
+    """Clients that Node.js runs. Those that are not installed are skipped."""
+    options = "addopts=-ra --strict-markers --import-mode=importlib"  # which do not ignore them
+    command = [sys.executable, "-m", "pytest", "--quiet", "-o", options, str(NODE)]
+    told = {"SCRIPTED_URL": scripted, "NODE_CLIENTS": str(environment.resolve())}
+    return subprocess.run(command, env=os.environ | told, check=False).returncode
 
 
 if __name__ == "__main__":

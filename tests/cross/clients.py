@@ -58,6 +58,8 @@ class Client(Struct, frozen=True, kw_only=True):
     end: bytes = b"data: [DONE]\n\n"
     """The last thing in a stream that came to its end."""
     prefix: bytes = b"data: "
+    names_stop: bool = False
+    """Its answers say which stop string ended them."""
 
     def way(self, wish: RequestOptions) -> str:
         """As the workers' rows name it."""
@@ -80,7 +82,8 @@ class Client(Struct, frozen=True, kw_only=True):
         assert answer.headers["content-type"].startswith("text/event-stream")
         body = answer.content
         heard.done = body.endswith(self.end)
-        for part in body.removesuffix(self.end if self.end in body else b"").split(b"\n\n"):
+        for block in body.removesuffix(self.end if self.end in body else b"").split(b"\n\n"):
+            part = block.partition(b"\n")[2] if block.startswith(b"event: ") else block
             if not part.startswith(self.prefix):
                 heard.error += part.decode()
                 continue
@@ -258,6 +261,50 @@ def _read_mindie_text(heard: DecodedResponse, got: Any) -> None:
         heard.reasons[0] = details["finish_reason"]
 
 
+# --- Anthropic ------------------------------------------------------------------------------------
+
+
+def _build_message_body(model: str, wish: RequestOptions) -> Json:
+    fields: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": wish.most or 20,
+    }
+    if wish.stream:
+        fields["stream"] = True
+    if wish.stops:
+        fields["stop_sequences"] = list(wish.stops)
+    if wish.tool:
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        fields["tools"] = [{"name": TOOL, "description": "looks up", "input_schema": schema}]
+    return fields
+
+
+def _read_message(heard: DecodedResponse, got: Any) -> None:
+    """Adds a message, or an event."""
+    heard.more(0, "")
+    match got["type"]:
+        case "message":
+            for at, block in enumerate(got["content"]):
+                heard.more(0, block.get("text"))
+                if block["type"] == "tool_use":
+                    heard.calls[at] = [block["name"], json.dumps(block["input"])]
+            heard.reasons[0] = got["stop_reason"]
+        case "content_block_start" if got["content_block"]["type"] == "tool_use":
+            heard.calls[got["index"]] = [got["content_block"]["name"], ""]
+        case "content_block_delta":
+            heard.more(0, got["delta"].get("text"))
+            if "partial_json" in got["delta"]:
+                heard.calls[got["index"]][1] += got["delta"]["partial_json"]
+        case "message_delta":
+            heard.reasons[0] = got["delta"]["stop_reason"]
+        case _:
+            pass
+    if usage := got.get("usage") or got.get("message", {}).get("usage"):
+        before = heard.usage[0] if heard.usage else None
+        heard.usage = usage.get("input_tokens", before), usage["output_tokens"]
+
+
 CLIENTS: Final = (
     Client(
         name="openai chat",
@@ -354,6 +401,22 @@ CLIENTS: Final = (
         can=frozenset({"stop", "logprobs"}),
         can_stream=frozenset({"stop"}),
         **_OVMS,
+    ),
+    Client(
+        name="anthropic",
+        kind="chat",
+        limits=True,
+        names_stop=True,
+        path="/v1/messages",
+        fields=_build_message_body,
+        read=_read_message,
+        words={"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
+               "tool_calls": "tool_use", "unknown": "end_turn"},
+        statuses={"refused": 400, "limited": 429, "failed": 502, "busy": 529},
+        told=_get_error_message,
+        can=frozenset({"stop", "tools"}),
+        can_stream=frozenset({"stop", "tools"}),
+        end=b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
     ),
 )  # fmt: skip
 """Adding a client dialect costs one row and what reads its answers."""

@@ -17,7 +17,8 @@ from tests.cross.script import PLAYS, RequestOptions
 from tests.cross.worker_server import WorkerServer
 from tests.cross.workers.table import WORKERS
 
-PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"})
+PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"},
+             "anthropic")  # fmt: skip
 
 
 def build_configuration(url: str) -> bytes:

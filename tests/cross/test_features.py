@@ -41,7 +41,7 @@ async def test_stop_string_ends_the_text(
     heard = await floor.hear(asker, worker, wish)
 
     assert heard.texts == {0: BEFORE_STOP + STOP if keeps else BEFORE_STOP}
-    made = row.stop.get(way)
+    made = row.stop.get(way) or (MADE if asker.names_stop and not row.names_stop else None)
     ended = "stop" if made else row.ends.get("eos", "stop")
     assert heard.reasons == {0: asker.words[ended]}
     assert heard.done

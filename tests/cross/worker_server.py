@@ -21,7 +21,8 @@ SPLINTER = 11
 """Bytes; no character and no event has a length that it divides."""
 _PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
             422: "Unprocessable Entity", 429: "Too Many Requests",
-            500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+            500: "Internal Server Error", 503: "Service Unavailable",
+            529: "Overloaded"}  # fmt: skip
 
 
 class ScriptedResponse(Struct, frozen=True, kw_only=True):

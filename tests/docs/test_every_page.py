@@ -29,6 +29,11 @@ NOT_RUN: Final = {
     ): "as docs/howto/load-balancing.md has it, on a port in use",
     ("docs/howto/openvino-model-server.md", "$ ovms --rest_port"): "wants the model server",
     ("docs/howto/vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
+    ("docs/howto/claude-code.md", "$ vllm serve"): "wants vLLM and a GPU",
+    (
+        "docs/howto/claude-code.md",
+        "$ npm install",
+    ): "tests/clients/node/test_claude_code.py runs Claude Code (make clients)",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
     ("docs/howto/multiple-processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
     ("docs/howto/sampling.md", "from transformers"): "test_watermark.py does the same",

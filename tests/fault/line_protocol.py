@@ -21,7 +21,7 @@ from backends.pool.settings import (
     HealthCheckSettings,
     PoolContext,
     PoolSettings,
-    UpstreamAuthSettings,
+    WorkerAuthSettings,
     WorkerSourceSettings,
 )
 from protocols.core.errors import (
@@ -116,7 +116,9 @@ def pool_settings(*workers: WorkerConfig | str, **settings: Any) -> PoolSettings
             url=one.url,
             weight=one.weight,
             max_concurrency=one.max_concurrency,
-            auth=None if one.bearer is None else UpstreamAuthSettings(Secret(one.bearer)),
+            auth=None
+            if one.credentials is None
+            else WorkerAuthSettings(Secret(one.credentials.secrets[0])),
         )
         for one in configs
     )

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from backends.http.client import AsyncioHttpClient
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.interfaces import PreparedRequest, Timeouts
 from backends.pool.side_requests import CancelSender
 from protocols.core.errors import GatewayError
@@ -70,7 +70,8 @@ async def test_client_disconnect_sends_a_cancel_request(
     async with (
         ScriptedWorker(reply, OK) as worker,
         run_pool(
-            WorkerConfig(worker.url, bearer="s3cret"), dialect=CancellableProtocol()
+            WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")),
+            dialect=CancellableProtocol(),
         ) as backend,
     ):
         task = asyncio.get_running_loop().create_task(collect_events(backend, asked))

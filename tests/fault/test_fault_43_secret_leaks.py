@@ -1,7 +1,8 @@
 """43: confidential text of clients, workers and the configuration is not disclosed.
 
 Every text that a client or a worker sends has the same word in it, and so have keys. It is never in
-the log, though that tells all it can, nor on the admin's pages, nor in the rows of usage.
+the log, though that tells all it can, nor on the admin's pages, nor in the rows of usage. The log
+has the text of a worker's error, without the key that it quotes.
 """
 
 import hashlib
@@ -28,7 +29,11 @@ WISHES = (
     RequestOptions(stops=(f"{CANARY}-stop",), tool=True),
     RequestOptions(stream=True, stops=(f"{CANARY}-stop",), n=2),
 )
-REFUSED = f'{{"error": {{"message": "{CANARY}", "param": "{CANARY}", "code": "{CANARY}"}}}}'
+TOKEN = f"{CANARY}-token"
+REFUSED = (
+    f'{{"error": {{"message": "out of memory, said to {TOKEN}", '
+    f'"param": "{CANARY}", "code": "{CANARY}"}}}}'
+)
 KEPT = frozenset({"role", "type", "model", "tool_choice"})
 """Fields whose texts are words of their dialects."""
 
@@ -72,7 +77,7 @@ def build_canary_config(worker: str, usage: Path) -> str:
             "cut": {"kind": "echo", "fail": {"mode": "disconnect", "after_chunks": 1}},
             "worker": {
                 "protocol": "openai",
-                "workers": [{"url": worker, "auth": {"bearer": f"{CANARY}-token"}}],
+                "workers": [{"url": worker, "auth": {"bearer": TOKEN}}],
                 "retries": {"max": 1},
             },
         },
@@ -115,6 +120,12 @@ async def test_fault_43_confidential_text_is_not_in_logs_usage_or_admin_pages(
     with closing(sqlite3.connect(file)) as rows:
         usage = "\n".join(rows.iterdump())
     assert usage.count("INSERT") > sent / 2
+    [texts] = {
+        tuple({failure.text for failure in one.worker_failures})
+        for one in gateway.records()
+        if one.worker_failures
+    }
+    assert texts == ("out of memory, said to ***",)
     for told in (gateway.said(), usage, *pages):
         assert CANARY not in told
 

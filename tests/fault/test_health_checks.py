@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.pool import PoolBackend
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.request import GenerationRequest
@@ -38,7 +38,10 @@ def get_worker_state(backend: PoolBackend, position: int = 0) -> str:
 async def test_health_check_uses_the_protocol_request_and_the_worker_key() -> None:
     async with (
         ScriptedWorker(WELL) as worker,
-        run_pool(WorkerConfig(worker.url + "/base", bearer="s3cret"), health=OFTEN),
+        run_pool(
+            WorkerConfig(worker.url + "/base", credentials=make_bearer_credentials("s3cret")),
+            health=OFTEN,
+        ),
     ):
         await worker.until_asked(3)
 

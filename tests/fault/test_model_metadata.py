@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.interfaces import Timeouts
 from backends.pool.settings import HealthCheckSettings
 from protocols.core.errors import DeadlineExceeded
@@ -60,7 +60,9 @@ async def test_first_request_waits_for_the_model_metadata() -> None:
     dialect = MetadataProtocol()
     async with (
         ScriptedWorker([TOLD], [make_reply(b"", "404 No")], [GOOD]) as worker,
-        run_pool(WorkerConfig(worker.url, bearer="s3cret"), dialect=dialect) as backend,
+        run_pool(
+            WorkerConfig(worker.url, credentials=make_bearer_credentials("s3cret")), dialect=dialect
+        ) as backend,
     ):
         for _ in range(2):
             assert join_text(await collect_events(backend)) == "Hello"

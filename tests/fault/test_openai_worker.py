@@ -10,9 +10,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from backends.http.interfaces import WorkerConfig
 from backends.interfaces import PreparedRequest, collect_items
 from backends.pool.pool import PoolBackend
+from backends.pool.settings import (
+    BasicAuthSettings,
+    HeaderAuthSettings,
+    PoolSettings,
+    QueryAuthSettings,
+    WorkerAuthSettings,
+    WorkerSourceSettings,
+)
 from protocols.core.aggregate import ResponseAccumulator
 from protocols.core.errors import (
     GatewayError,
@@ -23,9 +30,10 @@ from protocols.core.errors import (
 )
 from protocols.core.events import Event, StreamEnd, Usage
 from protocols.core.request import GenerationRequest
+from protocols.core.units import Secret
 from protocols.openai.endpoints import OpenAI
 from tests.fakes import CHUNKED, CLOSE, END, HANG, Reply, ScriptedWorker, chunk, head, make_reply
-from tests.fault.line_protocol import SOON, build_context, collect_events, join_text, pool_settings
+from tests.fault.line_protocol import SOON, build_context, collect_events, join_text
 
 STREAMED = GenerationRequest(model="m", kind="completion", prompts=("hi",), stream=True)
 UNARY = replace(STREAMED, stream=False)
@@ -57,9 +65,13 @@ ANSWER = msgspec.json.encode(
 
 
 @asynccontextmanager
-async def run_openai_pool(*workers: ScriptedWorker) -> AsyncIterator[PoolBackend]:
+async def run_openai_pool(
+    *workers: ScriptedWorker, base_path: str = "", auth: WorkerAuthSettings | None = None
+) -> AsyncIterator[PoolBackend]:
+    auth = auth or WorkerAuthSettings(Secret(KEY))
+    sources = tuple(WorkerSourceSettings(one.url + base_path, auth=auth) for one in workers)
     pool = PoolBackend(
-        pool_settings(*(WorkerConfig(one.url, bearer=KEY) for one in workers), timeouts=SOON),
+        PoolSettings(protocol="openai", workers=sources, timeouts=SOON),
         adapter=OpenAI(),
         clock=monotonic,
         draw=Random(7).random,
@@ -112,6 +124,54 @@ async def test_a_unary_request_that_is_cancelled_frees_its_worker() -> None:
         with pytest.raises(asyncio.CancelledError):
             await sending
         assert [one.in_flight for one in pool.report_workers()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("auth", "query", "header"),
+    [
+        (WorkerAuthSettings(bearer=Secret(KEY)), "", ("authorization", f"Bearer {KEY}")),
+        (
+            WorkerAuthSettings(header=HeaderAuthSettings("api-key", Secret(KEY))),
+            "",
+            ("api-key", KEY),
+        ),
+        (WorkerAuthSettings(query=QueryAuthSettings("key", Secret(KEY))), f"?key={KEY}", None),
+        (
+            WorkerAuthSettings(basic=BasicAuthSettings("me", Secret(KEY))),
+            "",
+            ("authorization", "Basic bWU6czNjcmV0"),
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("base_path", "path"),
+    [
+        ("/api/paas/v4", "/api/paas/v4/completions"),
+        ("/v1beta/openai", "/v1beta/openai/completions"),
+        ("/v1", "/v1/completions"),
+        ("/team", "/team/v1/completions"),
+    ],
+)
+async def test_worker_below_another_path_gets_its_kind_of_credentials(
+    base_path: str,
+    path: str,
+    auth: WorkerAuthSettings,
+    query: str,
+    header: tuple[str, str] | None,
+) -> None:
+    """On a new connection, and on one that is used again."""
+    async with (
+        ScriptedWorker([make_reply(ANSWER)], [make_reply(ANSWER)]) as worker,
+        run_openai_pool(worker, base_path=base_path, auth=auth) as pool,
+    ):
+        for _ in range(2):
+            async for _ in pool.send(PreparedRequest(UNARY), build_context()):
+                pass
+    assert [one.connection for one in worker.requests] == [0, 0]
+    for request in worker.requests:
+        assert request.path == path + query
+        credentials = {"authorization", "api-key"} & request.headers.keys()
+        assert [(name, request.headers[name]) for name in credentials] == [header] * bool(header)
 
 
 async def test_upstream_request_has_only_the_expected_headers() -> None:

@@ -148,6 +148,36 @@ async def test_rejected_worker_key_is_reported_without_the_key() -> None:
         assert "canary" not in repr(said)
 
 
+async def test_check_reports_the_response_to_the_path_below_the_workers_url() -> None:
+    paths: list[bytes] = []
+
+    async def reply_to_one_path(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        paths.append(head.partition(b" HTTP/1.1\r\n")[0])
+        known = head.startswith(b"GET /api/paas/v4/models?key=canary ")
+        writer.write(reply("200 OK" if known else "404 Not Found"))
+        await writer.drain()
+
+    auth = {"query": {"name": "key", "value": "canary"}}
+    async with run_server(reply_to_one_path) as url:
+        at = f"{url}/api/paas/v4"
+        found = await collect_findings(build_pool_config({"url": at, "auth": auth}))
+        astray = await collect_findings(build_pool_config({"url": f"{url}/base", "auth": auth}))
+
+    said = found[f"worker {at} (backend p)"]
+    assert (said.state, said.message) == (
+        "ok",
+        "GET /api/paas/v4/models answered 200, as the protocol openai requires",
+    )
+    wrong = astray[f"worker {url}/base (backend p)"]
+    assert (wrong.state, wrong.message) == ("error", "GET /base/v1/models answered 404")
+    assert wrong.hint == (
+        "check the path of the worker's url, and that the worker speaks the protocol openai"
+    )
+    assert paths[-1] == b"GET /base/v1/models?key=canary"
+    assert "canary" not in repr((said, wrong))
+
+
 async def test_refused_connection_and_unresolvable_name_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = f"http://127.0.0.1:{taken.getsockname()[1]}"

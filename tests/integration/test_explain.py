@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backends.interfaces import WorkerFailure
 from gateway.explain.recorder import MAX_EXPLANATIONS
 from tests.conftest import RunningGateway, Serve
 from tests.fakes import CLOSE, ScriptedWorker, chunked, make_reply
@@ -329,3 +330,48 @@ async def test_dry_run_predicts_the_exact_worker_request(
     assert foretold["path"] == received.path
     assert json.loads(foretold["body"]) == json.loads(received.body)
     assert foretold["size"] == len(received.body)
+
+
+async def test_worker_error_is_in_the_record_and_the_explanation_but_not_in_the_response(
+    serve: Serve,
+) -> None:
+    """Of the worker that failed before the other one answered, with its key masked."""
+    said = b'{"error":{"message":"CUDA out of memory; your key is canary-of-a-worker"}}'
+    broken = [make_reply(said, "500 Oops")]
+    async with (
+        ScriptedWorker(*[broken] * 3, probed=PROBED) as bad,
+        ScriptedWorker(*[[make_reply(ANSWER)]] * 3, probed=PROBED) as good,
+    ):
+        running = await serve(build_config(bad.url, good.url))
+        answers = [await send_chat(running) for _ in range(2)]
+        async with open_admin_client(running) as admin:
+            pages = [
+                (await admin.get(f"/-/explain/{one.headers['x-request-id']}")).json()
+                for one in answers
+            ]
+
+    text = "CUDA out of memory; your key is ***"
+    [failures] = [one.worker_failures for one in running.records if one.worker_failures]
+    assert failures == (WorkerFailure(bad.url, "WorkerFailed", 500, text),)
+    assert [one.status_code for one in answers] == [200, 200]
+    sent = [one for page in pages for attempt in page["attempts"] for one in attempt["sent"]]
+    told = [
+        (one["url"], one["error"], one["worker_status"], one["worker_text"])
+        for one in sent
+        if "error" in one
+    ]
+    assert told == [(bad.url, "WorkerFailed", 500, text)]
+    assert "canary" not in repr((pages, running.records))
+    assert "CUDA" not in repr([(one.text, one.headers) for one in answers])
+
+
+async def test_worker_error_within_a_stream_is_in_the_record(serve: Serve) -> None:
+    broken = [chunked(STREAM[0] + b"\n\n", b'data: {"error":{"message":"it broke"}}\n\n')]
+    async with ScriptedWorker(broken, probed=PROBED) as worker:
+        running = await serve(build_config(worker.url))
+        answer = await send_chat(running, stream=True)
+
+    [record] = running.records
+    assert record.outcome == "truncated"
+    assert record.worker_failures == (WorkerFailure(worker.url, "WorkerFailed", None, "it broke"),)
+    assert "it broke" not in answer.text

@@ -67,3 +67,40 @@ async def test_a_limit_names_the_field_that_the_client_sent_in_its_server_s_word
     if protocol == "openai":
         assert answer.json()["error"]["param"] == field
         assert answer.json()["error"]["code"] == "integer_above_max_value"
+
+
+GATEWAY_LIMITS: dict[str, tuple[str, str, dict[str, Any], str, int, str]] = {
+    "openai choices": (
+        "openai", "/v1/completions", {"prompt": ["hi"] * 100}, "n", 128,
+        "Invalid 'n': integer above maximum value. Expected a value <= 81, but got 128 instead.",
+    ),
+    "interlingua samples": (
+        "{name: openai, profile: interlingua}", "/v1/completions", {"prompt": "hi"}, "best_of",
+        9000, ("Invalid 'best_of': integer above maximum value. Expected a value <= 8192, but got "
+        "9000 instead."),
+    ),
+    "interlingua alternatives of a chat": (
+        "{name: openai, profile: interlingua}", "/v1/chat/completions",
+        {"messages": MESSAGES["messages"], "logprobs": True}, "top_logprobs", 2000,
+        ("Invalid 'top_logprobs': integer above maximum value. Expected a value <= 1000, but got "
+        "2000 instead."),
+    ),
+    "triton alternatives": (
+        "{name: triton, profile: vllm}", "/v2/models/chat/generate", {"text_input": "hi"},
+        "logprobs", 2000, "'logprobs' must be at most 1000, got 2000",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GATEWAY_LIMITS.values(), ids=GATEWAY_LIMITS.keys())
+async def test_the_gateway_s_own_limit_is_reported_like_the_server_s(
+    serve: Serve, case: tuple[str, str, dict[str, Any], str, int, str]
+) -> None:
+    protocol, path, body, field, value, text = case
+    front = await serve(CONFIG.format(protocol=protocol))
+    answer = await front.http.post(path, json={"model": "chat", **body, field: value})
+
+    assert 400 <= answer.status_code < 500
+    values = list(answer.json().values())
+    texts = [value["message"] if isinstance(value, dict) else value for value in values]
+    assert any(str(written).endswith(text) for written in texts), texts

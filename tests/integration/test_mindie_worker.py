@@ -16,6 +16,11 @@ models:
   "*": {{backend: pool}}
   mock-slow: {{backend: pool}}
 """
+LISTENER = """
+listeners: [{{address: "127.0.0.1:0", protocols: [{{name: mindie, keep_alive: {keep_alive}}}]}}]
+backends: {{echo: {{kind: echo}}}}
+models: {{mock: {{backend: echo}}}}
+"""
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -39,3 +44,24 @@ async def test_worker_concurrency_limit_follows_its_slot_count(
 
     pool = front.app.backends["pool"]
     await wait_until(lambda: pool.report_workers()[0].limit == slots["total_slots"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("keep_alive", [False, True])
+async def test_listener_keeps_connections_only_if_configured(
+    serve: Serve, *, keep_alive: bool
+) -> None:
+    """The real server closes the connection after each response that is not streamed."""
+    front = await serve(LISTENER.format(keep_alive=str(keep_alive).lower()))
+    chat: dict[str, object] = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}]}
+    responses = [
+        await front.http.post("/v1/chat/completions", json=chat),
+        await front.http.post("/v1/chat/completions", json={"model": "none"}),
+        await front.http.get("/v2/health/ready"),
+    ]
+    assert [one.status_code for one in responses][::2] == [200, 200]
+    closed = [one.headers.get("connection") == "close" for one in responses]
+    assert closed == [not keep_alive] * 3
+
+    chat["stream"] = True
+    streamed = await front.http.post("/v1/chat/completions", json=chat)
+    assert streamed.headers.get("connection") is None

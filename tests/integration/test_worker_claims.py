@@ -80,3 +80,42 @@ async def test_implausible_usage_is_counted_by_the_gateway_and_fails_no_response
     assert len(logged) == 1
     assert "'llama'" in logged[0]
     assert worker.url in logged[0]
+
+
+EMBEDDING = ("/v1/embeddings", {"model": "chat", "input": "hi"}, {
+    "object": "list", "model": "llama", "data": [
+        {"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}],
+    "usage": {"prompt_tokens": -5, "total_tokens": 2**62},
+})  # fmt: skip
+GENERATE = ("/v2/models/chat/generate", {"text_input": "hi", "parameters": {"details": True}}, {
+    "id": "7", "model_name": "llama", "model_version": None, "text_output": "Hello",
+    "details": {"finish_reason": "length", "generated_tokens": 2**62,
+                "first_token_cost": None, "decode_cost": None},
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("protocol", "case"), [("openai", EMBEDDING), ("mindie", GENERATE)], ids=["openai", "mindie"]
+)
+async def test_implausible_usage_of_a_passed_through_response_is_not_forwarded(
+    serve: Serve, protocol: str, case: tuple[str, dict[str, Any], dict[str, Any]]
+) -> None:
+    path, body, response = case
+    reply = [whole(json.dumps(response).encode())]
+    async with ScriptedWorker(reply, probed=whole(b"{}")) as worker:
+        config = CONFIG.format(worker=worker.url).replace("[openai]", f"[{protocol}]")
+        front = await serve(config.replace("protocol: openai", f"protocol: {protocol}"))
+        answer = await front.http.post(path, json=body)
+        sent = json.loads(worker.requests[0].body)
+
+    assert answer.status_code == 200, answer.text
+    assert sent["model" if protocol == "openai" else "text_input"] in ("llama", "hi")
+    assert str(2**62) not in answer.text
+    assert "-5" not in answer.text
+    shown = answer.json()
+    if protocol == "openai":
+        assert shown["data"][0]["embedding"] == [0.5, -1.0]
+        assert 0 < shown["usage"]["prompt_tokens"] < 100
+    else:
+        assert shown["text_output"] == "Hello"
+        assert 0 < shown["details"]["generated_tokens"] < 100

@@ -33,6 +33,7 @@ CONFIGURATION: Final = f"""
 listeners:
   - address: "127.0.0.1:0"
     protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
+    cors: {{origins: ["http://127.0.0.1:*"]}}
 limits: {{shutdown_delay: 0s}}
 admin: {{address: "127.0.0.1:0", sha256: {digest(ADMIN_KEY)}}}
 backends:

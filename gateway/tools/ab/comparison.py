@@ -15,6 +15,7 @@ from gateway.tools.ab.statistics import (
     chi_square_p_value,
     difference_interval,
     quantile_interval,
+    required_per_version,
     welch_interval,
     wilson_interval,
 )
@@ -58,6 +59,19 @@ class ComparisonRow(Struct, frozen=True):
     b: float | None
     difference: Interval | None = None
     method: str = ""
+    variance: float | None = None
+    """Of a single value of both versions together, if they are compared by their means."""
+    n: int = 0
+    """How many values the version with fewer of them has."""
+
+
+class Verdict(Struct, frozen=True):
+    """What a comparison says of one figure."""
+
+    figure: str
+    result: Literal["higher", "lower", "equal", "unknown"]
+    """Of ``b`` beside ``a``; ``equal``: no difference as large as the one that matters."""
+    text: str
 
 
 class SplitRatio(Struct, frozen=True):
@@ -137,6 +151,73 @@ def check_split_ratio(evidence: Evidence, split: str, weights: Mapping[str, int]
     )
 
 
+# --- verdicts -------------------------------------------------------------------------------------
+
+_VERDICT_FIGURES: Final = (
+    "failed",
+    "time to first token, mean",
+    "duration, mean",
+    "time per token, mean",
+)
+"""The figures that decide about a version, of those that its requests have."""
+_MIN_SHARE: Final = 0.01
+"""A difference of a share that matters, at least: a relative one would be tiny for few errors."""
+
+
+def judge_rows(comparison: Comparison, relative: float) -> Iterator[Verdict]:
+    """What the rows that decide say of a ``relative`` difference, such as 0.1."""
+    for row in comparison.rows:
+        if row.figure not in _VERDICT_FIGURES or row.a is None or row.b is None:
+            continue
+        smallest = find_relevant_difference(row, relative)
+        interval = row.difference
+        if interval is not None and interval.excludes_zero:
+            result: Literal["higher", "lower"] = "higher" if interval.value > 0 else "lower"
+            yield Verdict(row.figure, result, _describe_difference(comparison, row, interval))
+        elif interval is not None and max(-interval.low, interval.high) <= smallest:
+            text = f"no difference of {_format_relative(row, smallest)} or more"
+            yield Verdict(row.figure, "equal", text)
+        else:
+            yield Verdict(
+                row.figure, "unknown", _describe_lack(row, smallest, comparison.confidence)
+            )
+
+
+def find_relevant_difference(row: ComparisonRow, relative: float) -> float:
+    """The smallest difference that matters, in the unit of the row."""
+    difference = relative * (row.a or 0.0)
+    return max(difference, _MIN_SHARE) if row.unit == "share" else difference
+
+
+def _describe_difference(comparison: Comparison, row: ComparisonRow, interval: Interval) -> str:
+    word = "higher" if interval.value > 0 else "lower"
+    low, value, high = (
+        _format_relative(row, size)
+        for size in sorted(map(abs, (interval.low, interval.value, interval.high)))
+    )
+    return f"version {comparison.b} is {value} {word} ({low} to {high})"
+
+
+def _describe_lack(row: ComparisonRow, smallest: float, confidence: float) -> str:
+    goal = _format_relative(row, smallest)
+    if row.variance is None or not smallest:
+        return "not enough data"
+    missing = required_per_version(row.variance, smallest, confidence) - row.n
+    if missing <= 0:
+        return f"not enough data for a difference of {goal}"
+    return (
+        f"not enough data: about {missing:,} more requests per version for a difference of {goal}"
+    )
+
+
+def _format_relative(row: ComparisonRow, size: float) -> str:
+    """A difference in percent of the version ``a``, or in percentage points of a share."""
+    if row.unit == "share":
+        points = f"{100 * size:.2g}"
+        return f"{points} percentage point{'' if points == '1' else 's'}"
+    return f"{100 * size / row.a:.2g} %" if row.a else f"{size:.2g}"
+
+
 class _VersionPair(Struct, frozen=True):
     """Builds the rows of two versions."""
 
@@ -184,13 +265,34 @@ class _VersionPair(Struct, frozen=True):
             wilson_interval(n, total, self.confidence) if total else None for n, total in counts
         )
         difference = None if a is None or b is None else difference_interval(a, b)
-        return ComparisonRow(name, "share", _value(a), _value(b), difference, "Newcombe")
+        total = sum(total for _, total in counts)
+        share = sum(n for n, _ in counts) / total if total else 0.0
+        return ComparisonRow(
+            name,
+            "share",
+            _value(a),
+            _value(b),
+            difference,
+            "Newcombe",
+            max(share * (1 - share), _MIN_SHARE * (1 - _MIN_SHARE)),
+            min(total for _, total in counts),
+        )
 
     def _mean(self, name: str, unit: Unit, a: Sample, b: Sample) -> ComparisonRow:
         mean_a, mean_b = a.mean(), b.mean()
         difference = welch_interval(mean_a, mean_b, self.confidence)
         method = f"Welch{self.suffix}"
-        return ComparisonRow(name, unit, _value(mean_a), _value(mean_b), difference, method)
+        means = [mean for mean in (mean_a, mean_b) if mean is not None]
+        return ComparisonRow(
+            name,
+            unit,
+            _value(mean_a),
+            _value(mean_b),
+            difference,
+            method,
+            sum(mean.variance for mean in means) / len(means) if means else None,
+            min((mean.n for mean in means), default=0),
+        )
 
     def _quantile(self, name: str, unit: Unit, p: float, a: Sample, b: Sample) -> ComparisonRow:
         quantile_a, quantile_b = (
@@ -227,13 +329,26 @@ class ComparisonReport(Struct, frozen=True):
     source: str
     model: str
     comparison: Comparison
+    verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...]
 
     def title(self) -> str:
         """What is compared with what."""
         comparison = self.comparison
         sender = f"sent by the split {comparison.split}" if comparison.split else "all requests"
-        return f"{self.model}: a is version {comparison.a}, b is version {comparison.b}, {sender}"
+        return (
+            f"{self.model}: version {comparison.b} compared with version {comparison.a}, {sender}"
+        )
+
+    def headings(self) -> Sequence[str]:
+        """The headings of the table."""
+        versions = (f"version {name}" for name in (self.comparison.a, self.comparison.b))
+        return ("", *versions, "difference", "from", "to", "", "method")
+
+    def verdict_lines(self) -> Iterator[str]:
+        """A line for each verdict."""
+        for verdict in self.verdicts:
+            yield f"{verdict.figure}: {verdict.text}"
 
     def table(self) -> list[Sequence[str]]:
         """The cells of each row: name, a, b, difference, its interval, a mark, the method."""
@@ -241,14 +356,19 @@ class ComparisonReport(Struct, frozen=True):
 
 
 def build_report(
-    source: str, query: UsageQuery, evidence: Evidence, comparison: Comparison
+    source: str,
+    query: UsageQuery,
+    evidence: Evidence,
+    comparison: Comparison,
+    relative: float,
 ) -> ComparisonReport:
-    """The comparison with its notes."""
+    """The comparison with its notes, and what it says of a ``relative`` difference."""
     notes = [_describe_intervals(comparison), *describe_excluded(evidence, query)]
     notes += _describe_limits(evidence)
     if comparison.ratio is not None:
         notes.append(_describe_ratio(comparison.ratio))
-    return ComparisonReport(source, query.model, comparison, tuple(notes))
+    verdicts = tuple(judge_rows(comparison, relative))
+    return ComparisonReport(source, query.model, comparison, verdicts, tuple(notes))
 
 
 def describe_excluded(evidence: Evidence, query: UsageQuery) -> Iterator[str]:
@@ -322,3 +442,64 @@ def _format_number(value: float | None, scale: float, spec: str, unit: str) -> s
 def _count_decimals(largest: float) -> int:
     integer_digits = floor(log10(largest)) + 1 if largest else _DIGITS
     return max(0, min(_DIGITS, _DIGITS - integer_digits))
+
+
+# --- planning -------------------------------------------------------------------------------------
+
+
+class PlannedFigure(Struct, frozen=True):
+    """How many requests each version needs to tell a difference of a figure."""
+
+    figure: str
+    unit: Unit
+    value: float
+    """Of the version that has most requests so far."""
+    difference: float
+    """In the unit."""
+    requests: int
+    """Per version."""
+
+
+class TestPlan(Struct, frozen=True):
+    """How many requests an A/B test of a model needs."""
+
+    source: str
+    model: str
+    version: str
+    """The version from which the figures are taken."""
+    relative: float
+    confidence: float
+    figures: tuple[PlannedFigure, ...]
+
+    def table(self) -> list[Sequence[str]]:
+        """The cells of each row: figure, its value, the difference, requests per version."""
+        rows: list[Sequence[str]] = []
+        for figure in self.figures:
+            row = ComparisonRow(figure.figure, figure.unit, figure.value, figure.difference)
+            _, value, difference, *_ = _format_row(row)
+            rows.append((figure.figure, value, difference, f"{figure.requests:,}"))
+        return rows
+
+
+def plan_test(
+    source: str, query: UsageQuery, evidence: Evidence, relative: float, confidence: float
+) -> TestPlan:
+    """Plan a test from the requests that a model had so far. Raises ComparisonError."""
+    versions = {version: stats for (_, version), stats in evidence.variants.items()}
+    if not versions:
+        raise ComparisonError("it had no requests from which a test can be planned")
+    version, stats = max(versions.items(), key=lambda item: item[1].routed_requests)
+    pair = _VersionPair(stats, stats, confidence, "")
+    figures = [
+        PlannedFigure(
+            row.figure,
+            row.unit,
+            row.a,
+            difference,
+            required_per_version(row.variance, difference, confidence),
+        )
+        for row in (*pair.shares(), *pair.samples())
+        if row.figure in _VERDICT_FIGURES and row.a is not None and row.variance is not None
+        if (difference := find_relevant_difference(row, relative))
+    ]
+    return TestPlan(source, query.model, version, relative, confidence, tuple(figures))

@@ -302,6 +302,20 @@ def welch_interval(a: Mean | None, b: Mean | None, confidence: float) -> Interva
     return Interval(value, value - half, value + half)
 
 
+_POWER: Final = 0.8
+"""The probability with which a difference that exists is found, as is usual for such tests."""
+
+
+def required_per_version(variance: float, difference: float, confidence: float) -> int:
+    """How many values each version needs to tell a ``difference`` of their means.
+
+    ``variance`` is that of a single value; both versions have as many. Source: Chow, Shao and Wang,
+    Sample Size Calculations in Clinical Research (2008), 3.2.1, with the normal approximation.
+    """
+    z = z_score(confidence) + normal_quantile(_POWER)
+    return max(_MIN_VALUES, math.ceil(2 * variance * (z / difference) ** 2))
+
+
 def quantile_interval(sample: Sample, p: float, confidence: float) -> Interval | None:
     """The ``p``-quantile, by order statistics: nothing is assumed of the distribution.
 

@@ -7,7 +7,7 @@ called deployments, and those of one name a model group, as LiteLLM does.
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -50,9 +50,13 @@ _NO_KEYS: Final = frozenset(
 )
 _EMBEDS: Final = re.compile(r"embed|\b(bge|gte|e5)-")
 _TASKS: Final = {"chat": "chat", "completion": "chat", "embedding": "embedding"}
+_FORWARDED_MODES: Final = frozenset(
+    {"audio_speech", "audio_transcription", "image_edit", "image_generation", "moderation"}
+)
+"""Modes whose requests are forwarded to workers without translation."""
 
 _PARAM_REASONS: Final = {
-    "api_version": "no supported provider has API versions",
+    "api_version": "set it as an option of the backend, if its workers need one",
     "extra_headers": "headers for workers cannot be configured",
     "headers": "headers for workers cannot be configured",
     "organization": "headers for workers cannot be configured",
@@ -81,6 +85,8 @@ class SourceWorker(Struct, frozen=True):
     max_concurrency: int | None
     occurrences: int = 1
     """How often the list has this endpoint."""
+    key_header: str | None = None
+    """The header of the key; None: ``Authorization``, as a bearer token."""
 
 
 class PoolKey(Struct, frozen=True):
@@ -130,11 +136,18 @@ class DeploymentReader:
         provider = endpoint.provider
         max_concurrency = read_integer(params.pop("max_parallel_requests"), notes, 1, 100_000)
         key = self._key(group, params, provider, has_address=address is not None)
-        worker = SourceWorker(endpoint.url, key, self._shares(params), max_concurrency)
+        worker = SourceWorker(
+            endpoint.url,
+            key,
+            self._shares(params),
+            max_concurrency,
+            key_header=provider.key_header,
+        )
+        is_prefix = group.endswith("*") and group != "*"
         pool_key = PoolKey(
             provider.protocol,
             provider.profile,
-            endpoint.model,
+            None if endpoint.model == "*" and not is_prefix else endpoint.model,
             read_duration(params.pop("timeout", "request_timeout"), notes),
             read_duration(params.pop("stream_timeout"), notes),
             read_integer(params.pop("max_retries", "num_retries"), notes, 0, 10),
@@ -216,6 +229,9 @@ def _task(entry: SourceMapping, model: str, notes: NoteCollector) -> str:
         reason = "taken for an embedding model, by its name; if it is not one, remove the task"
         notes.add(entry.source, "changed", reason)
         return "embedding"
+    if mode.text in _FORWARDED_MODES:
+        notes.add(mode, "changed", "its requests are forwarded to the worker without translation")
+        return "chat"
     task = _TASKS.get(mode.text)
     if task is None:
         raise UnsupportedEntry(mode, f"the mode {describe_value(mode.value)} is not supported")
@@ -251,6 +267,8 @@ class PoolDefaults(Struct, frozen=True):
     policy: str
     breaker: Mapping[str, Any]
     max_concurrency: int | None
+    joins_groups: bool = False
+    """Whether a request may go to any deployment of its group, by load and not by weights."""
 
 
 class ConfigParts(Struct):
@@ -277,8 +295,14 @@ def add_model(
     group: ModelGroup, pool_defaults: PoolDefaults, parts: ConfigParts, notes: NoteCollector
 ) -> None:
     """Add the group to the configuration as a model."""
-    weight_key = _weight_key(group.deployments)
-    versions = _versions(_ranked(group.deployments, weight_key), weight_key)
+    deployments: Sequence[Deployment] = group.deployments
+    if pool_defaults.joins_groups:
+        deployments = _join_by_load(deployments, notes)
+    weight_key = _weight_key(deployments)
+    versions = _versions(_ranked(deployments, weight_key), weight_key)
+    if pool_defaults.joins_groups and len(versions) > 1:
+        reason = "its entries have different models or protocols: the load decides within each only"
+        notes.add(deployments[0].source, "changed", reason)
     targets: dict[str, Any] = {}
     for number, version in enumerate(versions, 1):
         name = _free_name(group.name, parts.backends)
@@ -298,6 +322,39 @@ def add_model(
         model["defaults"] = defaults
     parts.models[group.name] = model
     parts.names[group.name] = group.name
+
+
+def _join_by_load(deployments: Sequence[Deployment], notes: NoteCollector) -> Sequence[Deployment]:
+    """Let the deployments of one model share a pool: without weights, with the longest timeouts."""
+    joined = []
+    for deployment in deployments:
+        key = deployment.pool_key
+        others = [
+            other.pool_key
+            for other in deployments
+            if replace(other.pool_key, total=None, first_token=None, retries=None)
+            == replace(key, total=None, first_token=None, retries=None)
+        ]
+        common = replace(
+            key,
+            total=_longest(other.total for other in others),
+            first_token=_longest(other.first_token for other in others),
+            retries=max((one.retries for one in others if one.retries is not None), default=None),
+        )
+        if common != key:
+            reason = "the workers of one pool have the same timeouts and retries: the largest"
+            notes.add(deployment.source, "changed", reason)
+        if deployment.worker.shares:
+            notes.add(deployment.source, "needless", "the strategy goes by load, not by weights")
+        worker = replace(deployment.worker, shares={})
+        joined.append(replace(deployment, pool_key=common, worker=worker))
+    return joined
+
+
+def _longest(durations: Iterable[str | None]) -> str | None:
+    """The longest of some durations in seconds."""
+    known = [duration for duration in durations if duration is not None]
+    return max(known, key=lambda duration: float(duration.removesuffix("s")), default=None)
 
 
 def _shared_defaults(group: ModelGroup, notes: NoteCollector) -> Mapping[str, float]:
@@ -431,7 +488,11 @@ def _worker_section(worker: SourceWorker, weight: int, pool_defaults: PoolDefaul
     if (max_concurrency := worker.max_concurrency or pool_defaults.max_concurrency) is not None:
         section["max_concurrency"] = max_concurrency
     if worker.key is not None:
-        section["auth"] = {"bearer": worker.key}
+        section["auth"] = (
+            {"bearer": worker.key}
+            if worker.key_header is None
+            else {"header": {"name": worker.key_header, "value": worker.key}}
+        )
     return worker.url if len(section) == 1 else section
 
 
@@ -550,7 +611,10 @@ class SettingsReader:
             "max_parallel_requests"
         )
         return PoolDefaults(
-            _POLICIES[strategy], breaker, read_integer(max_concurrency, notes, 1, 100_000)
+            _POLICIES[strategy],
+            breaker,
+            read_integer(max_concurrency, notes, 1, 100_000),
+            joins_groups=strategy != _DEFAULT_STRATEGY,
         )
 
     def defaults(self) -> Mapping[str, Any]:
@@ -678,6 +742,8 @@ def _no_fallback(name: str, other: str, parts: ConfigParts) -> str | None:
         return "there is no such model"
     if other not in parts.names:
         return f"there is no model {other!r}"
+    if other.endswith("*"):
+        return "a wildcard model can't be a fallback"
     model, fallback = parts.names[name], parts.names[other]
     if parts.tasks[model] != parts.tasks[fallback]:
         return f"{other!r} has a different task"

@@ -6,9 +6,11 @@ Names, addresses and variables are LiteLLM's own: docs.litellm.ai, "Supported Mo
 import re
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from backends.http.interfaces import join_path
 from gateway.config.registry import ProtocolRegistry
 from gateway.tools.migrate.yaml_file import Env, NoteCollector, SourceValue, UnsupportedEntry
 from protocols import PROTOCOLS
@@ -23,7 +25,7 @@ class Provider(Struct, frozen=True):
 
     protocol: str = "openai"
     profile: str | None = None
-    url: str | None = None
+    url: str | Env | None = None
     key: str | None = None
     root: str = "/v1"
     """The end of LiteLLM's addresses, which this gateway adds by itself."""
@@ -35,10 +37,20 @@ class Provider(Struct, frozen=True):
     """Whether ``key`` is sent to any address, and not only to ``url``."""
     note: str = ""
     """What changes by the migration."""
+    key_header: str | None = None
+    """The header of the key; None: ``Authorization``, as a bearer token."""
 
 
 def _service(url: str, key: str) -> Provider:
     return Provider(url=url, key=key)
+
+
+def _is_available(provider: Provider) -> bool:
+    """Whether this gateway has the provider's protocol, and its profile."""
+    if provider.protocol not in PROTOCOLS:
+        return False
+    profiles = ProtocolRegistry(PROTOCOLS).get_profiles(provider.protocol)
+    return provider.profile is None or provider.profile in profiles
 
 
 _OPENAI: Final = _service("https://api.openai.com", "OPENAI_API_KEY")
@@ -68,6 +80,33 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "cerebras": _service("https://api.cerebras.ai", "CEREBRAS_API_KEY"),
     "sambanova": _service("https://api.sambanova.ai", "SAMBANOVA_API_KEY"),
     "xai": _service("https://api.x.ai", "XAI_API_KEY"),
+    "gemini": Provider(
+        url="https://generativelanguage.googleapis.com/v1beta/openai",
+        key="GEMINI_API_KEY",
+        note="Gemini is called by its OpenAI API, below /v1beta/openai",
+    ),
+    "zai": _service("https://api.z.ai/api/paas/v4", "ZAI_API_KEY"),
+    "dashscope": _service(
+        "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", "DASHSCOPE_API_KEY"
+    ),
+    "volcengine": _service("https://ark.cn-beijing.volces.com/api/v3", "VOLCENGINE_API_KEY"),
+    "moonshot": _service("https://api.moonshot.ai", "MOONSHOT_API_KEY"),
+    "deepinfra": _service("https://api.deepinfra.com/v1/openai", "DEEPINFRA_API_KEY"),
+    "azure": Provider(
+        profile="azure",
+        url=Env("AZURE_API_BASE"),
+        key="AZURE_API_KEY",
+        root="",
+        keyed=True,
+        key_header="api-key",
+    ),
+    "anthropic": Provider(
+        protocol="anthropic",
+        url="https://api.anthropic.com",
+        key="ANTHROPIC_API_KEY",
+        keyed=True,
+        key_header="x-api-key",
+    ),
     "databricks": Provider(
         protocol="databricks", root="/serving-endpoints", key="DATABRICKS_API_KEY", keyed=True
     ),
@@ -86,13 +125,13 @@ MOCK_BACKEND: Final = "echo"
 """The kind of backend that answers with a fixed text."""
 
 UNSUPPORTED_PROVIDERS: Final = frozenset({
-    "ai21", "aleph_alpha", "anthropic", "anthropic_text", "anyscale", "azure", "azure_ai",
+    "ai21", "aleph_alpha", "anthropic_text", "anyscale", "azure_ai",
     "azure_text", "baseten", "bedrock", "cloudflare", "codestral", "cohere", "cohere_chat",
-    "dashscope", "datarobot", "deepgram", "deepinfra", "elevenlabs", "featherless_ai",
-    "gemini", "github", "github_copilot", "gradient_ai", "jina_ai", "meta_llama", "moonshot",
+    "datarobot", "deepgram", "elevenlabs", "featherless_ai",
+    "github", "github_copilot", "gradient_ai", "jina_ai", "meta_llama",
     "nlp_cloud", "novita", "nscale", "oci", "oobabooga", "palm", "perplexity", "petals",
     "predibase", "recraft", "replicate", "sagemaker", "sagemaker_chat", "snowflake", "topaz",
-    "vertex_ai", "vllm", "volcengine", "voyage", "watsonx", "watsonx_text",
+    "vertex_ai", "vllm", "voyage", "watsonx", "watsonx_text",
 })  # fmt: skip
 """Providers of LiteLLM whose protocol this gateway does not have."""
 
@@ -149,11 +188,11 @@ def _find_provider(
     elif not name or (prefix not in PROVIDERS and prefix not in UNSUPPORTED_PROVIDERS):
         prefix, name = CLIENT_PROTOCOL, model.text
     provider = PROVIDERS.get(prefix)
-    if provider is None:
+    if provider is None or not _is_available(provider):
         raise UnsupportedEntry(model, f"provider {prefix!r} is not supported")
     if model.text == "*":
         raise UnsupportedEntry(model, "a wildcard model without a provider is not supported")
-    return provider, None if name == "*" else name
+    return provider, name
 
 
 def _parse_base(address: SourceValue, text: str, provider: Provider) -> tuple[str, bool]:
@@ -171,8 +210,14 @@ def _parse_base(address: SourceValue, text: str, provider: Provider) -> tuple[st
         if url.endswith(root):
             return url.removesuffix(root), True
     if provider.root and url.count("/") > _SLASHES:
+        parts = urlsplit(url)
+        if join_path(parts.path, f"{provider.root}/") == f"{parts.path}/":
+            return url, True
         raise UnsupportedEntry(
             address,
             f"the path of {provider.protocol} is {provider.root}, and the address has another",
         )
+    if provider.profile == "azure":
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.netloc}", True
     return url, False

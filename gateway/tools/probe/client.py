@@ -130,9 +130,10 @@ class WorkerResponse(Struct):
     def summary(self) -> str:
         """What went wrong, in one line."""
         error_text = str(self.error) if self.error is not None else "no answer"
-        notes = "; ".join(getattr(self.error, "__notes__", ()))
+        worker_text = "" if self.error is None else self.error.worker_text
         status = f"{self.status}: " if self.status not in (0, 200) else ""
-        return f"{status}{error_text}" + (f" ({notes})" if notes else "")
+        note = f" (the worker said: {worker_text})" if worker_text not in error_text else ""
+        return f"{status}{error_text}{note}"
 
 
 class WorkerClient:

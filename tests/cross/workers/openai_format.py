@@ -106,8 +106,16 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
             "index": index,
             **content,
             **self._weighed(self._logprobs(said.tokens, wish, 0, chat=chat)),
-            **self.choice,
+            **self._matched(wish),
             "finish_reason": self.reasons[said.reason],
+        }
+
+    def _matched(self, wish: RequestOptions) -> Json:
+        """What each choice has beside, with the stop string that matched: the script's last one."""
+        matches = self.say(wish).reason == "stop"
+        return {
+            key: wish.stops[-1] if matches and key in ("stop_reason", "matched_stop") else value
+            for key, value in self.choice.items()
         }
 
     # --- streams ----------------------------------------------------------------------------------
@@ -151,6 +159,7 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
         chat: bool,
         reason: str | None = None,
         more: Json | None = None,
+        beside: Json | None = None,
     ) -> bytes:
         """One event of one choice. ``~`` in a delta is the choice's logprobs."""
         delta = dict(delta)
@@ -160,7 +169,7 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
             **({"delta": delta} if chat else delta),
             **self._weighed(logprobs),
             "finish_reason": reason,
-            **self.choice,
+            **(beside or self.choice),
         }
         silent = {"usage": None} if self.null_usage and self.usage == "apart" else {}
         return format_event(
@@ -175,7 +184,8 @@ class OpenAIResponseFormat(Struct, frozen=True, kw_only=True):
         if self.usage == "last":
             more[-1] = {"usage": self.used(wish)}
         return b"".join(
-            self._piece(i, delta, chat=chat, reason=reason, more=one) for i, one in enumerate(more)
+            self._piece(i, delta, chat=chat, reason=reason, more=one, beside=self._matched(wish))
+            for i, one in enumerate(more)
         )
 
     def _rest(self, wish: RequestOptions, *, chat: bool) -> tuple[bytes, ...]:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from tests.cross.worker_server import WorkerScript
+from tests.cross.workers.anthropic import Anthropic
 from tests.cross.workers.databricks import Databricks
 from tests.cross.workers.mindie import MindIE
 from tests.cross.workers.openai import OpenAI
@@ -46,11 +47,15 @@ class Worker(Struct, frozen=True, kw_only=True):
     always: Mapping[str, str] = {}
     """What is lost of each conversation, by path."""
     stop: Mapping[str, str] = {}
+    names_stop: bool = False
+    """It says which stop string matched."""
     keeps: tuple[str, ...] = ()
     """The ways in which it can be told to leave a stop string in the text, or always does."""
     n: Mapping[str, str] = {}
     logprobs: Mapping[str, str] = {}
     tools: str = ""
+    prompts: str = ""
+    """What is lost of a prompt that is no conversation."""
     insists: bool = False
     """It must be told how long an answer may be."""
     ends: Mapping[str, str] = {}
@@ -67,6 +72,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     def usual(self, kind: str, *, limited: bool) -> Losses:
         """What is lost of every question; ``limited``: the client said how long."""
         found = set(self.always.items()) if kind == "chat" else set()
+        if self.prompts and kind == "text":
+            found.add(("messages", self.prompts))
         if self.insists and not limited:
             found.add(("stopping.max_tokens", "defaulted"))
         return frozenset(found)
@@ -86,7 +93,13 @@ _MINDIE: Final = Worker(
 
 WORKERS: Final[Mapping[str, Worker]] = {
     **{
-        name: Worker(dialect="openai", profile=name, desk=OpenAI(name), keeps=keeps)
+        name: Worker(
+            dialect="openai",
+            profile=name,
+            desk=OpenAI(name),
+            keeps=keeps,
+            names_stop=name in {"vllm", "sglang"},
+        )
         for name, keeps in (("openai", ()), ("vllm", WAYS), ("sglang", WAYS), ("llamacpp", ()))
     },
     "triton-vllm": Worker(
@@ -181,6 +194,15 @@ WORKERS: Final[Mapping[str, Worker]] = {
         desk=Databricks(),
         n=map_ways(MADE, TEXTS),
         logprobs=map_ways(LOST, TEXTS),
+    ),
+    "anthropic": Worker(
+        dialect="anthropic",
+        desk=Anthropic(),
+        n=map_ways(MADE),
+        logprobs=map_ways(LOST),
+        names_stop=True,
+        insists=True,
+        prompts="approximated",
     ),
     "tgi": Worker(dialect="tgi", desk=TGI(), apart=True, stop=map_ways(MADE), n=map_ways(MADE)),
 }

@@ -638,7 +638,7 @@ def test_stray_error_line_is_raised_and_not_passed_through() -> None:
     assert b"still" not in data
     with pytest.raises(WorkerFailed) as caught:
         passage.close()
-    assert caught.value.__notes__ == ["the worker said: secret"]
+    assert caught.value.worker_text == "secret"
 
 
 def test_stray_line_in_a_stream_is_dropped() -> None:

@@ -56,6 +56,7 @@ PROTOCOLS = {
     "triton": ("triton", "vllm", PROMPT),
     "tgi chat": ("tgi", None, CHAT),
     "tgi generate": ("tgi", None, PROMPT),
+    "anthropic": ("anthropic", None, CHAT),
 }
 
 
@@ -76,6 +77,24 @@ def write_chat(prompt: Any, completion: Any, *, stream: bool) -> bytes:
         head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage},
     ]
     return write_events(*chunks) + b"data: [DONE]\n\n"
+
+
+def write_message(prompt: Any, completion: Any, *, stream: bool) -> bytes:
+    usage = {"input_tokens": prompt, "output_tokens": completion}
+    if not stream:
+        content = [{"type": "text", "text": "Hello"}]
+        message = {"id": "c", "model": "m", "content": content, "stop_reason": "end_turn"}
+        return json.dumps(message | {"usage": usage}).encode()
+    return write_events(
+        {"type": "message_start", "message": {"id": "c", "model": "m"}},
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "text_delta", "text": "Hello"},
+        },
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
+        {"type": "message_stop"},
+    )
 
 
 def write_events(*events: Any) -> bytes:
@@ -103,6 +122,8 @@ def write(name: str, prompt: Any, completion: Any, *, stream: bool) -> bytes:
             fields = {"generated_text": "Hello", "details": details}
             if stream:
                 fields["token"] = {"id": 1, "text": "Hello", "special": False}
+        case "anthropic":
+            return write_message(prompt, completion, stream=stream)
         case "mindie generate":
             details = {"finish_reason": "eos_token", "generated_tokens": completion}
             fields = {"model_name": "m", "text_output": "Hello", "details": details}

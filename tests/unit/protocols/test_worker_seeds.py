@@ -26,6 +26,7 @@ PROFILES = [
     ("triton", "trtllm"),
     ("triton", "llmapi"),
     ("tgi", None),
+    ("anthropic", None),
 ]
 CHAT: dict[str, Any] = {
     "kind": "chat",

@@ -3,12 +3,21 @@
 import asyncio
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from backends.http.client import AsyncioHttpClient
-from backends.http.interfaces import WorkerConfig
+from backends.http.client import AsyncioHttpClient, build_request_head
+from backends.http.interfaces import (
+    WorkerConfig,
+    WorkerCredentials,
+    join_path,
+    make_basic_credentials,
+    make_bearer_credentials,
+    make_header_credentials,
+    make_query_credentials,
+)
 from protocols.core.errors import InternalError, StreamBroken, WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from tests.fakes import (
@@ -385,11 +394,73 @@ def test_invalid_worker_url_is_rejected(url: str) -> None:
         WorkerConfig(url)
 
 
+@pytest.mark.parametrize(
+    ("base", "path", "requested"),
+    [
+        ("", "/v1/chat/completions", "/v1/chat/completions"),
+        ("/base", "/v1/chat/completions", "/base/v1/chat/completions"),
+        ("/openai", "/v1/models", "/openai/v1/models"),
+        ("/v1", "/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1", "/health", "/health"),
+        ("/v1", "/v2/models/m/generate", "/v1/v2/models/m/generate"),
+        ("/api/v1", "/v1/models", "/api/v1/models"),
+        ("/api/paas/v4", "/v1/chat/completions", "/api/paas/v4/chat/completions"),
+        ("/v1beta/openai", "/v1/embeddings", "/v1beta/openai/embeddings"),
+        ("/api/paas/v4", "/health", "/api/paas/v4/health"),
+        ("/v4x-y", "/v1/models", "/v4x-y/v1/models"),
+        ("/triton/v2", "/v2/models/m/infer", "/triton/v2/models/m/infer"),
+        ("/api/v1/triton", "/v2/models/m/infer", "/api/v1/triton/v2/models/m/infer"),
+        ("/serving-endpoints", "/serving-endpoints/m/invocations",
+         "/serving-endpoints/m/invocations"),
+        ("/generate", "/generate", "/generate/generate"),
+    ],
+)  # fmt: skip
+def test_path_of_a_worker_url_replaces_the_version_of_the_protocol(
+    base: str, path: str, requested: str
+) -> None:
+    assert join_path(base, path) == requested
+    head = build_request_head(f"https://w.example{base}/", UpstreamRequest(path, b"{}"))
+    assert head.startswith(f"POST {requested} HTTP/1.1\r\n".encode())
+
+
 def test_worker_key_must_be_printable_and_is_never_shown() -> None:
-    assert "s3cret" not in repr(WorkerConfig("http://a", bearer="s3cret"))
-    with pytest.raises(ValueError, match="printable") as caught:
-        WorkerConfig("http://a", bearer="s3cret\r\nX: y")
-    assert "s3cret" not in str(caught.value)
+    keyed = WorkerConfig("http://a", credentials=make_bearer_credentials("s3cret"))
+    assert "s3cret" not in repr(keyed) + repr(keyed.credentials)
+    for make in (make_bearer_credentials, partial(make_query_credentials, "key")):
+        with pytest.raises(ValueError, match="printable") as caught:
+            make("s3cret\r\nX: y")
+        assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "path", "headers"),
+    [
+        (make_bearer_credentials("s3cret"), "/v1/x?a=1", ("Authorization", "Bearer s3cret")),
+        (make_header_credentials("api-key", "s3cret"), "/v1/x?a=1", ("api-key", "s3cret")),
+        (make_query_credentials("key", "s3cret/&"), "/v1/x?a=1&key=s3cret%2F%26", None),
+        (
+            make_basic_credentials("me", "s3cret"),
+            "/v1/x?a=1",
+            ("Authorization", "Basic bWU6czNjcmV0"),
+        ),
+    ],
+)
+def test_worker_credentials_are_added_to_a_request_and_masked_where_it_is_shown(
+    credentials: WorkerCredentials, path: str, headers: tuple[str, str] | None
+) -> None:
+    request, mine = UpstreamRequest("/v1/x?a=1", b"{}"), (("x-request-id", "r"),)
+
+    sent, sent_headers = credentials.authorize(request, mine)
+    shown, shown_headers = credentials.hide_secrets().authorize(request, mine)
+
+    assert (sent.path, sent.body, sent.method) == (path, b"{}", "POST")
+    assert sent_headers == (*mine, *([headers] if headers else ()))
+    assert "s3cret" not in repr((shown, shown_headers))
+    assert "bWU6" not in repr(shown_headers)
+    assert shown.path == ("/v1/x?a=1" if headers else "/v1/x?a=1&key=***")
+    quoted = f"no such key: {headers[1] if headers else path}"
+    assert "s3cret" not in credentials.mask_text(quoted)
+    assert credentials.mask_text("nothing secret") == "nothing secret"
 
 
 async def test_unstarted_client_raises_internal_error() -> None:

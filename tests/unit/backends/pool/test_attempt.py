@@ -77,6 +77,9 @@ class FakeHttpClient:
     async def send(self, *_: object) -> NoReturn:
         raise AssertionError("it is not asked for that way")
 
+    async def send_streamed(self, *_: object) -> NoReturn:
+        raise AssertionError("its body is there already")
+
     async def start(self) -> None:
         """It is."""
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.discovery import DiscoveryError, WorkerDiscovery
 
 A, B, C = (WorkerConfig(f"http://10.0.0.{last}:80") for last in (1, 2, 3))
@@ -194,7 +194,7 @@ async def test_unexpected_discovery_error_is_logged_with_traceback(
 async def test_added_and_removed_workers_are_logged_without_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    keyed = WorkerConfig(B.url, bearer="sk-canary")
+    keyed = WorkerConfig(B.url, credentials=make_bearer_credentials("sk-canary"))
     with caplog.at_level(logging.WARNING, "interlingua"):
         async with run_discovery(ScriptedSource([keyed]), static=[A]) as (discovery, _, _):
             discovery.remove(A.url)

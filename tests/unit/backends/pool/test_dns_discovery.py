@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from backends.aio import BackgroundCall
-from backends.http.interfaces import WorkerConfig
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
 from backends.pool.discovery import DiscoveryError
 from backends.pool.dns_discovery import DnsSource, is_dns_name
 from backends.pool.dns_resolver import (
@@ -24,6 +24,8 @@ from backends.pool.dns_resolver import (
     parse_server_address,
 )
 from backends.pool.settings import DnsSettings, WorkerTemplate
+
+SK_1 = make_bearer_credentials("sk-1")
 
 
 class FakeResolver:
@@ -66,7 +68,7 @@ async def test_each_dns_address_becomes_a_worker_from_the_template() -> None:
         "A w.local": make_address_answer("10.0.0.2", "10.0.0.1"),
         "AAAA w.local": make_address_answer("fd00::1"),
     }
-    template = WorkerTemplate(path="/base", weight=2, max_concurrency=4, bearer="sk-1")
+    template = WorkerTemplate(path="/base", weight=2, max_concurrency=4, credentials=SK_1)
     source = DnsSource(
         DnsSettings("W.local.:8000", nameserver="127.0.0.1"), template, resolver=zone
     )
@@ -74,9 +76,9 @@ async def test_each_dns_address_becomes_a_worker_from_the_template() -> None:
     found = await source.list_workers()
 
     assert found == [
-        WorkerConfig("http://10.0.0.1:8000/base", 2, 4, "sk-1"),
-        WorkerConfig("http://10.0.0.2:8000/base", 2, 4, "sk-1"),
-        WorkerConfig("http://[fd00::1]:8000/base", 2, 4, "sk-1"),
+        WorkerConfig("http://10.0.0.1:8000/base", 2, 4, SK_1),
+        WorkerConfig("http://10.0.0.2:8000/base", 2, 4, SK_1),
+        WorkerConfig("http://[fd00::1]:8000/base", 2, 4, SK_1),
     ]
     assert "sk-1" not in repr(template)
 

@@ -6,14 +6,14 @@ from typing import NoReturn
 import pytest
 from msgspec import Struct, field
 
-from backends.http.interfaces import WorkerConfig
-from backends.interfaces import Deadline, WorkerSelection
+from backends.http.interfaces import WorkerConfig, make_bearer_credentials
+from backends.interfaces import Deadline, WorkerFailure, WorkerSelection
 from backends.pool.attempt import AttemptRequest
 from backends.pool.load_balancing import PolicyName, make_policy
 from backends.pool.pool import SelectionReporter
 from backends.pool.settings import PoolSettings
 from backends.pool.workers import PoolLimits, SelectionCriteria, WorkerPool
-from protocols.core.errors import GatewayError, WorkerUnreachable
+from protocols.core.errors import WorkerUnreachable
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.request import GenerationRequest
 from tests.fault.line_protocol import pool_settings
@@ -27,7 +27,7 @@ class RecordingObserver(Struct):
     dry_run: bool = False
     choices: list[tuple[WorkerSelection, UpstreamRequest]] = field(default_factory=list)
     asked: list[tuple[str, UpstreamRequest]] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
+    failures: list[WorkerFailure] = field(default_factory=list)
 
     def on_selection(self, choice: WorkerSelection, wire: UpstreamRequest) -> None:
         self.choices.append((choice, wire))
@@ -35,8 +35,8 @@ class RecordingObserver(Struct):
     def on_send(self, url: str, wire: UpstreamRequest) -> None:
         self.asked.append((url, wire))
 
-    def on_failure(self, url: str, error: GatewayError) -> None:
-        self.failed.append((url, type(error).__name__))
+    def on_failure(self, failure: WorkerFailure) -> None:
+        self.failures.append(failure)
 
 
 def make_reporter(
@@ -55,7 +55,10 @@ def _fail_if_called(*_: object) -> NoReturn:
 
 
 def make_pool(policy: PolicyName = "round_robin", most: int | None = None) -> WorkerPool:
-    workers = [WorkerConfig(url, max_concurrency=1, bearer=f"key-of-{url[7]}") for url in URLS]
+    workers = [
+        WorkerConfig(url, 1, 1, credentials=make_bearer_credentials(f"key-of-{url[7]}"))
+        for url in URLS
+    ]
     draws = iter([0.9, 0.1] * 100)
     return WorkerPool(workers, make_policy(policy, draws.__next__), PoolLimits(most), lambda: 0.0)
 
@@ -108,14 +111,12 @@ async def test_explanation_shows_all_workers_full_in_a_full_pool() -> None:
     assert get_availability(seen.choices[0][0]) == ["full", "full", "full"]
 
 
-def test_explanation_shows_the_failed_worker_and_its_request() -> None:
+def test_explanation_shows_the_worker_and_its_request_without_its_key() -> None:
     roster = make_pool()
     member = roster.workers[1]
     seen, show = make_reporter(roster)
 
     show.observe_attempt(member)
-    show.observe_failure(member, WorkerUnreachable("it is gone"))
 
     [(url, wire)] = seen.asked
-    assert (url, wire.headers) == (URLS[1], (("Authorization", "Bearer key-of-b"),))
-    assert seen.failed == [(URLS[1], "WorkerUnreachable")]
+    assert (url, wire.headers) == (URLS[1], (("Authorization", "***"),))

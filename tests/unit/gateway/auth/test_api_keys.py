@@ -30,6 +30,38 @@ def test_api_key_is_read_from_every_supported_header(headers: dict[str, str]) ->
 @pytest.mark.parametrize(
     "headers",
     [
+        {"authorization": f"Bearer {KEY}", "x-api-key": "placeholder"},
+        {"authorization": "Bearer placeholder", "x-api-key": KEY},
+        {"authorization": "Basic !!", "x-api-key": KEY},
+        {"api-key": "placeholder", "x-api-key": KEY},
+    ],
+)
+def test_any_of_several_credentials_is_enough(headers: dict[str, str]) -> None:
+    assert RING.authenticate(headers) is APP
+
+
+class RejectingVerifier:
+    """Knows no token."""
+
+    def verify_token(self, token: str, digest: str) -> Principal | None:
+        del token, digest
+        raise Unauthorized("the token has expired", missing=False)
+
+    async def wait_keys(self) -> None:
+        """Nothing to wait for."""
+
+
+def test_invalid_token_does_not_hide_a_valid_key() -> None:
+    ring = Authenticator([APP], RejectingVerifier())
+
+    assert ring.authenticate({"authorization": "Bearer a.b.c", "x-api-key": KEY}) is APP
+    with pytest.raises(Unauthorized, match="expired"):
+        ring.authenticate({"authorization": "Bearer a.b.c", "x-api-key": "no"})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
         {},
         {"authorization": ""},
         {"authorization": "Bearer"},

@@ -79,9 +79,33 @@ def test_access_log_is_compared(log: Path) -> None:
 
     assert found.exit_code == 0
     first, _, _, requests, *_ = found.stdout.splitlines()
-    assert first == "chat: a is version 1, b is version 2, sent by the split rollout"
+    assert first == "chat: version 2 compared with version 1, sent by the split rollout"
     assert requests.split() == ["requests", "40", "10"]
     assert "1 of 51 lines are not the record of a request." in found.stdout
+
+
+def test_verdicts_follow_the_table(log: Path) -> None:
+    lines = run_ab(log).stdout.splitlines()
+    assert any(line.startswith("duration, mean: ") for line in lines)
+    assert any(line.startswith("failed: not enough data: about ") for line in lines)
+
+
+def test_plan_prints_the_requests_that_a_test_needs(log: Path) -> None:
+    found = run_ab(log, "--plan", "--difference", "5")
+    assert found.exit_code == 0
+    first, _, headings, failed, *_ = found.stdout.splitlines()
+    assert first == "chat: to tell a difference of 5 % from version 1"
+    assert headings.split() == ["now", "difference", "requests", "per", "version"]
+    assert failed.split()[:1] == ["failed"]
+    plan = json.loads(run_ab(log, "--plan", "--json").stdout)
+    assert (plan["model"], plan["version"], plan["relative"]) == ("chat", "1", 0.1)
+
+
+def test_model_may_be_an_alias_of_the_configuration(log: Path, config: Path) -> None:
+    config.write_text(CONFIG.replace("  chat:", "  chat:\n    aliases: [gpt-4o]", 1))
+    found = CliRunner().invoke(ab, [str(log), "--model", "gpt-4o", "--config", str(config)])
+    assert found.exit_code == 0, found.output
+    assert found.stdout.startswith("chat: version 2 compared with version 1")
 
 
 def test_standard_input_is_compared() -> None:

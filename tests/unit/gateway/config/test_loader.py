@@ -161,10 +161,17 @@ def test_secret_is_read_from_text_environment_or_file(tmp_path: Path) -> None:
     config = load_config(str(path), env={"TOKEN": "from-env"})
     pool = config.backends["a"]
     assert isinstance(pool, PoolSettings)
-    found = [worker.auth.bearer.reveal() for worker in pool.workers if worker.auth]
+    found = [
+        worker.auth.bearer.reveal() for worker in pool.workers if worker.auth and worker.auth.bearer
+    ]
     assert found == ["from-text", "from-env", "from-file"]
     assert "from-" not in f"{config!r} {dump_config(config)}"
-    assert dump_config(config)["backends"]["a"]["workers"][0]["auth"] == {"bearer": "***"}
+    assert dump_config(config)["backends"]["a"]["workers"][0]["auth"] == {
+        "bearer": "***",
+        "header": None,
+        "query": None,
+        "basic": None,
+    }
 
 
 def test_relative_paths_are_resolved_from_the_configuration_folder(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from protocols.core.events import (
     ToolCallDelta,
     Usage,
 )
-from protocols.core.request import EmbeddingRequest, GenerationRequest, Message, Request, TextPart
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Message,
+    Request,
+    TextPart,
+)
 
 CHAT = GenerationRequest(
     model="m",

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from backends.interfaces import WorkerCandidate, WorkerSelection
+from backends.interfaces import WorkerCandidate, WorkerFailure, WorkerSelection
 from gateway.cli.built_in import read_built_in_config
 from gateway.config.loader import load_text
 from gateway.explain.dry_run import (
@@ -33,7 +33,6 @@ from gateway.pipeline.recorder import NULL_RECORDER, explain_nothing
 from gateway.routing.paths import AdapterMount
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
-from protocols.core.errors import WorkerUnreachable
 from protocols.core.events import Usage
 from protocols.core.interfaces import UpstreamRequest
 from protocols.core.loss import UnsupportedParameter
@@ -272,8 +271,8 @@ async def test_recorded_attempts_are_limited_but_all_are_counted() -> None:
     for number in range(20):
         found.on_selection(_make_selection(number), WIRE)
         found.on_send("http://a", WIRE)
-        found.on_failure("http://a", WorkerUnreachable("gone"))
-    found.on_failure("http://b", WorkerUnreachable("gone"))
+        found.on_failure(WorkerFailure("http://a", "WorkerUnreachable"))
+    found.on_failure(WorkerFailure("http://b", "WorkerUnreachable"))
 
     [one] = found.build_explanation().attempts
     assert len(one.choices) == len(one.sent) == 8
@@ -337,14 +336,14 @@ async def test_explanation_is_formatted_in_lines() -> None:
     live._attempts = list(told.attempts)
     live.on_selection(CHOICE, WIRE)
     live.on_send("http://a", UpstreamRequest("/p", b"\xff"))
-    live.on_failure("http://a", WorkerUnreachable("gone"))
-    live.format_header()
+    live.on_failure(WorkerFailure("http://a", "WorkerFailed", 500, "CUDA out of memory"))
+    assert "CUDA" not in live.format_header()
 
     found = format_lines(live.build_explanation())
 
     assert found["failed"] == "chat@1 WorkerUnreachable"
     assert found["fallback"].startswith("mock@1: ")
-    assert found["error"] == "WorkerUnreachable"
+    assert found["error"] == "WorkerFailed, status 500: CUDA out of memory"
     assert found["response"] == "200 ok, 1.5 s"
     assert found["seconds"] == "first_byte 0 s"
     assert "1 bytes in base64:" in format_explanation(live.build_explanation())

@@ -48,6 +48,9 @@ class FakeStrategy:
     def get_encoder(self) -> ResponseEncoder:
         raise AssertionError
 
+    def get_heartbeat_encoder(self) -> None:
+        return None
+
     def get_stream_headers(self) -> Headers:
         return ()
 

@@ -41,6 +41,15 @@ def make_mount(fake: FakeAdapter, prefix: str = "") -> AdapterMount:
     return AdapterMount(cast("ClientAdapter", cast("Any", fake)), prefix)
 
 
+class DatedAdapter(FakeAdapter):
+    """One whose clients send a header."""
+
+    version_header: str = "x-dated"
+
+
+DATED = DatedAdapter(
+    "dated", ("/v1/dated",), (Endpoint("GET", "/v1/models/{model}"), Endpoint("POST", "/v1/dated"))
+)
 PATHS = PathRouter([make_mount(ONE), make_mount(TWO), make_mount(TWO, "/other")])
 
 
@@ -99,3 +108,36 @@ def test_wrong_method_error_lists_the_allowed_methods() -> None:
 )
 def test_unknown_path_belongs_to_the_longest_prefix(path: str, dialect: str) -> None:
     assert PATHS.find_owner(path).adapter.name == dialect
+
+
+@pytest.mark.parametrize(
+    ("headers", "named", "protocol"),
+    [({}, [], "one"), ({"x-dated": "1"}, ["dated"], "dated"), ({"x-other": "1"}, [], "one")],
+)
+def test_version_header_selects_its_protocol(
+    headers: dict[str, str], named: list[str], protocol: str
+) -> None:
+    match = PathRouter([make_mount(DATED), make_mount(ONE)]).find_endpoint("GET", "/v1/models/m")
+
+    assert list(match.list_header_protocols(headers)) == named
+    assert list(match.list_default_protocols()) == ["one"]
+    names = [*named, *match.list_default_protocols()]
+    assert match.select_protocol(names).mount.adapter.name == protocol
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "owner"),
+    [
+        ("/v1/nope", {}, "one"),
+        ("/v1/nope", {"x-dated": "1"}, "dated"),
+        ("/v1/dated/x", {}, "dated"),
+        ("/nope", {"x-dated": "1"}, "dated"),
+        ("/other/nope", {"x-dated": "1"}, "dated"),
+    ],
+)
+def test_unknown_path_with_a_version_header_belongs_to_its_protocol(
+    path: str, headers: dict[str, str], owner: str
+) -> None:
+    paths = PathRouter([make_mount(ONE), make_mount(DATED), make_mount(TWO, "/other")])
+
+    assert paths.find_owner(path, headers).adapter.name == owner

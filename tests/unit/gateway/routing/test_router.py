@@ -8,7 +8,7 @@ from backends.echo import EchoBackend
 from gateway.config.schema import OnLoss
 from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
-from protocols.core.errors import ModelNotFound, VersionNotFound
+from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
 
 BACKEND = EchoBackend()
 
@@ -61,6 +61,53 @@ def test_single_version_draws_no_random_number_unless_observed() -> None:
     assert table.route("chat", observer=Observer(twice)) == table.route("chat")
     assert next(twice) == 0.5
     assert next(twice, None) is None
+
+
+def build_wildcard_router() -> Router:
+    models = {
+        name: compile_model(ModelInfo(name, ()), {"1": make_target("1", backend_model)}, {"1": 1})
+        for name, backend_model in (
+            ("chat", "llama"),
+            ("openai/*", "*"),
+            ("openai/o*", "openai/o*"),
+            ("fixed-*", "always"),
+        )
+    }
+    return Router(models, draw=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend_model"),
+    [
+        ("chat", "llama"),
+        ("openai/gpt-4.1", "gpt-4.1"),
+        ("openai/x/m", "x/m"),
+        ("openai/o3", "openai/o3"),
+        ("openai/o", "o"),
+        ("fixed-a", "always"),
+    ],
+)
+def test_model_of_the_longest_beginning_serves_a_name(name: str, backend_model: str) -> None:
+    route = build_wildcard_router().route(name)
+    assert (route.model.info.name, route.target.backend_model) == (name, backend_model)
+
+
+def test_beginning_of_a_wildcard_is_no_model_itself() -> None:
+    table = build_wildcard_router()
+    assert [one.name for one in table.list_models()] == ["chat"]
+    for name in ("openai/", "openai", "other/m", "fixed-", "openai/../x", ""):
+        with pytest.raises(ModelNotFound):
+            table.route(name)
+
+
+def test_key_may_be_allowed_all_names_of_a_wildcard_or_some() -> None:
+    table = build_wildcard_router()
+    table.check_access("openai/gpt-4.1", frozenset({"openai/*"}))
+    table.check_access("openai/gpt-4.1", frozenset({"openai/gpt-4.1"}))
+    table.check_access("unknown", frozenset({"chat"}))
+    for allowed in ({"chat"}, {"openai/o*"}, {"*"}):
+        with pytest.raises(Forbidden):
+            table.check_access("openai/gpt-4.1", frozenset(allowed))
 
 
 def test_alias_routes_to_its_model() -> None:

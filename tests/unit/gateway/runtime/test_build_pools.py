@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from backends.http.interfaces import make_bearer_credentials
 from backends.pool.settings import PoolSettings
 from gateway.config.loader import load_text
 from gateway.runtime.build import parse_worker_list
@@ -34,12 +35,13 @@ def test_settings_of_a_worker_file_are_defaults_of_its_workers(tmp_path: Path) -
     sources = {source.file: source for source in pool.workers}
     found = {
         name: [
-            (w.url, w.weight, w.max_concurrency, w.bearer)
+            (w.url, w.weight, w.max_concurrency, w.credentials)
             for w in pool.make_listed_workers(sources[str(file)], parse_worker_list(LISTED))
         ]
         for name, file in files.items()
     }
+    theirs, own = make_bearer_credentials("theirs"), make_bearer_credentials("own")
     assert found == {
-        "one": [("http://a:1", 3, 7, "theirs"), ("http://b:1", 2, 9, "own")],
-        "two": [("http://a:1", 1, 5, None), ("http://b:1", 2, 9, "own")],
+        "one": [("http://a:1", 3, 7, theirs), ("http://b:1", 2, 9, own)],
+        "two": [("http://a:1", 1, 5, None), ("http://b:1", 2, 9, own)],
     }

@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import LoadedConfig, load_bytes
 from gateway.observability.metrics.system import ReloadCollector
-from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult
+from gateway.runtime.reload import ConfigSource, Reloader, ReloadResult, ReloadTrigger
 
 GOOD = b"backends: {a: {kind: echo}}\nmodels: {m: {backend: a}}\n"
 OTHER = GOOD.replace(b"m:", b"n:")
@@ -130,6 +130,26 @@ def render_samples(reloads: ReloadCollector) -> dict[str, float]:
     registry.register(reloads)
     lines = (line for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+async def test_source_that_is_no_file_is_asked_and_read_again_when_it_has_changed() -> None:
+    bench = ReloaderTestBench(OTHER)
+    answers = iter([False, False, True])
+    asked = 0
+
+    def has_changed() -> bool:
+        nonlocal asked
+        asked += 1
+        return next(answers, False)
+
+    trigger = ReloadTrigger(bench.reloader, None, has_changed, poll_interval=0.001)
+    running = asyncio.create_task(trigger.run())
+    async with asyncio.timeout(10):
+        await bench.began.wait()
+    assert asked >= 3
+    running.cancel()
+    await asyncio.wait({running})
+    assert bench.taken == [load_config_bytes(OTHER).hash]
 
 
 def test_reloads_are_counted() -> None:

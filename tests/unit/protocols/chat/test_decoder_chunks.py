@@ -251,7 +251,7 @@ def test_text_chunk_fast_path_starts_after_the_first_chunk() -> None:
     known: list[Event] = []
     for more, seen in (({}, True), ({"logprobs": None}, True), ({"token_ids": [1]}, False)):
         payload = msgspec.json.encode(HEADING | {"choices": [choice | more]})
-        assert decoder._read_texts([payload], known) is seen
+        assert bool(decoder._read_texts([payload], known)) is seen
 
     assert known == [TextDelta("a"), TextDelta("a")]
 

@@ -137,3 +137,30 @@ def test_message_style_is_configurable() -> None:
     first, second = write_messages(messages, writing)
     assert (first.role, first.content) == ("system", "ab")
     assert (second.content, second.reasoning_content, second.refusal) == ("", "hm", "no")
+
+
+def test_images_of_tool_results_follow_in_a_users_message() -> None:
+    """In this format the content of a tool message is text."""
+    image, file = ImagePart("u"), FilePart(file_data="d")
+    calls = (ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"))
+    called = Message("assistant", tool_calls=calls)
+    results = (
+        Message("tool", (TextPart("x"), image, image), tool_call_id="a"),
+        Message("tool", (file,), tool_call_id="b"),
+        Message("tool", (TextPart("y"),), tool_call_id="c"),
+    )
+    user, assistant = Message("user", (TextPart("z"),)), Message("assistant", (TextPart("w"),))
+
+    for after in ((), (user,), (assistant,)):
+        _, first, second, third, follower, *rest = write_messages(
+            (called, *results, *after), MessageStyle()
+        )
+
+        assert first.content == "x\n[image 1 of call a follows]\n[image 2 of call a follows]"
+        assert (second.content, third.content) == ("[file 1 of call b follows]", "y")
+        assert follower.role == "user"
+        assert isinstance(follower.content, list)
+        labels = [part["text"] for part in follower.content if part["type"] == "text"]
+        told = ["[image 1 of call a]", "[image 2 of call a]", "[file 1 of call b]"]
+        assert labels == [*told, "z"] if after == (user,) else labels == told
+        assert [one.role for one in rest] == (["assistant"] if after == (assistant,) else [])

@@ -389,7 +389,11 @@ def test_prefix_option_changes_every_path() -> None:
     assert dialect.path_prefixes == ("/x/v3",)
     assert dialect.health_request.path == "/x/v3/models"
     assert dialect.encode_request(make_chat()).path == "/x/v3/chat/completions"
-    assert {e.path for e in dialect.endpoints} == {
+    assert all(e.path.startswith("/x/v3/") for e in dialect.endpoints)
+    refused = ("files", "batches")
+    assert {
+        e.path for e in dialect.endpoints if e.task != "proxy" and e.operation not in refused
+    } == {
         "/x/v3/chat/completions",
         "/x/v3/completions",
         "/x/v3/embeddings",
@@ -433,3 +437,12 @@ def test_decoded_request_is_encoded_to_the_same_body(make_call: MakeCall) -> Non
     request = dialect.decode_request(make_call("chat", body))
     assert json.loads(dialect.encode_request(request).body) == body
     assert dialect.unsupported_parameters(request, {}) == ()
+
+
+def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() -> None:
+    request = make_chat(
+        stopping=StopConditions(stop=("a",)), response_options=ResponseOptions(matched_stop=True)
+    )
+
+    assert list_unsupported_parameters(request, "openai") == {("stop", "dropped")}
+    assert list_unsupported_parameters(request, "vllm") == set()

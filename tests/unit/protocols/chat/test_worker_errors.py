@@ -89,10 +89,40 @@ def test_worker_error_text_is_truncated_and_sanitized() -> None:
     assert len(found.message) == 300
 
 
-def test_worker_failure_text_is_an_exception_note_only() -> None:
+def test_worker_failure_text_is_for_operators_only() -> None:
     found = WORKER.read_error(500, {}, encode_error_body(message="CUDA out of memory at /srv/x.py"))
     assert "CUDA" not in found.message
-    assert found.__notes__ == ["the worker said: CUDA out of memory at /srv/x.py"]
+    assert found.worker_text == "CUDA out of memory at /srv/x.py"
+
+
+@pytest.mark.parametrize(
+    ("body", "unknown"),
+    [
+        (
+            b'{"object":"error","message":"The model `m` does not exist.","type":"NotFoundError"}',
+            "model",
+        ),
+        (b'{"error":{"message":"model \'m\' not found, try pulling it first"}}', "model"),
+        (b'{"error":{"code":"DeploymentNotFound","message":"It does not exist."}}', "model"),
+        (b'{"type":"error","error":{"type":"not_found_error","message":"model: m"}}', "model"),
+        (b'{"error_code":"RESOURCE_DOES_NOT_EXIST","message":"no such endpoint"}', "model"),
+        (b'{"error":{"message":"Invalid URL (POST /v1/models)","code":null}}', "gateway's path"),
+        (b'{"detail":"Not Found"}', "gateway's path"),
+        (
+            b'{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}',
+            "gateway's path",
+        ),
+        (b"404 page not found", "gateway's path"),
+        (b"", "gateway's path"),
+    ],
+)
+def test_status_404_of_a_worker_tells_an_unknown_model_from_an_unknown_path(
+    body: bytes, unknown: str
+) -> None:
+    found = WORKER.read_error(404, {}, body)
+    assert type(found) is WorkerFailed
+    assert found.status == 404
+    assert unknown in found.message
 
 
 @pytest.mark.parametrize(

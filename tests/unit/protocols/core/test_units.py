@@ -36,6 +36,7 @@ from protocols.core.units import SCALAR_TYPES, RateValue, Secret, has_dot_segmen
         ("weight", "90", 90, 90),
         ("weight", "90%", 90, 90),
         ("model", "*", "*", "*"),
+        ("model", "openai/*", "openai/*", "openai/*"),
         ("model", "org/name:tag_1.0-x", "org/name:tag_1.0-x", "org/name:tag_1.0-x"),
         ("header", "X-User-Id", "X-User-Id", "X-User-Id"),
         ("sticky", "header:X-User-Id", "header:x-user-id", "header:x-user-id"),
@@ -50,6 +51,11 @@ from protocols.core.units import SCALAR_TYPES, RateValue, Secret, has_dot_segmen
         ("worker", "https://w.example:1/base/", "https://w.example:1/base", None),
         ("worker", "http://localhost:8001", "http://localhost:8001", None),
         ("worker", "http://my_service-1:80", "http://my_service-1:80", None),
+        ("origin", "https://App.example:443", "https://app.example", None),
+        ("origin", "http://localhost:*", "http://localhost:*", None),
+        ("origin", "https://*.example.org:8443", "https://*.example.org:8443", None),
+        ("origin", "http://[::1]", "http://[::1]", None),
+        ("origin", "*", "*", None),
         ("device", "cuda:1", "cuda:1", "cuda:1"),
         ("place", "w.local:8000", "w.local:8000", "w.local:8000"),
         ("service", "_http._tcp.w.svc", "_http._tcp.w.svc", "_http._tcp.w.svc"),
@@ -92,6 +98,10 @@ def test_unit_is_parsed_and_formatted(unit: str, text: str, value: object, writt
         *[("digest", text) for text in ("", "ab" * 31, "xy" * 32, "ab" * 33)],
         *[("prefix", text) for text in ("", "/", "a", "/a/", "//a", "/a//b", "/.", "/..", "/a?b")],
         *[("address", text) for text in ("", ":", "a", "a:", "a:-1", "a b:1", "1.2.3:80", "[a]:1")],
+        *[
+            ("origin", text)
+            for text in ("", "a.example", "https://a/", "https://*.*", "http://a:x")
+        ],
         *[("device", text) for text in ("", "CPU", "cuda:", "cuda:1:2")],
         *[("worker", text) for text in ("", "http:", "//w", "http://w:0", "http://w//a", "w:80")],
         *[("worker", text) for text in ("http://[", "http://u@w", "http://w?a", "http:///a")],

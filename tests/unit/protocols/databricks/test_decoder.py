@@ -229,7 +229,7 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (401, make_error("CUSTOMER_UNAUTHORIZED"), WorkerFailed, "gateway's key"),
     (403, make_error("PERMISSION_DENIED"), WorkerFailed, "gateway's key"),
     (404, make_error("RESOURCE_DOES_NOT_EXIST"), WorkerFailed, "know the model"),
-    (404, make_error("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the model"),
+    (404, make_error("ENDPOINT_NOT_FOUND"), WorkerFailed, "know the gateway"),
     (404, make_error("NOT_FOUND"), WorkerFailed, "know the model"),
     (429, make_error("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
     (429, make_error("RESOURCE_EXHAUSTED"), RateLimitExceeded, "no more"),
@@ -242,7 +242,7 @@ FAILURES: list[tuple[int, bytes, type[GatewayError], str]] = [
     (400, make_error("REQUEST_LIMIT_EXCEEDED"), RateLimitExceeded, "no more"),
     (500, make_error("TEMPORARILY_UNAVAILABLE"), Overloaded, "busy"),
     (409, make_error("ABORTED"), WorkerFailed, "409"),
-    (404, b"No API found", WorkerFailed, "know the model"),
+    (404, b"No API found", WorkerFailed, "know the gateway"),
     (400, b"Bad request: rpc error: secret", UnsupportedFeature, "refused"),
     (503, b"", Overloaded, "busy"),
 ]

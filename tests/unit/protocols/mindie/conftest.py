@@ -19,8 +19,12 @@ from protocols.mindie.endpoints import MindIE
 class Desk:
     """One dialect, a clock that stands still until it is moved, and fixed ids and times."""
 
-    def __init__(self, profile: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, profile: str | None = None, *, keep_alive: bool = False, **options: Any
+    ) -> None:
         self.dialect = MindIE(profile, **options)
+        if keep_alive:
+            self.dialect.keep_connections()
         self.now = 100.0
         self._paths = PathRouter([AdapterMount(self.dialect)])
 

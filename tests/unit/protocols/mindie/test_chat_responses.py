@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocols.core.errors import StreamBroken
+from protocols.core.errors import ModelNotFound, StreamBroken
 from protocols.core.events import (
     ChoiceEnd,
     FinishReason,
@@ -204,6 +204,22 @@ def test_unary_chat_response(desk: Any) -> None:
         '"logprobs":null,"finish_reason":"stop"}],"usage":' + format_usage(2, 2) + "}"
     )
     assert reply.headers == (("Content-Type", "application/json"), ("Connection", "close"))
+
+
+def test_connection_is_kept_after_unary_responses_only_if_configured(desk: Any) -> None:
+    events = (*HELLO, ChoiceEnd("eos"), Usage(2, 2), StreamEnd())
+    close = ("Connection", "close")
+    for keep_alive in (False, True):
+        one = desk(keep_alive=keep_alive)
+        call = one.call(CHAT, HI)
+        replies = [
+            one.whole(one.encoder(CHAT, HI), *events),
+            one.dialect.encode_error(ModelNotFound("none", model="x"), call),
+            one.dialect.encode_error(ModelNotFound("none", model="x"), None),
+        ]
+        assert [close in reply.headers for reply in replies] == [not keep_alive] * 3
+        assert all(("Content-Type", "application/json") in reply.headers for reply in replies)
+        assert replies[0].body == desk().whole(desk().encoder(CHAT, HI), *events).body
 
 
 def test_unary_chat_response_with_reasoning_and_tool_calls(desk: Any) -> None:

@@ -320,7 +320,7 @@ def test_worker_error_text_is_an_exception_note_and_not_the_message() -> None:
         decode_response(make_completion(), BEGUN + b"Engine callback timeout: client timeout")
 
     assert caught.value.message == "The worker broke off its answer."
-    assert caught.value.__notes__ == ["the worker said: Engine callback timeout: client timeout"]
+    assert caught.value.worker_text == "Engine callback timeout: client timeout"
 
 
 def test_events_before_an_error_are_emitted_first() -> None:

@@ -384,6 +384,15 @@ def test_passthrough_response_headers_equal_translated_ones() -> None:
         )
 
 
+def test_passed_through_response_keeps_the_connection_only_if_configured() -> None:
+    kept = prepare_passthrough(CHATS, CHAT, keep_alive=True)
+    assert kept is not None
+    headers = require_passthrough(CHATS, CHAT).build_headers()
+    assert kept.build_headers() == tuple(one for one in headers if one[0] != "Connection")
+    assert len(kept.build_headers()) == len(headers) - 1
+    assert prepare_passthrough(CHATS, CHAT | {"temperature": "warm"}, keep_alive=True) is None
+
+
 def create_stream_encoder(relay: PassthroughRequest) -> ResponseEncoder:
     assert relay.create_encoder is not None
     return relay.create_encoder()

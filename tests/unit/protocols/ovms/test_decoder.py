@@ -382,9 +382,9 @@ def test_context_too_long_reports_tokens_and_limit(
     assert (found.tokens, found.limit) == (tokens, limit)
 
 
-def test_worker_error_text_about_the_path_is_an_exception_note() -> None:
+def test_worker_error_text_about_the_path_is_for_operators() -> None:
     found = OVMS().read_error(400, {}, b'{"error":"Invalid request URL"}')
-    assert found.__notes__ == ["the worker said: Invalid request URL"]
+    assert found.worker_text == "Invalid request URL"
 
 
 @pytest.mark.parametrize(

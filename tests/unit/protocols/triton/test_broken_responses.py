@@ -104,7 +104,7 @@ def test_status_200_error_of_a_decoupled_model_raises_worker_failed() -> None:
     )
     with pytest.raises(WorkerFailed) as caught:
         decode(json.dumps({"error": text}), WHOLE)
-    assert caught.value.__notes__ == [f"the worker said: {text}"]
+    assert caught.value.worker_text == text
 
 
 def test_empty_unary_response_raises_stream_broken() -> None:

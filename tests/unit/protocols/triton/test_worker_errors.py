@@ -56,7 +56,7 @@ def test_worker_status_and_text_map_to_error_type(
 
     assert type(found) is meaning
     if text is not None:
-        assert text in found.message or found.__notes__ == [f"the worker said: {text}"]
+        assert text in found.message or found.worker_text == text
 
 
 def test_retry_after_of_worker_is_kept() -> None:

@@ -14,13 +14,16 @@ from gateway.tools.ab.comparison import (
     Comparison,
     ComparisonError,
     ComparisonRow,
+    Verdict,
     build_report,
     check_split_ratio,
     compare_versions,
+    judge_rows,
+    plan_test,
     select_versions,
 )
 from gateway.tools.ab.sources import Evidence, UsageQuery, read_access_log
-from gateway.tools.ab.statistics import Interval
+from gateway.tools.ab.statistics import Interval, required_per_version
 from protocols.core.events import Usage
 from protocols.core.loss import UnsupportedParameter
 
@@ -125,7 +128,7 @@ def test_too_few_values_give_no_interval() -> None:
     )
 
     assert found["duration, mean"] == ComparisonRow(
-        "duration, mean", "seconds", 0.0, 0.0, None, "Welch"
+        "duration, mean", "seconds", 0.0, 0.0, None, "Welch", 0.0, 1
     )
     assert found["time to first token, p50"].a is None
     assert found["length, mean"].b is None
@@ -224,7 +227,7 @@ def test_requests_to_a_version_without_weight_are_an_error() -> None:
 
 def render_text(found: Comparison, evidence: Evidence, query: UsageQuery = CHAT) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        print_report(build_report("a.log", query, evidence, found))
+        print_report(build_report("a.log", query, evidence, found, 0.1))
     return out.getvalue().removesuffix("\n")
 
 
@@ -246,16 +249,19 @@ def test_comparison_table_is_formatted() -> None:
     assert (
         text
         == """\
-chat: a is version 1, b is version 2, sent by the split rollout
+chat: version 2 compared with version 1, sent by the split rollout
 
-                     a       b    b - a     from        to
-requests           900     100
-failed          1.23 %  5.00 %  +3.77 %  -1.00 %  +10.00 %     Newcombe
-duration, mean   1.5 s  12.2 s  +10.8 s   +9.5 s   +12.0 s  *  Welch
-duration, p50   500 ms  250 ms  -250 ms  -300 ms   -200 ms  *  order statistics
-duration, p95   500 ms       -  unknown
-length, mean         0       0       +0       +0        +0     Welch
-length, p50       1234    1000     -234     -300        +0     order
+                version 1  version 2  difference     from        to     method
+requests              900        100
+failed             1.23 %     5.00 %     +3.77 %  -1.00 %  +10.00 %     Newcombe
+duration, mean      1.5 s     12.2 s     +10.8 s   +9.5 s   +12.0 s  *  Welch
+duration, p50      500 ms     250 ms     -250 ms  -300 ms   -200 ms  *  order statistics
+duration, p95      500 ms          -     unknown
+length, mean            0          0          +0       +0        +0     Welch
+length, p50          1234       1000        -234     -300        +0     order
+
+failed: not enough data
+duration, mean: version 2 is 7.2e+02 % higher (6.3e+02 % to 8e+02 %)
 
 5 intervals at 95 %; a * marks those that exclude 0, as about 0.3 of them would if nothing \
 differed."""
@@ -277,7 +283,7 @@ def test_report_contains_all_notes() -> None:
 
     text = render_text(found, evidence, everything)
 
-    assert "a is version 1, b is version 2, all requests" in text
+    assert "version 2 compared with version 1, all requests" in text
     assert "Included, though not a random sample: 3 requests pinned by the client." in text
     assert "Left out: 3 requests pinned by the client." in render_text(found, evidence)
     assert "where few users send most of them, the intervals are too narrow" in text
@@ -296,3 +302,84 @@ def test_implausible_split_ratio_is_a_warning() -> None:
         "WARNING: the split sent 50 : 50 to the versions 1, 2 for the weights 90 : 10, "
         "which does not fit (p = 1.5e-40)"
     ) in render_text(found, evidence)
+
+
+# --- verdicts and plans ---------------------------------------------------------------------------
+
+
+def judge(row: ComparisonRow, relative: float = 0.1) -> Verdict:
+    [verdict] = judge_rows(Comparison("rollout", "1", "2", 0.95, (row,)), relative)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("row", "result", "text"),
+    [
+        (
+            ComparisonRow(
+                "duration, mean", "seconds", 2.0, 2.5, Interval(0.5, 0.3, 0.7), "Welch", 1.0, 9
+            ),
+            "higher",
+            "version 2 is 25 % higher (15 % to 35 %)",
+        ),
+        (
+            ComparisonRow(
+                "failed", "share", 0.05, 0.01, Interval(-0.04, -0.06, -0.02), "Newcombe", 0.03, 9
+            ),
+            "lower",
+            "version 2 is 4 percentage points lower (2 percentage points to 6 percentage points)",
+        ),
+        (
+            ComparisonRow(
+                "duration, mean", "seconds", 2.0, 2.1, Interval(0.1, 0.0, 0.2), "Welch", 1.0, 9
+            ),
+            "equal",
+            "no difference of 10 % or more",
+        ),
+        (
+            ComparisonRow(
+                "duration, mean", "seconds", 2.0, 2.1, Interval(0.1, -0.3, 0.5), "Welch", 1.0, 93
+            ),
+            "unknown",
+            "not enough data: about 300 more requests per version for a difference of 10 %",
+        ),
+        (
+            ComparisonRow("failed", "share", 0.0, 0.0, None, "Newcombe", 0.0099, 100),
+            "unknown",
+            (
+                "not enough data: about 1,455 more requests per version "
+                "for a difference of 1 percentage point"
+            ),
+        ),
+        (
+            ComparisonRow("duration, mean", "seconds", 0.0, 0.0, None, "Welch", 0.0, 1),
+            "unknown",
+            "not enough data",
+        ),
+    ],
+)
+def test_verdict_says_what_the_data_shows_or_how_much_is_missing(
+    row: ComparisonRow, result: str, text: str
+) -> None:
+    verdict = judge(row)
+    assert (verdict.figure, verdict.result, verdict.text) == (row.figure, result, text)
+
+
+def test_figures_that_do_not_decide_have_no_verdict() -> None:
+    row = ComparisonRow("length, mean", "tokens", 2.0, 9.0, Interval(7.0, 6.0, 8.0), "Welch")
+    assert [*judge_rows(Comparison("rollout", "1", "2", 0.95, (row,)), 0.1)] == []
+
+
+def test_a_test_is_planned_by_the_version_with_most_requests() -> None:
+    evidence = read_evidence([*make_records("1", 50), *make_records("2", 5)])
+    plan = plan_test("a.log", CHAT, evidence, 0.1, 0.95)
+    assert plan.version == "1"
+    by_name = {figure.figure: figure for figure in plan.figures}
+    assert by_name["failed"].difference == 0.01
+    assert by_name["failed"].requests == required_per_version(0.0099, 0.01, 0.95)
+    assert plan.table()[0][0] == "failed"
+
+
+def test_a_test_without_requests_can_not_be_planned() -> None:
+    with pytest.raises(ComparisonError, match="it had no requests"):
+        plan_test("a.log", CHAT, Evidence(exact=True), 0.1, 0.95)

@@ -1,6 +1,6 @@
 """The least that a gateway in Python can cost: a bare protocol that reads a request and answers.
 
-``echo.py PORT``. It parses nothing but the length, asks nobody, and knows no streams.
+``bare_server.py PORT``. It parses nothing but the length, asks nobody, and knows no streams.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _BODY = '{"choices":[{"message":{"content":"%s @000%014d"}}]}'
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-class Echo(asyncio.Protocol):
+class BareServer(asyncio.Protocol):
     """One connection."""
 
     def __init__(self) -> None:
@@ -38,7 +38,9 @@ class Echo(asyncio.Protocol):
 
 async def main() -> None:
     """Serve until killed."""
-    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", int(sys.argv[1]))
+    server = await asyncio.get_running_loop().create_server(
+        BareServer, "127.0.0.1", int(sys.argv[1])
+    )
     await server.serve_forever()
 
 

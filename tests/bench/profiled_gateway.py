@@ -1,7 +1,7 @@
-"""The gateway, watched: every few milliseconds of its own CPU time it is noted where it is.
+"""The gateway under a sampling profiler, which reads the stack once per millisecond of CPU time.
 
-``sampled.py OUT ARGUMENTS...`` is ``python -m gateway ARGUMENTS...``, which at its end writes to
-OUT each stack that was seen, the innermost function first, and how often.
+``profiled_gateway.py OUT ARGUMENTS...`` runs ``python -m gateway ARGUMENTS...``. At its end it
+writes to OUT each stack that was sampled, the innermost function first, and how often.
 """
 
 import atexit

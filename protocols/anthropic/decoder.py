@@ -1,0 +1,246 @@
+"""Decodes messages of workers, streaming and unary.
+
+Workers vary: any key may be missing or null, blocks may begin at any index, and a tool's input may
+stand in the start of its block.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from protocols.anthropic.errors import read_event_error
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    ResponseMetadata,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import UsageReader
+from protocols.json_body import JSON_ERRORS
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_encode = msgspec.json.Encoder().encode
+
+FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    "end_turn": "eos",
+    "pause_turn": "eos",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
+class MessageDecoder:
+    """Decodes the response to one request, as a stream or as one JSON body."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._body_reader = sse.ResponseBodyReader()
+        self._sse_parser = sse.SseParser()
+        self._usage_reader = UsageReader(request)
+        self._counts: dict[str, Any] = {}
+        """The token counts so far; the last one of each counts."""
+        self._calls: dict[Any, int] = {}
+        """The number of the tool call of each block, by the block's index."""
+        self._inputs: dict[Any, Any] = {}
+        """The input in the start of each tool's block, as long as no delta came."""
+        self._reason: Any = None
+        self._stop: Any = None
+        self._is_done = False
+        self._pending_error: GatewayError | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = self._sse_parser.feed(self._body_reader.feed(data))
+        events, self._pending_error = sse.collect_events(payloads, self._read_payload)
+        return events
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
+            return ()
+        if (body := self._body_reader.unary_body) is not None:
+            return self._read_message(bytes(body))
+        self._sse_parser.close()
+        if (line := self._sse_parser.stray_line) is not None and b"error" in line:
+            raise read_event_error(line, _read_object(line))
+        raise StreamBroken("The worker's stream stopped before its end.")
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _read_payload(self, payload: bytes, events: list[Event]) -> None:
+        if self._is_done or not payload.startswith(b"{"):
+            return
+        fields = _read_object(payload)
+        match fields.get("type"):
+            case "content_block_delta":
+                self._read_delta(fields.get("index"), _as_dict(fields.get("delta")), events)
+            case "content_block_start":
+                self._read_block(fields.get("index"), _as_dict(fields.get("content_block")), events)
+            case "content_block_stop":
+                self._end_call(fields.get("index"), events)
+            case "message_start":
+                message = _as_dict(fields.get("message"))
+                events.append(_read_metadata(message))
+                self._add_counts(message)
+            case "message_delta":
+                self._add_counts(fields)
+                self._read_stop(_as_dict(fields.get("delta")))
+            case "message_stop":
+                events += self._build_end()
+            case _ if "error" in fields:
+                raise read_event_error(payload, fields)
+            case _:  # ping, and what later versions may add
+                pass
+
+    def _read_block(self, index: Any, block: Mapping[str, Any], events: list[Event]) -> None:
+        match block:
+            case {"type": "text", "text": str() as text} if text:
+                events.append(TextDelta(text))
+            case {"type": "thinking"}:
+                thought = _as_text(block.get("thinking"))
+                signature = _as_text(block.get("signature")) or None
+                if thought or signature:
+                    events.append(ReasoningDelta(thought, 0, signature))
+            case {"type": "redacted_thinking", "data": str() as data}:
+                events.append(ReasoningDelta("", redacted=data))
+            case {"type": "tool_use", "name": str() as name}:
+                call = self._calls[index] = len(self._calls)
+                self._inputs[index] = block.get("input")
+                identifier = _as_text(block.get("id")) or f"call_{call}"
+                events.append(ToolCallStart(0, call, identifier, name))
+            case {"type": "tool_use"}:
+                raise StreamBroken("The worker called a tool without its name.")
+            case _:
+                pass
+
+    def _read_delta(self, index: Any, delta: Mapping[str, Any], events: list[Event]) -> None:
+        match delta:
+            case {"type": "text_delta", "text": str() as text} if text:
+                events.append(TextDelta(text))
+            case {"type": "input_json_delta", "partial_json": str() as text} if text:
+                if index not in self._calls:
+                    raise StreamBroken("The worker sent arguments of a call that has not begun.")
+                self._inputs.pop(index, None)
+                events.append(ToolCallDelta(0, self._calls[index], text))
+            case {"type": "thinking_delta", "thinking": str() as text} if text:
+                events.append(ReasoningDelta(text))
+            case {"type": "signature_delta", "signature": str() as signature}:
+                events.append(ReasoningDelta("", signature=signature))
+            case _:
+                pass
+
+    def _end_call(self, index: Any, events: list[Event]) -> None:
+        """Add the input in the start of a call's block, if no delta had it."""
+        if index in self._inputs:
+            arguments = _encode(_as_dict(self._inputs.pop(index))).decode()
+            events.append(ToolCallDelta(0, self._calls[index], arguments))
+
+    # --- one JSON body ----------------------------------------------------------------------------
+
+    def _read_message(self, body: bytes) -> list[Event]:
+        fields = _read_object(body)
+        content = fields.get("content")
+        if not isinstance(content, list):
+            if "error" in fields:
+                raise read_event_error(body, fields)
+            raise WorkerFailed("The worker's answer has no content.")
+        events: list[Event] = [_read_metadata(fields)]
+        for index, block in enumerate(content):
+            self._read_block(index, _as_dict(block), events)
+            self._end_call(index, events)
+        self._add_counts(fields)
+        self._read_stop(fields)
+        ending = self._build_end()
+        tokens = next((one.completion_tokens for one in ending if type(one) is Usage), None)
+        return [*_count_tokens(events, tokens), *ending]
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def _read_stop(self, fields: Mapping[str, Any]) -> None:
+        self._reason = fields.get("stop_reason") or self._reason
+        self._stop = fields.get("stop_sequence") or self._stop
+
+    def _add_counts(self, fields: Mapping[str, Any]) -> None:
+        usage = fields.get("usage")
+        if isinstance(usage, dict):
+            self._counts |= {name: value for name, value in usage.items() if value is not None}
+        elif usage is not None:
+            self._usage_reader.has_ignored = True
+
+    def _build_end(self) -> list[Event]:
+        self._is_done = True
+        events: list[Event] = []
+        for index in tuple(self._inputs):
+            self._end_call(index, events)
+        reason = FINISH_REASONS.get(_as_text(self._reason), "unknown")
+        if self._calls and reason in ("eos", "unknown"):
+            reason = "tool_calls"
+        stop = self._stop if reason == "stop" and isinstance(self._stop, str) else None
+        return [*events, ChoiceEnd(reason, 0, stop), *self._usage_reader.build_end(self._usage())]
+
+    def _usage(self) -> Usage | None:
+        """The usage; the prompt's tokens include those that a cache held or stores."""
+        counts = self._counts
+        prompt: Any = counts.get("input_tokens")
+        read: Any = counts.get("cache_read_input_tokens")
+        written: Any = counts.get("cache_creation_input_tokens")
+        if type(prompt) is int:
+            for count in (read, written):
+                if type(count) is int and count >= 0:
+                    prompt += count
+        details = _as_dict(counts.get("output_tokens_details"))
+        usage = self._usage_reader.read_usage(
+            prompt, counts.get("output_tokens"), read or None, details.get("thinking_tokens")
+        )
+        stored = self._usage_reader.read_prompt_tokens(written or None)
+        if usage is None or stored is None:
+            return usage
+        return replace(usage, cache_write_tokens=stored)
+
+
+def _count_tokens(events: Sequence[Event], tokens: int | None) -> list[Event]:
+    """The events of a message with its tokens counted in its first text."""
+    texts = [event for event in events if type(event) is TextDelta]
+    if tokens is None or not texts:
+        return list(events)
+    counted = {id(event): int(i == 0) * tokens for i, event in enumerate(texts)}
+    return [
+        replace(event, tokens=counted[id(event)]) if type(event) is TextDelta else event
+        for event in events
+    ]
+
+
+def _read_object(data: bytes) -> dict[str, Any]:
+    try:
+        return _decode(data)
+    except JSON_ERRORS as e:
+        raise WorkerFailed("The worker's answer can't be read.") from e
+
+
+def _read_metadata(message: Mapping[str, Any]) -> ResponseMetadata:
+    model, identifier = message.get("model"), message.get("id")
+    return ResponseMetadata(_as_text(model) or None, id=_as_text(identifier) or None)
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

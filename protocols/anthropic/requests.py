@@ -1,0 +1,860 @@
+"""Decodes requests for messages and for their token count.
+
+Blocks become parts of messages in their order. What has no place in the internal request is kept in
+``extra``, and so is reported as lost unless the worker speaks this protocol, too.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from protocols.anthropic.params import (
+    EFFORTS,
+    MAX_MESSAGES,
+    MAX_MODEL_LENGTH,
+    MAX_TOOL_NAME_LENGTH,
+    MAX_USER_ID_LENGTH,
+    MESSAGE_PARAMS,
+    MIN_THINKING_BUDGET,
+    SAMPLING_FIELDS,
+    SERVICE_TIERS,
+    as_fields,
+    as_object,
+    decode_fields,
+    field_error,
+    invalid_choice_error,
+    invalid_type_error,
+    missing_error,
+    read_choice,
+    read_optional_bool,
+    read_optional_string,
+    read_string,
+    select_present_fields,
+)
+from protocols.core.catalog import ModelInfo
+from protocols.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    InvalidParameter,
+    UnknownParameter,
+    UnsupportedFeature,
+)
+from protocols.core.interfaces import ClientRequest
+from protocols.core.request import (
+    ContentPart,
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    JsonSchemaFormat,
+    Message,
+    NamedTool,
+    OutputFormat,
+    ReasoningPart,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from protocols.json_body import decode_value, read_fields
+from protocols.params import ParsedParams, read_params
+
+_encode = msgspec.json.Encoder().encode
+
+BETA_HEADER: Final = "anthropic-beta"
+VERSION_HEADER: Final = "anthropic-version"
+VERSIONS: Final = ("2023-06-01", "2026-10-21")
+"""The versions of the API, the default first. The second has no sampling parameters."""
+OWN_SIGNATURE: Final = "gw1."
+"""The prefix of signatures that the gateway made: no worker can verify them."""
+BILLING_PREFIX: Final = "x-anthropic-billing-header"
+"""The first system block of Claude Code, which differs between conversations and would keep workers
+from reusing their prompt cache."""
+
+
+class RequestRules(Struct, frozen=True, kw_only=True):
+    """How a listener reads requests."""
+
+    unknown: Literal["ignore", "reject"] = "ignore"
+    strict_version: bool = False
+    server_tools: Literal["reject", "drop"] = "reject"
+    over_limit: Literal["clamp", "error"] = "clamp"
+    mid_system: Literal["keep", "fold"] = "keep"
+
+
+_KNOWN_FIELDS: Final = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config",
+     "output_format", *(param.wire for param in MESSAGE_PARAMS)}
+)  # fmt: skip
+"""Fields that the internal request has."""
+_SERVICE_FIELDS: Final = frozenset(
+    {"metadata", "service_tier", "cache_control", "speed", "inference_geo", "diagnostics",
+     "user_profile_id", "context_management", "container", "mcp_servers", "betas", "thread",
+     "fallbacks"}
+)  # fmt: skip
+"""Fields that only workers of this protocol know."""
+CITATIONS_FIELD: Final = "citations"
+"""Stands in ``extra`` for the request of a block, which has no top-level field."""
+_MODES: Final = ("enabled", "adaptive", "between_tools", "disabled")
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def read_model(fields: Mapping[str, Raw]) -> str:
+    """The model's name. Raises InvalidParameter."""
+    if "model" not in fields:
+        raise missing_error("model")
+    model = decode_value(fields["model"])
+    if not isinstance(model, str):
+        raise invalid_type_error("model", "a valid string", model)
+    if not 0 < len(model) <= MAX_MODEL_LENGTH:
+        text = f"String should have 1 to {MAX_MODEL_LENGTH} characters"
+        raise field_error("model", text, "too_long" if model else "empty", model)
+    return model
+
+
+def read_request(
+    call: ClientRequest, rules: RequestRules, model: ModelInfo | None = None
+) -> GenerationRequest:
+    """Decode a request for a message, or for its token count. Raises ClientError."""
+    fields = select_present_fields(read_fields(call))
+    name = read_model(fields)
+    counts_only = call.endpoint.operation == "count_tokens"
+    if "max_tokens" not in fields and not counts_only:
+        raise missing_error("max_tokens")
+    values = read_params(MESSAGE_PARAMS, fields)
+    values.provided_fields = set(fields)
+    _check_version(call, rules, values)
+    _check_stop_strings(values)
+    _check_service_fields(fields, rules)
+    reader = ConversationReader()
+    messages = reader.read(fields)
+    if rules.mid_system == "fold":
+        messages = _fold_system(messages)
+    tools = _read_tools(fields, rules)
+    choice, parallel = _read_tool_choice(fields, tools)
+    if tools and parallel is not None:
+        values["parallel_tools"] = parallel
+    clamped: dict[str, str] = {}
+    if not counts_only:
+        _read_thinking(call, fields, values, has_tools=bool(tools))
+        _limit_max_tokens(values, model, rules, clamped, (messages, tools))
+    output = _read_output_config(fields, values, clamped)
+    if messages[-1].role == "assistant":
+        values["templating.continue_final"] = True
+        values["templating.add_generation_prompt"] = False
+    values["response_options.matched_stop"] = bool(values.get("stopping.stop"))
+    if (timeout := _read_timeout(call)) is not None and not values.get("stream"):
+        values["timeout"] = timeout
+    return GenerationRequest(
+        model=name,
+        kind="chat",
+        messages=tuple(messages),
+        tools=tools,
+        tool_choice=choice,
+        output=output,
+        extra=_collect_extra(fields, reader),
+        clamped_fields=clamped,
+        **values.build_request_arguments(),
+    )
+
+
+_INTERNAL_PLACE: Final = re.compile(r"messages\[(\d{1,6})\]")
+
+
+def locate_message(call: ClientRequest, param: str) -> str:
+    """The path of a field with the number of the client's message instead of the internal one.
+
+    Unchanged if the request is invalid, or the field is in no message.
+    """
+    found = _INTERNAL_PLACE.match(param)
+    if found is None:
+        return param
+    reader = ConversationReader()
+    try:
+        messages = reader.read(select_present_fields(read_fields(call)))
+    except GatewayError:
+        return param
+    place = int(found[1]) - (len(messages) - len(reader.places))
+    if not 0 <= place < len(reader.places):
+        return param
+    return f"messages[{reader.places[place]}]{param[found.end() :]}"
+
+
+def _check_version(call: ClientRequest, rules: RequestRules, values: ParsedParams) -> None:
+    version = call.headers.get(VERSION_HEADER, VERSIONS[0])
+    if not _is_date(version):
+        text = f"Input should be a date such as {VERSIONS[0]}, got {version[:32]!r}"
+        raise field_error(VERSION_HEADER, text)
+    if rules.strict_version and version >= VERSIONS[1]:
+        for name in SAMPLING_FIELDS:
+            if name in values.provided_fields:
+                raise UnknownParameter(f"{name} is not in version {version}", param=name)
+
+
+def _is_date(text: str) -> bool:
+    year, _, rest = text.partition("-")
+    month, _, day = rest.partition("-")
+    return (len(year), len(month), len(day)) == (4, 2, 2) and (year + month + day).isdecimal()
+
+
+def _check_stop_strings(values: ParsedParams) -> None:
+    for i, stop in enumerate(values.get("stopping.stop", ())):
+        if not stop.strip():
+            raise field_error(
+                f"stop_sequences.{i}", "each stop sequence must contain non-whitespace", "empty"
+            )
+
+
+def _check_service_fields(fields: Mapping[str, Raw], rules: RequestRules) -> None:
+    """Check the fields that the gateway passes on or loses."""
+    metadata = decode_fields(fields, "metadata")
+    user = read_optional_string(metadata, "user_id", "metadata")
+    if user is not None and len(user) > MAX_USER_ID_LENGTH:
+        text = f"String should have at most {MAX_USER_ID_LENGTH} characters"
+        raise field_error("metadata.user_id", text, "too_long", user)
+    if "service_tier" in fields:
+        tier = decode_value(fields["service_tier"])
+        if tier not in SERVICE_TIERS:
+            raise invalid_choice_error("service_tier", SERVICE_TIERS, tier)
+    if "container" in fields:
+        raise UnsupportedFeature("code execution is not available here", param="container")
+    if "mcp_servers" in fields and decode_value(fields["mcp_servers"]) != []:
+        raise UnsupportedFeature("remote MCP servers are not available here", param="mcp_servers")
+    if rules.unknown == "reject":
+        for name in fields.keys() - _KNOWN_FIELDS - _SERVICE_FIELDS:
+            raise UnknownParameter(f"{name[:64]} is not a field", param=name[:64])
+
+
+def _collect_extra(fields: Mapping[str, Raw], reader: "ConversationReader") -> dict[str, Raw]:
+    extra = {name: raw for name, raw in fields.items() if name not in _KNOWN_FIELDS}
+    if reader.cache_control is not None:
+        extra.setdefault("cache_control", Raw(_encode(reader.cache_control)))
+    if reader.wants_citations:
+        extra[CITATIONS_FIELD] = Raw(b'{"enabled":true}')
+    if extra.get("mcp_servers") == Raw(b"[]"):
+        del extra["mcp_servers"]
+    return extra
+
+
+def _read_timeout(call: ClientRequest) -> float | None:
+    """The client's timeout in seconds, from its library's header; a hint, never an error."""
+    try:
+        seconds = float(call.headers.get("x-stainless-timeout", ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < 1e9 else None  # noqa: PLR2004 - and no infinity
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+_IMAGE_TOKENS: Final = 1500
+_BYTES_PER_TOKEN: Final = 3
+"""Fewer than most texts have, so that a prompt is rather counted too long than too short."""
+
+
+def _limit_max_tokens(
+    values: ParsedParams,
+    model: ModelInfo | None,
+    rules: RequestRules,
+    clamped: dict[str, str],
+    prompt: tuple[Sequence[Message], Sequence[Tool]],
+) -> None:
+    """Limit ``max_tokens`` to what the model can generate: clients ask for far more than that.
+
+    0 becomes 1, which no worker refuses: the encoder leaves that token out.
+    """
+    requested = values["stopping.max_tokens"]
+    if requested == 0:
+        values["stopping.max_tokens"] = 1
+        return
+    if model is None:
+        return
+    limit = requested
+    if model.max_tokens is not None and rules.over_limit == "clamp":
+        limit = min(limit, model.max_tokens)
+    if model.context_length is not None and limit > 0:
+        tokens = sum(map(_estimate_message, prompt[0])) + sum(map(_estimate_tool, prompt[1]))
+        room = max(model.context_length - tokens, 1)
+        if limit > room and rules.over_limit == "error" and tokens < model.context_length:
+            raise ContextTooLong(
+                f"input length and `max_tokens` exceed context limit: {tokens} + {requested} > "
+                f"{model.context_length}, decrease input length or `max_tokens` and try again",
+                param="max_tokens",
+            )
+        limit = min(limit, room)
+    if limit < requested:
+        values["stopping.max_tokens"] = limit
+        clamped["max_tokens"] = f"{requested} to {limit}"
+
+
+def estimate_tokens(request: GenerationRequest) -> int:
+    """The estimated prompt tokens of a request, at four bytes a token; at least 1."""
+    size, parts = 0, 0
+    for message in request.messages:
+        size += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        for part in message.parts:
+            if isinstance(part, TextPart | ReasoningPart):
+                size += len(part.text.encode())
+            else:
+                parts += 1
+    for tool in request.tools:
+        size += len(tool.name) + len(tool.description or "") + len(tool.parameters or b"")
+    return max(-(-size // 4) + parts * _IMAGE_TOKENS, 1)
+
+
+def _estimate_message(message: Message) -> int:
+    tokens = sum(_estimate_text(call.arguments) for call in message.tool_calls)
+    for part in message.parts:
+        tokens += _estimate_text(part.text) if isinstance(part, TextPart) else _IMAGE_TOKENS
+    return tokens
+
+
+def _estimate_tool(tool: Tool) -> int:
+    size = len(tool.name) + len(tool.description or "") + len(tool.parameters or b"")
+    return -(-size // _BYTES_PER_TOKEN)
+
+
+def _estimate_text(text: str) -> int:
+    return max(len(text.split()), -(-len(text.encode()) // _BYTES_PER_TOKEN))
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+_ROLES: Final = ("user", "assistant", "system")
+_USER_ROLES: Final = frozenset({"user", "ctx", "msg"})
+_SERVER_RESULTS: Final = "_tool_result"
+_MEDIA_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+class _Turn(Struct):
+    """The blocks of one message, as they are read."""
+
+    parts: list[ContentPart] = []
+    calls: list[ToolCall] = []
+    results: list[Message] = []
+
+
+class ConversationReader:
+    """Reads ``system`` and ``messages``, and what their blocks ask for beside."""
+
+    def __init__(self) -> None:
+        self.cache_control: Any = None
+        """The first ``cache_control`` of a block."""
+        self.wants_citations = False
+        self.places: list[int] = []
+        """The number of the client's message of each message after the system's."""
+        self._pending_calls: Sequence[ToolCall] = ()
+        """The calls of the previous assistant message, which the next message must answer."""
+        self._call_place = ""
+
+    def read(self, fields: Mapping[str, Raw]) -> list[Message]:
+        """The messages, those of the system first. Raises ClientError."""
+        if "messages" not in fields:
+            raise missing_error("messages")
+        values = decode_value(fields["messages"])
+        if not isinstance(values, list):
+            raise invalid_type_error("messages", "a valid list", values)
+        if not values:
+            raise field_error("messages", "at least one message is required", "empty", values)
+        if len(values) > MAX_MESSAGES:
+            text = f"List should have at most {MAX_MESSAGES} items"
+            raise field_error("messages", text, "too_long", values)
+        messages: list[Message] = []
+        delayed: list[Message] = []
+        """Messages of the system between tool calls and their results."""
+        for i, value in enumerate(values):
+            at = f"messages.{i}"
+            turn = as_fields(value, at)
+            role = read_string(turn, "role", at)
+            if role == "system":
+                target = delayed if self._pending_calls else messages
+                target += self._read_system(turn.get("content"), f"{at}.content")
+            elif role == "assistant":
+                self._check_answered(i)
+                messages.append(self._read_assistant(turn, at))
+                self._call_place = f"messages.{i + 1}"
+            elif role in _USER_ROLES:
+                messages += self._read_user(turn, at, i)
+                messages += delayed
+                delayed = []
+            else:
+                raise invalid_choice_error(f"{at}.role", _ROLES, role)
+            self.places += [i] * (len(messages) - len(self.places))
+        self._check_answered(len(values))
+        messages = _drop_old_reasoning(messages)
+        system: list[Message] = []
+        if "system" in fields:
+            system = self._read_system(decode_value(fields["system"]), "system")
+        return _join_leading_system(system + messages)
+
+    def _check_answered(self, place: int) -> None:
+        if self._pending_calls:
+            raise _unanswered_error(self._call_place or f"messages.{place}", self._pending_calls)
+
+    def _read_system(self, content: Any, at: str) -> list[Message]:
+        """One message of the texts, or none."""
+        texts = [content] if isinstance(content, str) else list(self._read_texts(content, at))
+        text = "\n\n".join(one for one in texts if one and not one.startswith(BILLING_PREFIX))
+        return [Message("system", (TextPart(text),))] if text else []
+
+    def _read_texts(self, content: Any, at: str) -> Iterator[str]:
+        """The texts of a list of text blocks."""
+        for k, block, kind in self._iterate_blocks(content, at):
+            if kind != "text":
+                raise invalid_choice_error(f"{at}.{k}.type", ("text",), kind)
+            yield read_string(block, "text", f"{at}.{k}")
+
+    def _iterate_blocks(
+        self, content: Any, at: str
+    ) -> Iterator[tuple[int, Mapping[str, Any], str]]:
+        """The position, the block and its type."""
+        if content is None:
+            raise missing_error(at)
+        if not isinstance(content, list):
+            raise invalid_type_error(at, "a valid list", content)
+        for k, value in enumerate(content):
+            block = as_fields(value, f"{at}.{k}")
+            if (marker := block.get("cache_control")) is not None and self.cache_control is None:
+                self.cache_control = marker
+            citations = block.get("citations")
+            if citations and citations != {"enabled": False}:
+                self.wants_citations = True
+            yield k, block, read_string(block, "type", f"{at}.{k}")
+
+    # --- assistant messages -----------------------------------------------------------------------
+
+    def _read_assistant(self, value: Mapping[str, Any], at: str) -> Message:
+        content, at = value.get("content"), f"{at}.content"
+        if isinstance(content, str):
+            return Message("assistant", (TextPart(content),))
+        turn = _Turn()
+        for k, block, kind in self._iterate_blocks(content, at):
+            self._read_assistant_block(block, kind, f"{at}.{k}", turn)
+        identifiers = [call.id for call in turn.calls]
+        if len(set(identifiers)) < len(identifiers):
+            raise field_error(at, "`tool_use` ids must be unique", "value")
+        self._pending_calls = turn.calls
+        return Message("assistant", tuple(turn.parts), tool_calls=tuple(turn.calls))
+
+    def _read_assistant_block(
+        self, block: Mapping[str, Any], kind: str, at: str, turn: _Turn
+    ) -> None:
+        match kind:
+            case "tool_use":
+                arguments = _encode(as_object(block.get("input", {}), f"{at}.input")).decode()
+                call = ToolCall(
+                    read_string(block, "id", at), read_string(block, "name", at), arguments
+                )
+                turn.calls.append(call)
+            case "thinking":
+                text = read_string(block, "thinking", at)
+                signature = read_optional_string(block, "signature", at)
+                is_own = signature is None or signature.startswith(OWN_SIGNATURE)
+                turn.parts.append(ReasoningPart(text, None if is_own else signature))
+            case "redacted_thinking":
+                turn.parts.append(ReasoningPart("", redacted=read_string(block, "data", at)))
+            case "text" | "document":
+                turn.parts += self._read_part(block, kind, at)
+            case "server_tool_use":
+                name = read_string(block, "name", at)
+                turn.parts.append(TextPart(f"[{name}: {_encode(block.get('input')).decode()}]"))
+            case _ if kind.endswith(_SERVER_RESULTS) and kind not in _UNSUPPORTED_BLOCKS:
+                turn.parts.append(TextPart(_format_server_result(kind, block.get("content"))))
+            case _:
+                raise _unknown_block_error(kind, at)
+
+    # --- user messages ----------------------------------------------------------------------------
+
+    def _read_user(self, value: Mapping[str, Any], at: str, place: int) -> list[Message]:
+        """The results of the previous message's calls in their order, and the rest."""
+        content, at = value.get("content"), f"{at}.content"
+        turn = _Turn()
+        if isinstance(content, str):
+            turn.parts.append(TextPart(content))
+        else:
+            for k, block, kind in self._iterate_blocks(content, at):
+                if kind == "tool_result":
+                    turn.results.append(self._read_tool_result(block, f"{at}.{k}", turn.results))
+                else:
+                    turn.parts += self._read_user_part(block, kind, f"{at}.{k}")
+        calls, self._pending_calls = self._pending_calls, ()
+        by_id = {result.tool_call_id: result for result in turn.results}
+        if missing := [call for call in calls if call.id not in by_id]:
+            raise _unanswered_error(f"messages.{place}", missing)
+        messages = [by_id[call.id] for call in calls]
+        if turn.parts or not messages:
+            messages.append(Message("user", tuple(turn.parts) or (TextPart(""),)))
+        return messages
+
+    def _read_tool_result(
+        self, block: Mapping[str, Any], at: str, others: Sequence[Message]
+    ) -> Message:
+        identifier = read_string(block, "tool_use_id", at)
+        if all(call.id != identifier for call in self._pending_calls):
+            raise field_error(
+                at,
+                f"unexpected `tool_use_id` found in `tool_result` blocks: {identifier[:128]}. Each "
+                "`tool_result` block must have a corresponding `tool_use` block in the previous "
+                "message.",
+            )
+        if any(one.tool_call_id == identifier for one in others):
+            text = (
+                f"each `tool_use` must have a single result, found several for {identifier[:128]}"
+            )
+            raise field_error(at, text)
+        is_error = bool(read_optional_bool(block, "is_error", at))
+        parts = self._read_result_parts(block.get("content"), f"{at}.content")
+        if is_error:
+            parts = _mark_error(parts)
+        return Message("tool", parts, tool_call_id=identifier, is_error=is_error)
+
+    def _read_result_parts(self, content: Any, at: str) -> tuple[ContentPart, ...]:
+        """The parts of a tool's result; neighbouring texts are joined by a newline."""
+        if content is None or isinstance(content, str):
+            return (TextPart(content or ""),)
+        parts: list[ContentPart] = []
+        for k, block, kind in self._iterate_blocks(content, at):
+            for part in self._read_user_part(block, kind, f"{at}.{k}", in_result=True):
+                last = parts[-1] if parts else None
+                if isinstance(part, TextPart) and isinstance(last, TextPart):
+                    parts[-1] = TextPart(f"{last.text}\n{part.text}")
+                else:
+                    parts.append(part)
+        return tuple(parts) or (TextPart(""),)
+
+    def _read_user_part(
+        self, block: Mapping[str, Any], kind: str, at: str, *, in_result: bool = False
+    ) -> Sequence[ContentPart]:
+        if kind == "tool_reference" and in_result:
+            name = read_string(block, "tool_name", at)
+            return (TextPart(f"[tool {name} is now available]"),)
+        if kind not in _PART_KINDS:
+            raise _unknown_block_error(kind, at)
+        return self._read_part(block, kind, at)
+
+    def _read_part(self, block: Mapping[str, Any], kind: str, at: str) -> Sequence[ContentPart]:
+        match kind:
+            case "text":
+                text = read_string(block, "text", at)
+                return (TextPart(text),) if text else ()
+            case "image":
+                return (_read_image(block, at),)
+            case "search_result":
+                texts = self._read_texts(block.get("content"), f"{at}.content")
+                head = (read_string(block, "title", at), read_string(block, "source", at))
+                return (TextPart("\n".join((*head, *texts))),)
+            case _:
+                return self._read_document(block, at)
+
+    def _read_document(self, block: Mapping[str, Any], at: str) -> Sequence[ContentPart]:
+        if "source" not in block:
+            raise missing_error(f"{at}.source")
+        source, at = as_fields(block["source"], f"{at}.source"), f"{at}.source"
+        title = read_optional_string(block, "title", at)
+        match kind := read_string(source, "type", at):
+            case "text":
+                parts: list[ContentPart] = [TextPart(read_string(source, "data", at))]
+            case "content":
+                content = source.get("content")
+                parts = [TextPart(content)] if isinstance(content, str) else []
+                if not parts:
+                    for k, one, inner in self._iterate_blocks(content, f"{at}.content"):
+                        parts += self._read_user_part(one, inner, f"{at}.content.{k}")
+            case "base64":
+                read_choice(source, "media_type", at, ("application/pdf",))
+                data = f"data:application/pdf;base64,{read_string(source, 'data', at)}"
+                return (FilePart(file_data=data, filename=title or "document.pdf"),)
+            case "url" | "file":
+                raise UnsupportedFeature(f"{kind} sources are not supported", param=at)
+            case _:
+                raise invalid_choice_error(f"{at}.type", _DOCUMENT_SOURCES, kind)
+        named = f' title="{title}"' if title else ""
+        context = read_optional_string(block, "context", at)
+        opening = f"<document{named}>\n" + (f"{context}\n" if context else "")
+        return _wrap_parts(opening, parts, "\n</document>")
+
+
+_PART_KINDS: Final = frozenset({"text", "image", "document", "search_result"})
+_DOCUMENT_SOURCES: Final = ("base64", "text", "content", "url", "file")
+_UNSUPPORTED_BLOCKS: Final = frozenset(
+    {"container_upload", "mcp_tool_use", "mcp_tool_result", "compaction", "fallback"}
+)
+
+
+def _read_image(block: Mapping[str, Any], at: str) -> ImagePart:
+    if "source" not in block:
+        raise missing_error(f"{at}.source")
+    source, at = as_fields(block["source"], f"{at}.source"), f"{at}.source"
+    match kind := read_string(source, "type", at):
+        case "base64":
+            media_type = read_choice(source, "media_type", at, _MEDIA_TYPES)
+            return ImagePart(f"data:{media_type};base64,{read_string(source, 'data', at)}")
+        case "url":
+            url = read_string(source, "url", at)
+            if not url.startswith(("https://", "http://")):
+                raise field_error(f"{at}.url", "Only http and https URLs are supported", got=url)
+            return ImagePart(url)
+        case "file":
+            raise UnsupportedFeature("file sources are not supported", param=at)
+        case _:
+            raise invalid_choice_error(f"{at}.type", ("base64", "url", "file"), kind)
+
+
+def _wrap_parts(opening: str, parts: Sequence[ContentPart], closing: str) -> list[ContentPart]:
+    """The parts between two texts, which are joined with the texts at the ends."""
+    wrapped: list[ContentPart] = [TextPart(opening)]
+    for part in (*parts, TextPart(closing)):
+        last = wrapped[-1]
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            wrapped[-1] = TextPart(last.text + part.text)
+        else:
+            wrapped.append(part)
+    return wrapped
+
+
+def _mark_error(parts: tuple[ContentPart, ...]) -> tuple[ContentPart, ...]:
+    """The result of a failed tool, for workers that know no such results."""
+    text = parts[0].text if isinstance(parts[0], TextPart) else ""
+    if text.lower().startswith(("error", "<tool_use_error>")):
+        return parts
+    rest = parts[1:] if isinstance(parts[0], TextPart) else parts
+    return (TextPart(f"Error: {text}"), *rest)
+
+
+def _format_server_result(kind: str, content: Any) -> str:
+    """The result of a tool that the service ran, as text."""
+    name = kind.removesuffix(_SERVER_RESULTS)
+    match content:
+        case {"error_code": str() as code}:
+            return f"[{name} failed: {code}]"
+        case list():
+            lines = [
+                f"{one.get('title')} - {one.get('url')}" for one in content if isinstance(one, dict)
+            ]
+            return "\n".join(lines)
+        case _:
+            return f"[{name} result]"
+
+
+def _unknown_block_error(kind: str, at: str) -> Exception:
+    if kind in _UNSUPPORTED_BLOCKS:
+        return UnsupportedFeature(f"{kind[:64]} is not supported", param=f"{at}.type")
+    return field_error(
+        at,
+        f"Input tag '{kind[:64]}' found using 'type' does not match any of the expected tags",
+        got=kind,
+    )
+
+
+def _unanswered_error(at: str, calls: Sequence[ToolCall]) -> InvalidParameter:
+    names = ", ".join(call.id for call in calls)[:300]
+    return field_error(
+        at,
+        f"`tool_use` ids were found without `tool_result` blocks immediately after: {names}. Each "
+        "`tool_use` block must have a corresponding `tool_result` block in the next message.",
+    )
+
+
+def _drop_old_reasoning(messages: list[Message]) -> list[Message]:
+    """The messages with reasoning only since the last question, as the service reads them."""
+    last_question = max((i for i, one in enumerate(messages) if one.role == "user"), default=-1)
+    return [
+        msgspec.structs.replace(
+            message, parts=tuple(p for p in message.parts if not isinstance(p, ReasoningPart))
+        )
+        if i < last_question and any(isinstance(p, ReasoningPart) for p in message.parts)
+        else message
+        for i, message in enumerate(messages)
+    ]
+
+
+def _join_leading_system(messages: Sequence[Message]) -> list[Message]:
+    """The messages with those of the system at their head joined."""
+    count = next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))
+    if count <= 1:
+        return list(messages)
+    text = "\n\n".join(one.text for one in messages[:count])
+    return [Message("system", (TextPart(text),)), *messages[count:]]
+
+
+def _fold_system(messages: Sequence[Message]) -> list[Message]:
+    """The messages with those of the system between others as part of the message before.
+
+    After an assistant's message they come before the user's next one. No user's message is added
+    after the results of tools, since many chat templates drop the reasoning before it.
+    """
+    folded: list[Message] = []
+    waiting: list[ContentPart] = []
+    for i, message in enumerate(messages):
+        if message.role == "system" and i:
+            reminder = TextPart(f"<system-reminder>\n{message.text}\n</system-reminder>")
+            if folded[-1].role in ("user", "tool"):
+                folded[-1] = _append_text(folded[-1], reminder)
+            else:
+                waiting.append(reminder)
+        elif waiting and message.role == "user":
+            parts = (*waiting, *message.parts)
+            folded.append(msgspec.structs.replace(message, parts=parts))
+            waiting = []
+        else:
+            folded.append(message)
+    return [*folded, Message("user", tuple(waiting))] if waiting else folded
+
+
+def _append_text(message: Message, part: TextPart) -> Message:
+    """The message with a further text; the texts of a tool's result are joined."""
+    last = message.parts[-1]
+    if message.role == "tool" and isinstance(last, TextPart):
+        parts = (*message.parts[:-1], TextPart(f"{last.text}\n{part.text}"))
+    else:
+        parts = (*message.parts, part)
+    return msgspec.structs.replace(message, parts=parts)
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def _read_tools(fields: Mapping[str, Raw], rules: RequestRules) -> tuple[Tool, ...]:
+    if "tools" not in fields:
+        return ()
+    values = decode_value(fields["tools"])
+    if not isinstance(values, list):
+        raise invalid_type_error("tools", "a valid list", values)
+    tools: dict[str, Tool] = {}
+    for i, value in enumerate(values):
+        at = f"tools.{i}"
+        item = as_fields(value, at)
+        kind = read_optional_string(item, "type", at) or "custom"
+        if kind != "custom":
+            if rules.server_tools == "drop":
+                continue
+            text = f"server tool {kind[:64]} is not available on this gateway"
+            raise UnsupportedFeature(text, param=at)
+        tool = _read_tool(item, at)
+        if tool.name in tools:
+            raise field_error("tools", "Tool names must be unique.", got=tool.name)
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def _read_tool(item: Mapping[str, Any], at: str) -> Tool:
+    name = read_string(item, "name", at)
+    if not 0 < len(name) <= MAX_TOOL_NAME_LENGTH or not _is_tool_name(name):
+        text = "String should match pattern '^[a-zA-Z0-9_-]{1,128}$'"
+        raise field_error(f"{at}.name", text, got=name)
+    if "input_schema" not in item:
+        raise missing_error(f"{at}.input_schema")
+    schema = as_object(item["input_schema"], f"{at}.input_schema")
+    schema.pop("$schema", None)
+    if "type" not in schema:
+        schema = {"type": "object", **schema}
+    description = read_optional_string(item, "description", at)
+    strict = read_optional_bool(item, "strict", at)
+    return Tool(name, description, Raw(_encode(schema)), strict)
+
+
+def _is_tool_name(name: str) -> bool:
+    return name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()
+
+
+_CHOICES: Final[Mapping[str, Literal["auto", "required", "none"]]] = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+}
+
+
+def _read_tool_choice(
+    fields: Mapping[str, Raw], tools: Sequence[Tool]
+) -> tuple[ToolChoice | None, bool | None]:
+    """The choice, and whether several tools may be called at once."""
+    if "tool_choice" not in fields:
+        return None, None
+    value = decode_fields(fields, "tool_choice")
+    kind = read_choice(value, "type", "tool_choice", (*_CHOICES, "tool"))
+    single = read_optional_bool(value, "disable_parallel_tool_use", "tool_choice")
+    if not tools and kind != "none":
+        raise field_error("tool_choice", "tools are required with this choice", "conflict")
+    parallel = None if single is None else not single
+    if kind != "tool":
+        return _CHOICES[kind], parallel
+    name = read_string(value, "name", "tool_choice")
+    if all(tool.name != name for tool in tools):
+        text = f"Tool '{name[:128]}' not found in provided tools"
+        raise field_error("tool_choice.name", text, got=name)
+    return NamedTool(name), parallel
+
+
+# --- thinking and output --------------------------------------------------------------------------
+
+_LOW_BUDGET: Final = 4096
+_MEDIUM_BUDGET: Final = 16384
+
+
+def _read_thinking(
+    call: ClientRequest, fields: Mapping[str, Raw], values: ParsedParams, *, has_tools: bool
+) -> None:
+    if "thinking" not in fields:
+        return
+    value = decode_fields(fields, "thinking")
+    mode = read_choice(value, "type", "thinking", _MODES)
+    if "display" in value:
+        read_choice(value, "display", "thinking", ("summarized", "omitted"))
+    if mode == "disabled":
+        return
+    values["reasoning.include"] = True
+    if mode != "enabled":
+        return
+    at = "thinking.enabled.budget_tokens"
+    budget = value.get("budget_tokens")
+    if budget is None:
+        raise missing_error(at)
+    if type(budget) is not int:
+        raise invalid_type_error(at, "a valid integer", budget)
+    if budget < MIN_THINKING_BUDGET:
+        text = f"Input should be greater than or equal to {MIN_THINKING_BUDGET}"
+        raise field_error(at, text, "below", budget)
+    interleaves = has_tools and "interleaved-thinking" in call.headers.get(BETA_HEADER, "")
+    if budget >= values["stopping.max_tokens"] and not interleaves:
+        text = "`max_tokens` must be greater than `thinking.budget_tokens`"
+        raise field_error("max_tokens", text, "conflict", budget)
+    values["reasoning.budget"] = budget
+    values["reasoning.effort"] = (
+        "low" if budget < _LOW_BUDGET else "medium" if budget < _MEDIUM_BUDGET else "high"
+    )
+
+
+def read_display(fields: Mapping[str, Raw]) -> Literal["omitted", "shown"]:
+    """Whether thinking is sent with its text, by a valid request."""
+    return "omitted" if decode_fields(fields, "thinking").get("display") == "omitted" else "shown"
+
+
+def _read_output_config(
+    fields: Mapping[str, Raw], values: ParsedParams, clamped: dict[str, str]
+) -> OutputFormat | None:
+    config = decode_fields(fields, "output_config")
+    if "effort" in config:
+        effort = read_choice(config, "effort", "output_config", EFFORTS)
+        if effort in EFFORTS[3:]:
+            clamped["output_config.effort"] = f"{effort} to high"
+            effort = "high"
+        values["reasoning.effort"] = effort
+    if "format" in config:
+        return _read_format(
+            as_fields(config["format"], "output_config.format"), "output_config.format"
+        )
+    if "output_format" in fields:
+        return _read_format(decode_fields(fields, "output_format"), "output_format")
+    return None
+
+
+def _read_format(value: Mapping[str, Any], at: str) -> OutputFormat:
+    read_choice(value, "type", at, ("json_schema",))
+    if "schema" not in value:
+        raise missing_error(f"{at}.schema")
+    schema = as_object(value["schema"], f"{at}.schema")
+    return JsonSchemaFormat(Raw(_encode(schema)), "output", strict=True)

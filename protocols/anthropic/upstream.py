@@ -1,0 +1,484 @@
+"""Requests for workers, their unsupported parameters, and pass-through.
+
+A client's own message goes to a worker as it is, with the worker's model name: the worker knows
+more of the protocol than the internal request does.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from protocols import params
+from protocols.anthropic.decoder import MessageDecoder
+from protocols.anthropic.params import DEFAULT_MAX_TOKENS
+from protocols.anthropic.requests import (
+    BETA_HEADER,
+    CITATIONS_FIELD,
+    VERSION_HEADER,
+    VERSIONS,
+)
+from protocols.chat.tools import restrict_tools
+from protocols.core import loss
+from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
+from protocols.core.events import Event, StreamEnd
+from protocols.core.interfaces import (
+    ClientRequest,
+    Headers,
+    PassthroughReader,
+    PassthroughRequest,
+    ResponseContext,
+    ResponseDecoder,
+    ResponseEncoder,
+    UpstreamRequest,
+)
+from protocols.core.loss import ParameterSupport, UnsupportedParameter
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    JsonSchemaFormat,
+    Message,
+    NamedTool,
+    ReasoningPart,
+    Request,
+    TextPart,
+    TokenizeRequest,
+    Tool,
+    VideoPart,
+)
+from protocols.json_body import JSON_ERRORS, read_fields
+from protocols.params import Param, ParamTable
+from protocols.passthrough import JSON_HEADERS, NameReplacer, VerbatimStreamReader
+from protocols.prompt import require_generation
+
+_encode = msgspec.json.Encoder().encode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+MESSAGES_PATH: Final = "/v1/messages"
+COUNT_PATH: Final = "/v1/messages/count_tokens"
+WORKER_HEADERS: Final[Headers] = (
+    ("Content-Type", "application/json"),
+    (VERSION_HEADER, VERSIONS[0]),
+)
+
+WORKER_PARAMS: Final = ParamTable(
+    Param("max_tokens", "stopping.max_tokens", "int", 1),
+    Param("stop_sequences", "stopping.stop", "strings"),
+    Param("temperature", "sampling.temperature", "float", 0, 1),
+    Param("top_p", "sampling.top_p", "float", 0, 1),
+    Param("top_k", "sampling.top_k", "int", 0),
+)
+"""The parameters of the API's first version, which also has those of sampling."""
+_SUPPORT: Final[Mapping[str, ParameterSupport]] = {
+    **params.build_parameter_support(WORKER_PARAMS),
+    "stopping.stop": ParameterSupport("stop_sequences", reports_match=True),
+    **{
+        path: ParameterSupport("")
+        for path in (
+            "tools", "parallel_tools", "sampling.do_sample", "reasoning.effort",
+            "reasoning.budget", "reasoning.include", "templating.continue_final",
+            "templating.add_generation_prompt",
+        )
+    },
+}  # fmt: skip
+_UNSUPPORTED_PARTS: Final[Mapping[type[ContentPart], str]] = {
+    AudioPart: "audio",
+    VideoPart: "videos",
+}
+_EFFORTS: Final[Mapping[str, str]] = {"minimal": "low"}
+_EMPTY_SCHEMA: Final = Raw(b'{"type":"object","properties":{}}')
+_MIN_BUDGET: Final = 1024
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def encode_request(request: Request, source: str) -> UpstreamRequest:
+    """See ``protocols.core.interfaces.UpstreamAdapter``; ``source`` is this protocol's name."""
+    request = require_generation(request)
+    body = _build_body(request, source)
+    return UpstreamRequest(MESSAGES_PATH, _encode(body), _build_headers(body))
+
+
+def _build_headers(body: Mapping[str, Any]) -> Headers:
+    """The headers of a request; the service wants one for messages of the system between others."""
+    if any(turn["role"] == "system" for turn in body["messages"]):
+        return (*WORKER_HEADERS, (BETA_HEADER, _SYSTEM_MESSAGES_BETA))
+    return WORKER_HEADERS
+
+
+_SYSTEM_MESSAGES_BETA: Final = "mid-conversation-system-2026-04-07"
+
+
+def _build_body(request: GenerationRequest, source: str) -> dict[str, Any]:
+    system, messages = _write_messages(_list_messages(request))
+    values = dict(request.set_fields)
+    if request.sampling.do_sample is False:
+        values["sampling.temperature"] = 0.0
+    values.setdefault("stopping.max_tokens", DEFAULT_MAX_TOKENS)
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": messages,
+        **params.write_params(WORKER_PARAMS, values),
+        **_write_tools(request),
+        **_write_reasoning(request, body_limit=values["stopping.max_tokens"]),
+    }
+    if stops := [stop for stop in body.pop("stop_sequences", ()) if stop.strip()]:
+        body["stop_sequences"] = stops
+    if system:
+        body["system"] = system
+    if isinstance(request.output, JsonSchemaFormat):
+        form = {"type": "json_schema", "schema": request.output.schema}
+        body["output_config"] = {**body.get("output_config", {}), "format": form}
+    if "user" in request.labels:
+        body["metadata"] = {"user_id": request.labels["user"]}
+    if request.source == source:
+        extra = {name: raw for name, raw in request.extra.items() if name != CITATIONS_FIELD}
+        body = {**extra, **body}
+    if request.stream:
+        body["stream"] = True
+    return body
+
+
+def _write_tools(request: GenerationRequest) -> dict[str, Any]:
+    choice, tools = restrict_tools(request.tool_choice, request.tools)
+    tools = tuple(tool for tool in tools if tool.kind == "function")
+    if not tools:
+        return {}
+    fields: dict[str, Any] = {"tools": list(map(_write_tool, tools))}
+    match choice:
+        case NamedTool(name):
+            fields["tool_choice"] = {"type": "tool", "name": name}
+        case "required":
+            fields["tool_choice"] = {"type": "any"}
+        case "auto" | "none":
+            fields["tool_choice"] = {"type": choice}
+        case _ if request.parallel_tools is not None:
+            fields["tool_choice"] = {"type": "auto"}
+        case _:
+            pass
+    if request.parallel_tools is not None and choice != "none":
+        fields["tool_choice"]["disable_parallel_tool_use"] = not request.parallel_tools
+    return fields
+
+
+def _write_tool(tool: Tool) -> dict[str, Any]:
+    fields = {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.parameters or _EMPTY_SCHEMA,
+        "strict": tool.strict,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _write_reasoning(request: GenerationRequest, *, body_limit: int) -> dict[str, Any]:
+    wanted = request.reasoning
+    if wanted is None:
+        return {}
+    if wanted.include is False or wanted.effort == "none" or wanted.budget == 0:
+        return {"thinking": {"type": "disabled"}}
+    fields: dict[str, Any] = {}
+    if wanted.budget is not None and _MIN_BUDGET <= wanted.budget < body_limit:
+        fields["thinking"] = {"type": "enabled", "budget_tokens": wanted.budget}
+    elif wanted.effort is not None or wanted.include or wanted.budget is not None:
+        fields["thinking"] = {"type": "adaptive"}
+    if wanted.effort is not None:
+        effort = _EFFORTS.get(wanted.effort, wanted.effort)
+        fields["output_config"] = {"effort": effort}
+    return fields
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _list_messages(request: GenerationRequest) -> Sequence[Message]:
+    """The conversation, or a prompt as a user's message."""
+    if request.messages:
+        return request.messages
+    prompt = request.prompts[0] if request.prompts else ""
+    if not isinstance(prompt, str):
+        raise UnsupportedFeature("The model's workers take text, not token ids.", param="prompt")
+    return (Message("user", (TextPart(prompt),)),)
+
+
+def _write_messages(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
+    """The text of the system, and the turns that follow.
+
+    All results of one turn's tools stand in one message, which the user's next text joins.
+    """
+    count = next((i for i, one in enumerate(messages) if one.role not in _SYSTEM_ROLES), 0)
+    system = "\n\n".join(filter(None, (one.text for one in messages[:count])))
+    turns: list[dict[str, Any]] = []
+    has_results = False
+    for message in messages[count:]:
+        role = _ROLES[message.role]
+        blocks = list(_write_blocks(message))
+        if has_results and role == "user":
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": blocks})
+        has_results = message.role in _RESULT_ROLES
+    for turn in turns:
+        if len(turn["content"]) == 1 and turn["content"][0].keys() == {"type", "text"}:
+            turn["content"] = turn["content"][0]["text"]
+    return system, turns
+
+
+_SYSTEM_ROLES: Final = ("system", "developer")
+_RESULT_ROLES: Final = ("tool", "function")
+_ROLES: Final[Mapping[str, str]] = {
+    "assistant": "assistant",
+    **dict.fromkeys(_SYSTEM_ROLES, "system"),
+    **dict.fromkeys(("user", *_RESULT_ROLES), "user"),
+}
+
+
+def _write_blocks(message: Message) -> Iterator[dict[str, Any]]:
+    match message.role:
+        case "tool" | "function":
+            content = list(_write_parts(message.parts))
+            plain = all(block["type"] == "text" for block in content)
+            yield {
+                "type": "tool_result",
+                "tool_use_id": message.tool_call_id or message.name or "",
+                "content": "\n".join(block["text"] for block in content) if plain else content,
+                **({"is_error": True} if message.is_error else {}),
+            }
+        case _:
+            yield from _write_parts(message.parts)
+            for call in message.tool_calls:
+                arguments = _read_arguments(call.arguments, custom=call.kind == "custom")
+                yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _write_parts(parts: Iterable[ContentPart]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        match part:
+            case ReasoningPart(redacted=str() as data):
+                yield {"type": "redacted_thinking", "data": data}
+            case ReasoningPart(text, str() as signature):
+                yield {"type": "thinking", "thinking": text, "signature": signature}
+            case ImagePart(url):
+                yield {"type": "image", "source": _write_image_source(url)}
+            case FilePart(file_data=str() as data):
+                media_type, encoded = _split_data_url(data, "application/pdf")
+                source = {"type": "base64", "media_type": media_type, "data": encoded}
+                title = {} if part.filename is None else {"title": part.filename}
+                yield {"type": "document", "source": source, **title}
+            case FilePart():
+                text = "The model's workers do not have files of another service."
+                raise UnsupportedFeature(text, param="messages")
+            case ReasoningPart() | AudioPart() | VideoPart():
+                pass  # reported as losses
+            case _ if part.text:
+                yield _write_text(part.text)
+            case _:
+                pass
+
+
+def _write_text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _write_image_source(url: str) -> dict[str, Any]:
+    if not url.startswith("data:"):
+        return {"type": "url", "url": url}
+    media_type, data = _split_data_url(url, "image/png")
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _split_data_url(url: str, default: str) -> tuple[str, str]:
+    """The media type and the base64 data of a data URL, or of data alone."""
+    head, comma, data = url.partition(",")
+    if not comma:
+        return default, url
+    media_type = head.removeprefix("data:").partition(";")[0]
+    return media_type or default, data
+
+
+def _read_arguments(text: str, *, custom: bool) -> dict[str, Any]:
+    if custom:
+        return {"input": text}
+    try:
+        return _decode_object(text) if text.strip() else {}
+    except JSON_ERRORS:
+        problem = "the arguments of an earlier tool call must be a JSON object"
+        raise InvalidParameter(problem, param="messages", got=text[:64]) from None
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def find_unsupported_parameters(
+    request: Request, names: Mapping[str, str], source: str
+) -> tuple[UnsupportedParameter, ...]:
+    """See ``protocols.core.interfaces.UpstreamAdapter``."""
+    if not isinstance(request, GenerationRequest):
+        return loss.find_unsupported_parameters(request, {}, names)
+    support = dict(_SUPPORT)
+    if isinstance(request.output, JsonSchemaFormat):
+        support["output"] = ParameterSupport("output_config")
+    if request.stopping.overflow == "error":
+        support["stopping.overflow"] = ParameterSupport("")
+    is_own = request.source in ("", source)
+    found = loss.find_unsupported_parameters(request, support, names, extra=is_own)
+    return found + tuple(_find_other_losses(request, names))
+
+
+def _find_other_losses(
+    request: GenerationRequest, names: Mapping[str, str]
+) -> Iterator[UnsupportedParameter]:
+    """The losses that depend on values."""
+    if request.stopping.max_tokens is None:
+        path = "stopping.max_tokens"
+        detail = f"to {DEFAULT_MAX_TOKENS}"
+        yield UnsupportedParameter(names.get(path, "max_tokens"), "defaulted", detail, path)
+    if any(not stop.strip() for stop in request.stopping.stop):
+        path = "stopping.stop"
+        yield UnsupportedParameter(names.get(path, "stop"), "dropped", "blank", path)
+    if len(request.prompts) > 1:
+        yield UnsupportedParameter(names.get("prompts", "prompt"), "dropped", path="prompts")
+    if not request.messages and request.templating.mode != "server":
+        wire = names.get("prompts", "prompt")
+        yield UnsupportedParameter(wire, "approximated", "as a user's message", "messages")
+    if any(tool.kind != "function" for tool in request.tools):
+        yield UnsupportedParameter(names.get("tools", "tools"), "dropped", "custom tools", "tools")
+    wanted = request.reasoning
+    if wanted is not None and (wanted.effort in _EFFORTS or (wanted.budget or 0) in range(1, 1024)):
+        path = "reasoning.effort" if wanted.effort in _EFFORTS else "reasoning.budget"
+        yield UnsupportedParameter(names.get(path, "reasoning"), "approximated", path=path)
+    parts = {type(part) for message in request.messages for part in message.parts}
+    lost = [label for kind, label in _UNSUPPORTED_PARTS.items() if kind in parts]
+    if ReasoningPart in parts and any(map(_is_unsigned, request.messages)):
+        lost.append("earlier reasoning")
+    if any(one.name is not None and one.role != "function" for one in request.messages):
+        lost.append("names")
+    if lost:
+        field = names.get("messages", "messages")
+        yield UnsupportedParameter(field, "dropped", ", ".join(lost), "messages")
+
+
+def _is_unsigned(message: Message) -> bool:
+    """Whether it holds reasoning that no worker can verify."""
+    return any(
+        isinstance(part, ReasoningPart) and part.signature is None and part.redacted is None
+        for part in message.parts
+    )
+
+
+# --- pass-through ---------------------------------------------------------------------------------
+
+
+_BETA_NAMES: Final = re.compile(r"[ -~]{1,2048}")
+
+
+def build_passthrough(
+    call: ClientRequest,
+    about: ResponseContext,
+    request: GenerationRequest,
+    encoder: ResponseEncoder,
+) -> PassthroughRequest:
+    """A client's own valid request for a worker. ``encoder`` writes errors in the stream."""
+    fields: dict[str, Any] = {**read_fields(call), "model": about.backend_model}
+    kind = encoder.content_type if request.stream else "application/json"
+    response_headers = (("Content-Type", kind), *encoder.headers())
+
+    def create_reader() -> PassthroughReader:
+        decoder = MessageDecoder(request)
+        if request.stream:
+            return _StreamReader(decoder, about.model)
+        return _UnaryReader(decoder, about.model)
+
+    return PassthroughRequest(
+        request,
+        UpstreamRequest(MESSAGES_PATH, _encode(fields), _build_passthrough_headers(call)),
+        lambda: response_headers,
+        create_reader,
+        lambda: encoder,
+    )
+
+
+def _build_passthrough_headers(call: ClientRequest) -> Headers:
+    """The headers of a client's own request: the version and the optional features of the API."""
+    version = call.headers.get(VERSION_HEADER, VERSIONS[0])
+    headers: Headers = (*JSON_HEADERS, (VERSION_HEADER, version))
+    if _BETA_NAMES.fullmatch(call.headers.get(BETA_HEADER, "")):
+        headers += ((BETA_HEADER, call.headers[BETA_HEADER]),)
+    return headers
+
+
+def build_count_passthrough(call: ClientRequest, about: ResponseContext) -> PassthroughRequest:
+    """A client's own request for the number of tokens of a conversation."""
+    fields: dict[str, Any] = {**read_fields(call), "model": about.backend_model}
+    return PassthroughRequest(
+        TokenizeRequest(model=about.backend_model),
+        UpstreamRequest(COUNT_PATH, _encode(fields), _build_passthrough_headers(call)),
+        lambda: JSON_HEADERS,
+        _CountReader,
+    )
+
+
+class _CountReader:
+    """Reads a number of tokens, which is passed on."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        self._chunks += pieces
+        return b"", ()
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        body = b"".join(self._chunks).strip()
+        try:
+            _decode_object(body)
+        except JSON_ERRORS as e:
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        return body, (StreamEnd(),)
+
+
+class _UnaryReader:
+    """Reads a message, which the client gets with its own name of the model."""
+
+    def __init__(self, decoder: ResponseDecoder, model: str) -> None:
+        self._decoder = decoder
+        self._model = model
+        self._chunks: list[bytes] = []
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        self._chunks += pieces
+        return b"", self._decoder.feed(b"".join(pieces))
+
+    def close(self) -> tuple[bytes | None, Sequence[Event]]:
+        """See ``protocols.core.interfaces.PassthroughReader``."""
+        events = self._decoder.close()
+        body = b"".join(self._chunks).strip()
+        if not body.startswith(b"{"):
+            return None, events
+        fields: dict[str, Any] = {**_decode_fields(body), "model": self._model}
+        return _encode(fields), events
+
+
+class _StreamReader(VerbatimStreamReader):
+    """Reads a stream, of which only the first event names the model."""
+
+    def __init__(self, decoder: ResponseDecoder, model: str) -> None:
+        super().__init__(decoder, NameReplacer({"model": model}))
+
+    def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
+        del events
+        lines = [line for line in block.splitlines() if line.startswith((b"event:", b"data:"))]
+        event = b"\n".join(lines)
+        if b'"message_start"' in event:
+            event = self._names.replace(event)
+        return event + b"\n\n" if lines else b""

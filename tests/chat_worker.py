@@ -1,0 +1,167 @@
+"""A worker that speaks only OpenAI's chat completions, scripted in Python.
+
+    async with ChatWorker(answer) as worker:
+        ...  # ask worker.url
+    assert worker.bodies[0]["model"] == "m"
+
+``answer`` gets each request's body and returns what the model says to it.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+from msgspec import Struct
+
+Json = dict[str, Any]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What the model says: pieces of reasoning, of text, and of each call's arguments.
+
+    A number among the text is a pause in seconds, None ends the connection. ``calls`` have a name,
+    an id and pieces of arguments; the pieces of several calls come in turns.
+    """
+
+    text: tuple[str | float | None, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    calls: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    reason: str = "stop"
+    prompt_tokens: int = 1
+    cached_tokens: int | None = None
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    error: str = ""
+
+    @property
+    def usage(self) -> Json:
+        """One piece is one token."""
+        made = len([piece for piece in self.text if isinstance(piece, str)]) + len(self.reasoning)
+        usage: Json = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": self.prompt_tokens + made,
+        }
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return usage
+
+
+class ChatWorker:
+    """Listens on a loopback port from ``async with`` on."""
+
+    def __init__(self, answer: Callable[[Json], Answer]) -> None:
+        self._answer = answer
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        self.bodies: list[Json] = []
+        """What was asked."""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 25)
+        app.router.add_post("/v1/chat/completions", self._serve)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_post("/tokenize", self._count_tokens)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"object": "list", "data": []})
+
+    @staticmethod
+    async def _count_tokens(request: web.Request) -> web.Response:
+        """VLLM's extension, as if each message and each tool were a token."""
+        body = await request.json()
+        count = len(body["messages"]) + len(body.get("tools", ()))
+        return web.json_response({"count": count, "max_model_len": 99, "tokens": [0] * count})
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        answer = self._answer(body)
+        if answer.status != 200:
+            error = {"error": {"message": answer.error, "type": "x", "param": None, "code": None}}
+            return web.json_response(error, status=answer.status, headers=answer.headers)
+        if body.get("stream"):
+            return await self._stream(request, body, answer)
+        return web.json_response(self._build_unary(body, answer))
+
+    @staticmethod
+    def _build_unary(body: Json, answer: Answer) -> Json:
+        message: Json = {
+            "role": "assistant",
+            "content": "".join(piece for piece in answer.text if isinstance(piece, str)) or None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = "".join(answer.reasoning)
+        if answer.calls:
+            message["tool_calls"] = [
+                {
+                    "id": identifier,
+                    "type": "function",
+                    "function": {"name": name, "arguments": "".join(pieces)},
+                }
+                for name, identifier, pieces in answer.calls
+            ]
+        choice = {"index": 0, "message": message, "finish_reason": answer.reason}
+        return {**_head(body, "chat.completion"), "choices": [choice], "usage": answer.usage}
+
+    async def _stream(self, request: web.Request, body: Json, answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        async for delta in _iterate_deltas(answer):
+            if delta is None:
+                assert request.transport is not None
+                request.transport.close()
+                return response
+            await response.write(_format_chunk(body, delta, None))
+        await response.write(_format_chunk(body, {}, answer.reason))
+        usage = {**_head(body, "chat.completion.chunk"), "choices": [], "usage": answer.usage}
+        await response.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+
+async def _iterate_deltas(answer: Answer) -> AsyncIterator[Json | None]:
+    yield {"role": "assistant", "content": ""}
+    for piece in answer.reasoning:
+        yield {"reasoning_content": piece}
+    for text in answer.text:
+        if isinstance(text, float):
+            await asyncio.sleep(text)
+        else:
+            yield None if text is None else {"content": text}
+    for index, (name, identifier, _) in enumerate(answer.calls):
+        function = {"name": name, "arguments": ""}
+        call = {"index": index, "id": identifier, "type": "function", "function": function}
+        yield {"tool_calls": [call]}
+    for turn in range(max((len(call[2]) for call in answer.calls), default=0)):
+        for index, (_, _, pieces) in enumerate(answer.calls):
+            if turn < len(pieces):
+                yield {"tool_calls": [{"index": index, "function": {"arguments": pieces[turn]}}]}
+
+
+def _format_chunk(body: Json, delta: Json, reason: str | None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    chunk = {**_head(body, "chat.completion.chunk"), "choices": [choice]}
+    return f"data: {json.dumps(chunk)}\n\n".encode()
+
+
+def _head(body: Json, kind: str) -> Json:
+    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": body["model"]}

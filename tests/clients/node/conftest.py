@@ -1,0 +1,32 @@
+"""Where the gateway and the clients for Node.js are, as ``make clients`` says."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def gateway() -> str:
+    """The URL of the gateway with scripted answers."""
+    if url := os.environ.get("SCRIPTED_URL"):
+        return url
+    raise pytest.UsageError("SCRIPTED_URL is not set: run these tests by `make clients`")
+
+
+@pytest.fixture(scope="session")
+def modules() -> Path:
+    """The folder of the installed packages."""
+    folder = Path(os.environ.get("NODE_CLIENTS", "")) / "node_modules"
+    if not folder.is_dir():
+        pytest.skip(f"the clients for Node.js are not installed in {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """The program that runs scripts."""
+    if (program := shutil.which("node")) is None:
+        pytest.skip("node is not installed")
+    return program

@@ -1,0 +1,16 @@
+"""The cases of the contract that a scripted model can answer."""
+
+import pytest
+
+from tests.conformance.anthropic import CASES
+from tests.conformance.cases import Case
+from tests.conformance.conftest import Play
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+async def test_conformance_case(play: Play, case: Case) -> None:
+    await play("anthropic", case)
+
+
+def test_case_ids_are_unique() -> None:
+    assert len({case.id for case in CASES}) == len(CASES)

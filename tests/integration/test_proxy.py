@@ -1,0 +1,408 @@
+"""Requests that are forwarded without translation, on both servers: audio, images, moderations."""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import RunningGateway, Serve
+from tests.fault.protocol_clients import wait_until
+from tests.tcp_server import run_server
+
+KEY = "sk-of-a-client"
+CONFIG = """
+listeners:
+  - address: "127.0.0.1:0"
+    protocols: [openai, databricks]
+    http_server: {server}
+    {listener}
+limits: {{body: 3MiB, buffered_bodies: 4MiB}}
+backends:
+  media: {{protocol: openai, policy: round_robin, health: {{interval: 60s}}, workers: [{workers}]}}
+  echo: {{kind: echo}}
+  triton: {{protocol: triton, workers: ["http://127.0.0.1:9"]}}
+models:
+  mock-media: {{backend: media, model: whisper-x}}
+  same: {{backend: media}}
+  text: {{backend: echo}}
+  other: {{backend: triton}}
+keys:
+  - {{name: client, sha256: "{digest}", limits: {{requests: 100/min}}}}
+"""
+SPEECH = {"model": "mock-media", "input": "hi", "voice": "alloy"}
+BOUNDARY = "----b0"
+AUDIO = b"RIFF\x00\xff\r\n--not-a-boundary\r\n\x00"
+
+
+class MediaWorker:
+    """Records what it receives, in pieces, and answers as its script says."""
+
+    def __init__(self) -> None:
+        self.heads: list[str] = []
+        self.bodies: list[bytearray] = []
+        self.answer: Callable[[asyncio.StreamWriter], Awaitable[None]] = self.send_json
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if head.startswith(b"GET "):
+                await self.send_json(writer)
+                continue
+            body = bytearray()
+            self.heads.append(head.decode())
+            self.bodies.append(body)
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            if length is None:
+                while size := int(await reader.readline(), 16):
+                    body += await reader.readexactly(size)
+                    await reader.readexactly(2)
+                await reader.readexactly(2)
+            else:
+                while len(body) < int(length[1]):
+                    body += await reader.read(1 << 16)
+            await self.answer(writer)
+
+    async def send(
+        self, writer: asyncio.StreamWriter, body: bytes, kind: str, status: str = "200 OK"
+    ) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nX-Internal: 1\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+
+    async def send_json(self, writer: asyncio.StreamWriter) -> None:
+        await self.send(writer, b'{"text":"hello"}', "application/json")
+
+    async def send_chunks(
+        self, writer: asyncio.StreamWriter, kind: str, *pieces: bytes, end: bool = True
+    ) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode())
+        for piece in pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        if end:
+            writer.write(b"0\r\n\r\n")
+        else:
+            writer.close()
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[MediaWorker]:
+    media = MediaWorker()
+
+    async with run_server(media.serve) as url:
+        media.url = url
+        yield media
+
+
+@pytest.fixture(params=["native", "aiohttp"])
+async def gateway(
+    request: pytest.FixtureRequest, serve: Serve, worker: MediaWorker
+) -> RunningGateway:
+    return await start(serve, worker.url, server=str(request.param))
+
+
+async def start(
+    serve: Serve, *workers: str, server: str = "native", listener: str = ""
+) -> RunningGateway:
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    listed = ", ".join(f'{{url: "{url}", auth: {{bearer: worker-key}}}}' for url in workers)
+    text = CONFIG.format(server=server, workers=listed, digest=digest, listener=listener)
+    running = await serve(text)
+    running.http.headers["authorization"] = f"Bearer {KEY}"
+    return running
+
+
+def build_form(*fields: tuple[str, bytes], file_name: str = "a.wav") -> bytes:
+    parts = []
+    for name, value in fields:
+        more = f'; filename="{file_name}"\r\nContent-Type: audio/wav' if name == "file" else ""
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+        parts.append(head.encode() + value + b"\r\n")
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+async def post_form(
+    running: RunningGateway, body: bytes, path: str = "transcriptions", **headers: str
+) -> httpx.Response:
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    return await running.http.post(
+        f"/v1/audio/{path}", content=body, headers={"content-type": kind} | headers
+    )
+
+
+def get_error(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_speech_is_streamed_as_the_worker_sends_it(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    first_arrived = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        head = "HTTP/1.1 200 OK\r\nContent-Type: audio/mpeg\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"3\r\n\x00\x01\x02\r\n")
+        await asyncio.wait_for(first_arrived.wait(), 10)
+        writer.write(b"2\r\n\xff\xfe\r\n0\r\n\r\n")
+
+    worker.answer = answer
+    async with gateway.http.stream("POST", "/v1/audio/speech", json=SPEECH) as response:
+        assert (response.status_code, response.headers["content-type"]) == (200, "audio/mpeg")
+        received = b""
+        async for piece in response.aiter_raw():
+            received += piece
+            first_arrived.set()
+    assert received == b"\x00\x01\x02\xff\xfe"
+    assert json.loads(worker.bodies[0]) == SPEECH | {"model": "whisper-x"}
+    [record] = gateway.records
+    assert (record.model, record.backend, record.key, record.status) == (
+        "mock-media", "media", "client", 200
+    )  # fmt: skip
+    assert record.path == "/v1/audio/speech"
+
+
+@pytest.mark.parametrize("file_first", [False, True])
+async def test_form_reaches_the_worker_with_its_model_name_and_is_otherwise_unchanged(
+    gateway: RunningGateway, worker: MediaWorker, *, file_first: bool
+) -> None:
+    fields = [("model", b"mock-media"), ("language", b"de"), ("file", AUDIO * 40_000)]
+    if file_first:
+        fields.reverse()
+    body = build_form(*fields)
+    answer = await post_form(gateway, body)
+
+    assert (answer.status_code, answer.content) == (200, b'{"text":"hello"}')
+    assert worker.bodies[0] == body.replace(b"mock-media", b"whisper-x")
+    assert f"boundary={BOUNDARY}\r\n" in worker.heads[0]
+    assert worker.heads[0].startswith("POST /v1/audio/transcriptions HTTP/1.1\r\n")
+    assert "authorization: bearer worker-key" in worker.heads[0].lower()
+    assert KEY not in worker.heads[0]
+    assert "x-internal" not in answer.headers
+
+
+async def test_form_without_a_length_is_sent_on_in_chunks(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    body = build_form(("model", b"same"), ("file", AUDIO * 9000))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 50_000):
+            yield body[at : at + 50_000]
+
+    kind = f'multipart/form-data; boundary="{BOUNDARY}"'
+    answer = await gateway.http.post(
+        "/v1/audio/translations", content=pieces(), headers={"content-type": kind}
+    )
+    assert answer.status_code == 200
+    assert worker.bodies[0] == body
+    assert "transfer-encoding: chunked" in worker.heads[0].lower()
+
+
+async def test_worker_gets_the_form_while_the_client_still_sends_it(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    body = build_form(("model", b"same"), ("file", AUDIO * 9000))
+    reached = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body[:100_000]
+        await wait_until(lambda: bool(worker.bodies) and len(worker.bodies[0]) > 50_000)
+        reached.set()
+        yield body[100_000:]
+
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    headers = {"content-type": kind, "content-length": str(len(body))}
+    answer = await gateway.http.post("/v1/audio/transcriptions", content=pieces(), headers=headers)
+    assert answer.status_code == 200
+    assert reached.is_set()
+    assert worker.bodies[0] == body
+
+
+async def test_text_and_events_are_passed_on_unchanged(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    body = build_form(("model", b"same"), ("response_format", b"text"), ("file", AUDIO))
+    worker.answer = lambda writer: worker.send(writer, b"hello\n", "text/plain")
+    answer = await post_form(gateway, body)
+    assert (answer.headers["content-type"], answer.content) == ("text/plain", b"hello\n")
+
+    events = [b'event: x\ndata: {"type":"transcript.text.delta"}\n\n', b"data: [DONE]\n\n"]
+    worker.answer = lambda writer: worker.send_chunks(writer, "text/event-stream", *events)
+    answer = await post_form(gateway, body)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.content == b"".join(events)
+
+
+@pytest.mark.parametrize(
+    "path", ["images/generations", "moderations", "audio/speech", "images/edits"]
+)
+async def test_json_bodies_are_forwarded_on_every_path(
+    gateway: RunningGateway, worker: MediaWorker, path: str
+) -> None:
+    sent = b'{"model": "same",  "input":"a \\u00e9" }'
+    answer = await gateway.http.post(f"/v1/{path}", content=sent)
+    assert answer.json() == {"text": "hello"}
+    assert worker.bodies == [sent]
+    assert worker.heads[0].startswith(f"POST /v1/{path} HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (build_form(("file", AUDIO)), (400, "missing_required_parameter", "model")),
+        (build_form(("model", b""), ("file", AUDIO)), (400, "invalid_value", "model")),
+        (build_form(("model", b"nope"), ("file", AUDIO)), (404, "model_not_found", "model")),
+        (b"no form", (400, None, None)),
+        (build_form(("model", b"text"), ("file", AUDIO)), (400, "unsupported_value", "model")),
+        (build_form(("model", b"other"), ("file", AUDIO)), (400, "unsupported_value", "model")),
+    ],
+)
+async def test_form_that_no_worker_can_get_is_refused_in_openais_words(
+    gateway: RunningGateway,
+    worker: MediaWorker,
+    body: bytes,
+    expected: tuple[int, str | None, str | None],
+) -> None:
+    answer = await post_form(gateway, body)
+    error = get_error(answer)
+    assert (answer.status_code, error["code"], error["param"]) == expected
+    assert error["type"] == "invalid_request_error"
+    assert worker.bodies == []
+    again = await gateway.http.post("/v1/moderations", json={"model": "same", "input": "a"})
+    assert again.status_code == 200
+
+
+async def test_body_over_the_limit_is_refused_before_and_while_it_is_sent(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    body = build_form(("model", b"same"), ("file", b"a" * (4 << 20)))
+    answer = await post_form(gateway, body)
+    assert (answer.status_code, get_error(answer)["code"]) == (413, "request_too_large")
+    assert worker.bodies == []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 1 << 16):
+            yield body[at : at + (1 << 16)]
+
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    try:
+        answer = await gateway.http.post(
+            "/v1/audio/transcriptions", content=pieces(), headers={"content-type": kind}
+        )
+    except httpx.HTTPError:
+        pass  # the connection was closed while the client still sent
+    else:
+        assert answer.status_code == 413
+    await wait_until(lambda: len(gateway.records) == 2)
+    assert gateway.records[1].error == "RequestTooLarge"
+
+
+async def test_response_that_breaks_off_ends_in_a_broken_connection(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    worker.answer = lambda writer: worker.send_chunks(writer, "audio/mpeg", b"\x00" * 9, end=False)
+    with pytest.raises(httpx.RemoteProtocolError):
+        await gateway.http.post("/v1/audio/speech", json=SPEECH)
+    await wait_until(lambda: bool(gateway.records))
+    assert (gateway.records[0].outcome, gateway.records[0].error) == ("truncated", "StreamBroken")
+
+
+async def test_worker_error_is_filtered_for_the_client_and_logged_for_the_operator(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    said = b'{"error":{"message":"CUDA is out of memory, worker-key"}}'
+    worker.answer = lambda writer: worker.send(writer, said, "application/json", "500 Oops")
+    answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
+    assert (answer.status_code, get_error(answer)["code"]) == (502, "bad_gateway")
+    assert "CUDA" not in answer.text
+    [failure] = gateway.records[0].worker_failures
+    assert (failure.status, failure.text) == (500, "CUDA is out of memory, ***")
+
+    said = b'{"error":{"message":"no such voice","param":"voice"}}'
+    worker.answer = lambda writer: worker.send(writer, said, "application/json", "400 Bad")
+    answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
+    assert answer.status_code == 400
+    assert get_error(answer)["message"] == "no such voice"
+
+
+async def test_key_and_its_rate_limit_apply(serve: Serve, worker: MediaWorker) -> None:
+    gateway = await start(serve, worker.url)
+    answer = await gateway.http.post("/v1/audio/speech", json=SPEECH)
+    assert answer.headers["x-ratelimit-remaining-requests"] == "99"
+    answer = await gateway.http.post(
+        "/v1/audio/speech", json=SPEECH, headers={"authorization": "Bearer wrong"}
+    )
+    assert (answer.status_code, get_error(answer)["code"]) == (401, "invalid_api_key")
+    assert len(worker.bodies) == 1
+
+
+async def test_unreachable_worker_is_replaced_by_another(serve: Serve, worker: MediaWorker) -> None:
+    gateway = await start(serve, "http://127.0.0.1:9", worker.url)
+    body = build_form(("model", b"same"), ("file", AUDIO * 9000))
+    for _ in range(4):
+        assert (await post_form(gateway, body)).status_code == 200
+    assert [bytes(one) for one in worker.bodies] == [body] * 4
+
+
+async def test_request_without_a_model_goes_to_the_default_model(
+    serve: Serve, worker: MediaWorker
+) -> None:
+    gateway = await start(serve, worker.url, listener="default_model: mock-media")
+    answer = await gateway.http.post("/v1/moderations", json={"input": "a"})
+    assert answer.status_code == 200
+    assert worker.bodies == [b'{"input":"a"}']
+    assert gateway.records[0].model == "mock-media"
+
+
+async def test_client_that_leaves_ends_the_request_at_the_worker(
+    serve: Serve, worker: MediaWorker
+) -> None:
+    gateway = await start(serve, worker.url)
+    began, closed = asyncio.Event(), asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        began.set()
+        await writer.wait_closed()
+        closed.set()
+
+    @asynccontextmanager
+    async def sending() -> AsyncIterator[asyncio.Task[httpx.Response]]:
+        task = asyncio.create_task(gateway.http.post("/v1/audio/speech", json=SPEECH))
+        yield task
+        task.cancel()
+
+    worker.answer = answer
+    async with sending():
+        await asyncio.wait_for(began.wait(), 10)
+    await wait_until(lambda: bool(gateway.records))
+    assert gateway.records[0].outcome == "cancelled"
+    backend: Any = gateway.app.backends["media"]
+    assert [one.in_flight for one in backend.report_workers()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "files"), ("GET", "files"), ("GET", "files/f"), ("DELETE", "files/f"),
+        ("GET", "files/f/content"), ("POST", "batches"), ("GET", "batches/b"),
+        ("POST", "batches/b/cancel"),
+    ],
+)  # fmt: skip
+async def test_files_and_batches_are_refused_by_name(
+    gateway: RunningGateway, method: str, path: str
+) -> None:
+    answer = await gateway.http.request(method, f"/v1/{path}")
+    assert answer.status_code == 400
+    assert ("Files API" if path.startswith("files") else "Batch API") in get_error(answer)[
+        "message"
+    ]

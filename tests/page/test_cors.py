@@ -1,0 +1,101 @@
+"""A page of another origin in a real browser, which chats with a listener that has ``cors``."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.page.conftest import KEY, Gateway
+
+PAGE = b"<!doctype html><title>chat</title><p id=answer></p>"
+SEND_CHAT = """
+async ([url, key, headers]) => {
+  try {
+    const response = await fetch(url + "/v1/chat/completions", {
+      method: "POST",
+      headers: {"Authorization": "Bearer " + key, "Content-Type": "application/json", ...headers},
+      body: JSON.stringify({model: "chat@1", stream: true,
+                            messages: [{role: "user", content: "hi"}]}),
+    });
+    const [reader, decoder, pieces] = [response.body.getReader(), new TextDecoder(), []];
+    for (let step; !(step = await reader.read()).done;) {
+      pieces.push(decoder.decode(step.value));
+    }
+    return {status: response.status, id: response.headers.get("x-request-id"), pieces};
+  } catch (error) {
+    return {error: String(error)};
+  }
+}
+"""
+
+
+class _StaticPage(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def page_port() -> Iterator[int]:
+    """The port of a server with a page, which is another origin than the gateway's."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _StaticPage)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def other_page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
+
+
+def send_chat(page: Page, gateway: Gateway, key: str = KEY, **headers: str) -> dict[str, Any]:
+    found: dict[str, Any] = page.evaluate(SEND_CHAT, [gateway.client, key, headers])
+    return found
+
+
+def test_page_of_an_allowed_origin_reads_a_streamed_chat(
+    other_page: Page, gateway: Gateway, page_port: int
+) -> None:
+    other_page.goto(f"http://127.0.0.1:{page_port}/")
+    found = send_chat(
+        other_page, gateway, **{"x-stainless-lang": "js", "x-interlingua-strict": "1"}
+    )
+
+    assert found["status"] == 200
+    assert found["id"]
+    assert len(found["pieces"]) > 3  # it came in pieces
+    text = "".join(found["pieces"])
+    assert all(f'"content":"{word}"' in text for word in ("one", " two", " five"))
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_page_of_an_allowed_origin_reads_an_error(
+    other_page: Page, gateway: Gateway, page_port: int
+) -> None:
+    other_page.goto(f"http://127.0.0.1:{page_port}/")
+    found = send_chat(other_page, gateway, key="sk-wrong")
+    assert found["status"] == 401
+    assert "invalid_api_key" in "".join(found["pieces"])
+
+
+def test_page_of_another_origin_or_with_another_header_reads_nothing(
+    other_page: Page, gateway: Gateway, page_port: int
+) -> None:
+    other_page.goto(f"http://localhost:{page_port}/")
+    assert "Failed to fetch" in send_chat(other_page, gateway)["error"]
+    other_page.goto(f"http://127.0.0.1:{page_port}/")
+    assert "Failed to fetch" in send_chat(other_page, gateway, **{"x-unknown": "1"})["error"]

@@ -1,0 +1,94 @@
+"""Entries of LiteLLM whose provider has a protocol or profile, and a header for its key."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from gateway.config.registry import ProtocolRegistry
+from gateway.tools.migrate import providers
+from gateway.tools.migrate.litellm import Migration, migrate
+from protocols import PROTOCOLS
+from protocols.core.interfaces import ClientAdapter
+
+
+class RegistryWithBoth(ProtocolRegistry):
+    """Has the protocol ``anthropic``, and ``openai`` with the profile ``azure``."""
+
+    def get_profiles(self, name: str) -> tuple[str, ...]:
+        return ("2023-06-01",) if name == "anthropic" else (*super().get_profiles(name), "azure")
+
+    def create_adapter(
+        self, name: str, profile: str | None, options: Mapping[str, object]
+    ) -> ClientAdapter:
+        del name, profile
+        return super().create_adapter("openai", None, options)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "ProtocolRegistry", RegistryWithBoth)
+    monkeypatch.setattr(providers, "PROTOCOLS", {**PROTOCOLS, "anthropic": ""})
+
+
+def migrate_entry(model: str, **params: str) -> Migration:
+    entry = {"model_name": "m", "litellm_params": {"model": model, **params}}
+    return migrate(msgspec.json.encode({"model_list": [entry]}), "config.yaml")
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.parametrize(
+    ("model", "params", "backend", "worker"),
+    [
+        (
+            "azure/gpt-4o-eu",
+            {"api_base": "https://eu.openai.azure.com/openai/", "api_key": "os.environ/A"},
+            {"protocol": "openai", "profile": "azure"},
+            {"url": "https://eu.openai.azure.com", "header": "api-key", "key": "${A}"},
+        ),
+        (
+            "azure/gpt-4o-eu",
+            {},
+            {"protocol": "openai", "profile": "azure"},
+            {"url": "${AZURE_API_BASE}", "header": "api-key", "key": "${AZURE_API_KEY}"},
+        ),
+        (
+            "anthropic/claude-sonnet-4-5",
+            {},
+            {"protocol": "anthropic"},
+            {
+                "url": "https://api.anthropic.com",
+                "header": "x-api-key",
+                "key": "${ANTHROPIC_API_KEY}",
+            },
+        ),
+        (
+            "anthropic/claude-sonnet-4-5",
+            {"api_base": "http://10.0.0.1:4000/v1", "api_key": "os.environ/A"},
+            {"protocol": "anthropic"},
+            {"url": "http://10.0.0.1:4000", "header": "x-api-key", "key": "${A}"},
+        ),
+    ],
+)
+def test_azure_and_anthropic_are_written_with_their_protocol_and_header_of_the_key(
+    model: str, params: dict[str, str], backend: dict[str, str], worker: dict[str, str]
+) -> None:
+    found = migrate_entry(model, **params)
+    assert found.text is not None
+    section = msgspec.yaml.decode(found.text)["backends"]["m"]
+    auth = {"header": {"name": worker["header"], "value": worker["key"]}}
+    assert section == {**backend, "workers": [{"url": worker["url"], "auth": auth}]}
+    assert msgspec.yaml.decode(found.text)["models"]["m"]["model"] == model.partition("/")[2]
+
+
+@pytest.mark.usefixtures("both")
+def test_version_of_azures_api_is_reported() -> None:
+    found = migrate_entry("azure/gpt-4o", api_version="2024-10-21")
+    assert [note.path for note in found.notes] == ["model_list[0].litellm_params.api_version"]
+
+
+def test_provider_without_its_protocol_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "PROTOCOLS", {"openai": PROTOCOLS["openai"]})
+    found = migrate_entry("triton/llama", api_base="http://t/v2/models/m/generate")
+    assert found.text is None
+    assert "provider 'triton' is not supported" in found.notes[0].why

@@ -1,0 +1,46 @@
+"""Calls as a client makes them, without a socket."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.interfaces import Deadline, RequestContext
+from gateway.routing.paths import AdapterMount, PathRouter
+from protocols.anthropic.endpoints import Anthropic
+from protocols.core.interfaces import ClientRequest, ResponseContext
+
+MakeCall = Callable[..., ClientRequest]
+MESSAGE: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+@pytest.fixture
+def make() -> MakeCall:
+    """A request for a message with these fields instead; bytes are sent as they are."""
+
+    def call(
+        changed: Mapping[str, Any] | bytes = b"",
+        path: str = "/v1/messages",
+        *,
+        method: str = "POST",
+        query: str = "",
+        **headers: str,
+    ) -> ClientRequest:
+        found = PathRouter([AdapterMount(Anthropic())]).find_endpoint(method, path)
+        body = changed or {} if not isinstance(changed, bytes) or not changed else changed
+        raw = body if isinstance(body, bytes) else msgspec.json.encode({**MESSAGE, **body})
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return ClientRequest(found.endpoint, found.params, sent, query, raw, path, "7f")
+
+    return call
+
+
+@pytest.fixture
+def about() -> ResponseContext:
+    context = RequestContext("7f", Deadline(lambda: 0.0, 60.0), lambda: 0.0)
+    return ResponseContext("7f", 1700000000, "m", "v1", "backend-m", context.clock)

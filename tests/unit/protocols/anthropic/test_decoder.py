@@ -1,0 +1,287 @@
+"""Messages of workers, whatever they leave out."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocols.anthropic.endpoints import Anthropic
+from protocols.core.aggregate import UnaryResponse, aggregate
+from protocols.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimitExceeded,
+    StreamBroken,
+    WorkerFailed,
+)
+from protocols.core.events import Event, TextDelta, ToolCallStart
+from protocols.core.request import GenerationRequest, Message, TextPart, ToolCall
+
+REQUEST = GenerationRequest(
+    model="m", kind="chat", messages=(Message("user", (TextPart("hi"),)),), stream=True
+)
+START = {
+    "type": "message_start",
+    "message": {"id": "msg_1", "model": "w", "usage": {"input_tokens": 2, "output_tokens": 1}},
+}
+STOP = {"type": "message_stop"}
+
+
+def end(reason: Any = "end_turn", **usage: Any) -> dict[str, Any]:
+    delta = {"stop_reason": reason, "stop_sequence": None}
+    return {"type": "message_delta", "delta": delta, "usage": {"output_tokens": 3, **usage}}
+
+
+def block(index: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": fields}
+
+
+def delta(index: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
+
+
+def stop(index: int) -> dict[str, Any]:
+    return {"type": "content_block_stop", "index": index}
+
+
+def decode(*events: Any) -> list[Event]:
+    decoder = Anthropic().create_decoder(REQUEST)
+    wire = b"".join(
+        one if isinstance(one, bytes) else b"data: " + msgspec.json.encode(one) + b"\n\n"
+        for one in events
+    )
+    return [*decoder.feed(wire), *decoder.feed(b""), *decoder.close()]
+
+
+def fold(*events: Any) -> UnaryResponse:
+    return aggregate(decode(*events))
+
+
+def decode_unary(**fields: Any) -> UnaryResponse:
+    decoder = Anthropic().create_decoder(REQUEST)
+    events = decoder.feed(msgspec.json.encode(fields))
+    return aggregate([*events, *decoder.close()])
+
+
+def test_stream_is_decoded() -> None:
+    answer = fold(
+        b"event: message_start\n",
+        START,
+        {"type": "ping"},
+        block(4, type="thinking", thinking="", signature=""),
+        delta(4, "thinking_delta", thinking="T"),
+        delta(4, "signature_delta", signature="S"),
+        stop(4),
+        block(5, type="redacted_thinking", data="R"),
+        stop(5),
+        block(6, type="text", text="a"),
+        delta(6, "text_delta", text="b"),
+        delta(6, "citations_delta", citation={}),
+        stop(6),
+        block(7, type="tool_use", id="t", name="f", input={}),
+        delta(7, "input_json_delta", partial_json=""),
+        delta(7, "input_json_delta", partial_json='{"x":1}'),
+        stop(7),
+        block(8, type="later"),
+        {"type": "later"},
+        end("tool_use"),
+        STOP,
+        {"type": "ping"},
+        b"data: [DONE]\n\n",
+    )
+
+    [choice] = answer.choices
+    assert (choice.reasoning, choice.reasoning_signature) == ("T", "S")
+    assert choice.redacted_reasoning == ["R"]
+    assert choice.text == "ab"
+    assert choice.tool_calls == [ToolCall("t", "f", '{"x":1}')]
+    assert choice.finish_reason == "tool_calls"
+    assert answer.metadata.model == "w"
+    assert answer.metadata.id == "msg_1"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "wanted"),
+    [
+        ("end_turn", "eos"),
+        ("pause_turn", "eos"),
+        ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("refusal", "content_filter"),
+        ("tool_use", "tool_calls"),
+        ("later", "unknown"),
+        (None, "unknown"),
+        (5, "unknown"),
+    ],
+)
+def test_stop_reasons(reason: Any, wanted: str) -> None:
+    assert fold(START, end(reason), STOP).choices[0].finish_reason == wanted
+
+
+def test_stop_sequence_is_kept() -> None:
+    final = {
+        "type": "message_delta",
+        "delta": {"stop_reason": "stop_sequence", "stop_sequence": "E"},
+    }
+
+    [choice] = fold(START, final, STOP).choices
+
+    assert (choice.finish_reason, choice.matched_stop) == ("stop", "E")
+
+
+def test_input_in_the_start_of_a_block_counts_without_deltas() -> None:
+    answer = fold(
+        START,
+        block(0, type="tool_use", id="t", name="f", input={"x": 1}),
+        stop(0),
+        block(1, type="tool_use", name="g"),
+        {"type": "message_delta"},
+        STOP,
+    )
+
+    assert answer.choices[0].tool_calls == [
+        ToolCall("t", "f", '{"x":1}'),
+        ToolCall("call_1", "g", "{}"),
+    ]
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [START, block(0, type="text", text="a")],
+        [START, b"data: {"],
+        [START, block(0, type="tool_use", id="t"), STOP],
+        [START, delta(0, "input_json_delta", partial_json="{"), STOP],
+        [],
+    ],
+)
+def test_incomplete_stream_is_broken(broken: list[Any]) -> None:
+    with pytest.raises(StreamBroken):
+        decode(*broken)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"type": "overloaded_error", "message": "Overloaded"}, Overloaded),
+        ({"type": "rate_limit_error", "message": "slow"}, RateLimitExceeded),
+        ({"type": "api_error", "message": "broken"}, WorkerFailed),
+        ({"type": 5, "message": "broken"}, WorkerFailed),
+        ("broken", WorkerFailed),
+        (
+            {
+                "type": "invalid_request_error",
+                "message": "prompt is too long: 3 tokens > 2 maximum",
+            },
+            ContextTooLong,
+        ),
+    ],
+)
+def test_error_event_is_an_error(error: Any, kind: type[GatewayError]) -> None:
+    decoder = Anthropic().create_decoder(REQUEST)
+    wire = b"".join(
+        b"data: %b\n\n" % msgspec.json.encode(one)
+        for one in (START, delta(0, "text_delta", text="a"), {"type": "error", "error": error})
+    )
+
+    assert TextDelta("a") in decoder.feed(wire)
+    with pytest.raises(kind):
+        decoder.feed(b"")
+    with pytest.raises(kind):
+        decoder.close()
+
+
+def test_bare_error_after_the_stream_is_an_error() -> None:
+    with pytest.raises(Overloaded):
+        decode(START, b'{"error":{"type":"overloaded_error","message":"x"}}')
+    with pytest.raises(StreamBroken):
+        decode(START, b"nonsense")
+
+
+def test_event_that_is_no_json_is_a_failure() -> None:
+    with pytest.raises(WorkerFailed):
+        decode(START, b"data: {nope\n\n")
+
+
+# --- unary ----------------------------------------------------------------------------------------
+
+
+def test_message_is_decoded() -> None:
+    answer = decode_unary(
+        id="msg_1",
+        model="w",
+        content=[
+            {"type": "thinking", "thinking": "T", "signature": "S"},
+            {"type": "text", "text": "a"},
+            {"type": "text", "text": "b"},
+            {"type": "tool_use", "id": "t", "name": "f", "input": {"x": 1}},
+            5,
+        ],
+        stop_reason="tool_use",
+        usage={
+            "input_tokens": 2,
+            "cache_read_input_tokens": 3,
+            "cache_creation_input_tokens": 4,
+            "output_tokens": 7,
+            "output_tokens_details": {"thinking_tokens": 1},
+        },
+    )
+
+    [choice] = answer.choices
+    assert (choice.reasoning, choice.text, choice.tokens) == ("T", "ab", 7)
+    assert choice.tool_calls == [ToolCall("t", "f", '{"x":1}')]
+    usage = answer.usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (9, 7)
+    assert (usage.cached_tokens, usage.cache_write_tokens, usage.reasoning_tokens) == (3, 4, 1)
+
+
+def test_message_without_usage_has_none() -> None:
+    answer = decode_unary(content=[{"type": "text", "text": "a"}], stop_reason="end_turn")
+
+    assert answer.usage is None
+    assert answer.choices[0].tokens == 1
+
+
+@pytest.mark.parametrize("usage", [5, {"input_tokens": -1, "output_tokens": 1}])
+def test_implausible_usage_is_ignored(usage: Any) -> None:
+    decoder = Anthropic().create_decoder(REQUEST)
+    decoder.feed(msgspec.json.encode({"content": [], "usage": usage, "stop_reason": "end_turn"}))
+
+    assert decoder.close()[-1].has_ignored_usage  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("cached", [-1, "5", 2.5])
+def test_implausible_cache_counts_are_ignored(cached: Any) -> None:
+    usage = {"input_tokens": 1, "output_tokens": 1, "cache_creation_input_tokens": cached}
+
+    assert decode_unary(content=[], usage=usage).usage in (None, aggregate(decode_plain()).usage)
+
+
+def decode_plain() -> list[Event]:
+    return decode({**START, "message": {"usage": {"input_tokens": 1}}}, end(output_tokens=1), STOP)
+
+
+def test_body_without_content_is_a_failure() -> None:
+    with pytest.raises(WorkerFailed):
+        decode_unary(id="x")
+    with pytest.raises(Overloaded):
+        decode_unary(type="error", error={"type": "overloaded_error", "message": "x"})
+
+
+def test_thinking_without_text_is_skipped() -> None:
+    answer = decode_unary(content=[{"type": "thinking"}], stop_reason="end_turn")
+
+    assert answer.choices[0].reasoning == ""
+
+
+def test_calls_without_a_block_start_are_named() -> None:
+    events = decode(
+        START, block(0, type="tool_use", id="t", name="f", input=5), stop(0), end(), STOP
+    )
+
+    assert ToolCallStart(0, 0, "t", "f") in events

@@ -1,0 +1,148 @@
+"""A client's own message, sent to a worker of the same protocol."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocols.anthropic.endpoints import Anthropic
+from protocols.core.errors import Overloaded, WorkerFailed
+from protocols.core.events import StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import PassthroughRequest, ResponseContext
+from protocols.openai.endpoints import OpenAI
+from tests.unit.protocols.anthropic.conftest import MakeCall
+
+STREAM = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_w","model":"w",'
+    b'"usage":{"input_tokens":1}}}\n\n'
+    b': comment\n\nevent: ping\ndata: {"type":"ping"}\n\n'
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}\n\n'
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},'
+    b'"usage":{"output_tokens":1}}\n\n'
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+
+
+def prepare(call: Any, about: ResponseContext, client: Any = None) -> PassthroughRequest | None:
+    return Anthropic().prepare_passthrough(client or Anthropic(), call, about)
+
+
+def test_request_is_forwarded_with_the_workers_model(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    call = make({"later": [1], "top_k": 3}, anthropic_version="2026-10-21", anthropic_beta="b-1")
+
+    passed = prepare(call, about)
+
+    assert passed is not None
+    body = msgspec.json.decode(passed.upstream_request.body)
+    assert (body["model"], body["later"], body["top_k"]) == ("backend-m", [1], 3)
+    assert passed.upstream_request.headers == (
+        ("Content-Type", "application/json"),
+        ("anthropic-version", "2026-10-21"),
+        ("anthropic-beta", "b-1"),
+    )
+    assert passed.request.model == "backend-m"
+    assert ("request-id", "req_7f") in passed.build_headers()
+    assert ("Content-Type", "application/json") in passed.build_headers()
+
+
+def test_what_only_the_worker_may_support_is_forwarded(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
+
+    passed = prepare(make({"tools": tools, "stream": True}), about)
+
+    assert passed is not None
+    assert passed.request.stream
+    assert msgspec.json.decode(passed.upstream_request.body)["tools"] == tools
+
+
+@pytest.mark.parametrize(
+    ("changed", "client"),
+    [
+        ({"max_tokens": -1}, Anthropic()),
+        (b"{", Anthropic()),
+        ({}, Anthropic(unknown="reject")),
+        ({}, OpenAI()),
+    ],
+)
+def test_other_requests_are_translated(
+    make: MakeCall, about: ResponseContext, changed: Any, client: Any
+) -> None:
+    assert prepare(make(changed), about, client) is None
+
+
+def test_stream_is_forwarded_with_the_clients_model(make: MakeCall, about: ResponseContext) -> None:
+    passed = prepare(make({"stream": True}), about)
+    assert passed is not None
+    reader = passed.create_reader()
+
+    data, events = reader.feed([STREAM])
+    rest, last = reader.close()
+
+    assert data == STREAM.replace(b'"model":"w"', b'"model":"m"').replace(b": comment\n\n", b"")
+    assert rest == b""
+    assert TextDelta("a") in events
+    assert Usage(1, 1) in [*events, *last]
+
+
+def test_error_event_is_not_forwarded(make: MakeCall, about: ResponseContext) -> None:
+    passed = prepare(make({"stream": True}), about)
+    assert passed is not None
+    assert passed.create_encoder is not None
+    reader = passed.create_reader()
+
+    with pytest.raises(Overloaded) as caught:
+        reader.feed(
+            [b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n']
+        )
+
+    assert b"overloaded_error" in passed.create_encoder().encode_error_event(caught.value)
+
+
+def test_message_is_forwarded_with_the_clients_model(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    passed = prepare(make(), about)
+    assert passed is not None
+    block = {"type": "tool_use", "id": "t", "name": "f", "input": {"model": "w"}}
+    sent = {"model": "w", "content": [block], "stop_reason": "tool_use", "later": 1}
+    reader = passed.create_reader()
+
+    assert reader.feed([msgspec.json.encode(sent)]) == (b"", [])
+    body, events = reader.close()
+
+    assert body is not None
+    assert msgspec.json.decode(body) == {**sent, "model": "m"}
+    assert events
+
+
+def test_stream_instead_of_a_message_is_encoded_anew(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    passed = prepare(make(), about)
+    assert passed is not None
+    reader = passed.create_reader()
+
+    _, events = reader.feed([STREAM])
+    body, _ = reader.close()
+
+    assert body is None
+    assert TextDelta("a") in events
+
+
+def test_token_count_is_passed_through(make: MakeCall, about: ResponseContext) -> None:
+    passed = prepare(make(path="/v1/messages/count_tokens"), about)
+    assert passed is not None
+    assert passed.upstream_request.path == "/v1/messages/count_tokens"
+    assert msgspec.json.decode(passed.upstream_request.body)["model"] == "backend-m"
+    assert passed.build_headers() == (("Content-Type", "application/json"),)
+    reader = passed.create_reader()
+
+    assert reader.feed([b'{"input_', b'tokens":3}']) == (b"", ())
+    assert reader.close() == (b'{"input_tokens":3}', (StreamEnd(),))
+    with pytest.raises(WorkerFailed):
+        passed.create_reader().close()
