@@ -36,8 +36,8 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
 
     ``task`` overrides what the model's files say. ``matryoshka`` lists the dimensions to which
     embeddings may be truncated; it defaults to those that the model's files name.
-    ``kv_cache_memory`` is the size of the KV cache, including the prefix cache; it always holds at
-    least one full context.
+    ``kv_cache_memory`` is the size of the KV cache, including the prefix cache; a context that does
+    not fit is served shorter, which the log says.
     """
 
     path: WeightsPath
@@ -48,6 +48,13 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     max_concurrency: PositiveInt = 16
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     kv_cache_memory: Size = 1 << 30
+    context: TokenCount | None = None
+    """A context length below the model's own, in tokens of prompt and output."""
+    queue: PositiveInt = 256
+    """Limit of waiting prompts; more are rejected as overload."""
+    prefill_chunk: Annotated[int, Meta(ge=32, le=65536)] = 256
+    """Prompt tokens computed in one step. More are faster, but take more memory, and responses that
+    are being generated wait longer for their next token."""
     share_prefix_cache: bool = False
     """Whether API keys share the prefix cache. This saves memory and time if all keys belong to one
     trusted group; otherwise a key can find out which prompts another has sent."""
@@ -57,12 +64,3 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     trust_request_chat_template: bool = False
     """Whether a request may contain a chat template, which is a program of unbounded cost."""
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
-
-
-class EngineSettings(TorchSettings, frozen=True, tag="torch"):
-    """The settings of the engine process: with limits that the configuration does not set."""
-
-    queue: int = 256
-    """Limit of waiting prompts; more are rejected as overload."""
-    context: int | None = None
-    """A context length below the model's own, in tokens of prompt and output."""

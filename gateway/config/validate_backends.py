@@ -16,6 +16,12 @@ import msgspec.inspect
 
 from backends.http.interfaces import parse_version_segment
 from backends.pool.settings import ClientTlsSettings, PoolSettings
+from backends.torch.model_files import (
+    ModelError,
+    UnsupportedModelError,
+    check_supported,
+    find_local_path,
+)
 from backends.torch.settings import TorchSettings
 from gateway.config.decoder import ConfigDecoder
 from gateway.config.errors import (
@@ -65,6 +71,7 @@ def check(config: Config, context: ValidationContext) -> None:
                 _check_pool(backend, path, context)
             elif is_set(backend) and isinstance(backend, TorchSettings):
                 _check_template(backend.chat_template, (*path, "chat_template"), context)
+                _check_model_files(backend, path, context)
     _check_identity(config, context)
     _check_state(config, context)
     _check_stored_responses(config, context)
@@ -85,6 +92,25 @@ def _check_installed(
         installed = False
     if not installed:
         context.add_issue(path, message, key=True)
+
+
+def _check_model_files(
+    settings: TorchSettings, path: ConfigPath, context: ValidationContext
+) -> None:
+    """Report files that are there and that the local engine can't serve.
+
+    A package that is not installed is not reported: the gateway may run on another machine.
+    """
+    if not is_set(settings.path) or not settings.path:
+        return
+    try:
+        folder = find_local_path(settings.path)
+        if folder is not None:
+            check_supported(folder)
+    except UnsupportedModelError as error:
+        context.add_issue((*path, "path"), str(error))
+    except ModelError:
+        pass
 
 
 def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext) -> None:

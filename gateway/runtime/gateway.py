@@ -578,7 +578,7 @@ class Gateway:
 
         clock = self._services.clock
         services = AdminServices(
-            get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),
+            get_unready_reason=lambda: get_unready_reason(self.router, self.backends),
             worker_sets=self._worker_sets,
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
