@@ -245,7 +245,8 @@ def build_sample_request(
 
 def _make_client_request(match: EndpointMatch, sample: UpstreamRequest) -> ClientRequest:
     headers = {name.lower(): value for name, value in sample.headers}
-    return ClientRequest(match.endpoint, match.params, headers, "", sample.body, sample.path)
+    path, _, query = sample.path.partition("?")
+    return ClientRequest(match.endpoint, match.params, headers, query, sample.body, path)
 
 
 def _list_sample_requests(model: str, *, stream: bool) -> Iterator[Request]:
