@@ -45,8 +45,9 @@ def test_model_is_served_alone_under_the_name_of_its_folder(model_folder: Path) 
 def test_served_model_name_replaces_the_name_of_the_model(model_folder: Path) -> None:
     config = build(str(model_folder), served_model_name="chat")
     assert [*config["models"]] == ["chat"]
-    mindie = config["listeners"][0]["protocols"][-1]
-    assert (mindie["name"], mindie["model"]) == ("mindie", "chat")
+    protocols = config["listeners"][0]["protocols"]
+    models = {one["name"]: one["model"] for one in protocols if "model" in one}
+    assert models == {"mindie": "chat", "tgi": "chat"}
 
 
 def test_embedding_model_is_served_as_one(model_folder: Path) -> None:
