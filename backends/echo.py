@@ -68,11 +68,15 @@ _TOOL_ARGUMENTS = ('{"x"', ":1}")
 
 
 class ScriptedFailure(ConfigSection, frozen=True):
-    """A simulated failure, after ``after_chunks`` chunks of the response."""
+    """A simulated failure."""
 
     mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
+    """What happens: a worker error, a broken connection, a rate limit of the worker, or no
+    available worker."""
     after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """How many chunks of the response come before the failure."""
     retry_after: Duration = 2.0
+    """The time after which a client may try again, for ``rate_limit`` and ``unavailable``."""
 
     def make_error(self) -> GatewayError:
         """The error that is raised."""

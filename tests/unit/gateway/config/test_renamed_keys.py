@@ -1,15 +1,13 @@
 """Keys of earlier versions are named with what they are called now."""
 
 import pytest
-from msgspec import inspect
 
 from gateway.config.decoder import RENAMED_KEYS, find_new_key, list_keys
+from gateway.config.descriptions import list_sections
 from gateway.config.errors import ConfigError, ConfigIssue
-from gateway.config.jsonschema import _collect_structs
 from gateway.config.loader import load_text
-from gateway.config.schema import Config
 
-SECTIONS = _collect_structs(inspect.type_info(Config))
+SECTIONS = list_sections()
 
 
 @pytest.mark.parametrize(("old", "names"), RENAMED_KEYS.items())
