@@ -25,7 +25,8 @@ def test_renamed_key_is_reported_once_with_position_and_new_name() -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(text, "g.yaml", env={})
     message = "'dialect' is now 'protocol'; rename it"
-    assert caught.value.issues == [ConfigIssue(2, 32, message, "backends.a.dialect")]
+    hint = "protocol: The protocol that the workers speak."
+    assert caught.value.issues == [ConfigIssue(2, 32, message, "backends.a.dialect", hint=hint)]
 
 
 def test_rename_hint_appears_only_if_the_section_has_the_new_key() -> None:
