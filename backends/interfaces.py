@@ -36,7 +36,7 @@ _SECRET: Final = re.compile(
     r"|\b(?:api[-_ ]?key|access[-_ ]?key|(?:access|auth|api|bearer|refresh)[-_ ]?token|secret"
     r"|password|authorization)(?: provided)?[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic) +)?"
     r"|://(?=[^\s/@]{1,200}@))[^\s\"'<>,;&@}]+"
-    r"|\b(?:sk|pk|gsk|hf|nvapi|xai|ghp|key)[-_][\w.*-]{6,}|\beyJ[\w-]{8,}\.[\w.-]+",
+    r"|\b(?:sk|pk|gsk|hf|nvapi|xai|ghp)[-_](?=[\w.-]*[0-9*])[\w.*-]{6,}|\beyJ[\w-]{8,}\.[\w.-]+",
     re.IGNORECASE,
 )
 """What looks like a key: after a word that announces one, or by the form of known kinds of keys."""

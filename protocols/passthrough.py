@@ -40,6 +40,7 @@ from protocols.core.events import (
     ResponseMetadata,
     StreamEnd,
     TextDelta,
+    Usage,
 )
 from protocols.core.interfaces import (
     ClientRequest,
@@ -463,10 +464,12 @@ class StandardUnaryReader(UnaryPassthroughReader):
         events = self._decoder.close()
         if body[:1] != b"{":
             return None, events
-        if self._is_standard(body, events):
-            return self._names.replace(body), events
-        decoder = self._create_decoder()
-        return None, [*decoder.feed(body), *decoder.close()]
+        is_standard = self._is_standard(body, events)
+        # Without usage, tokens are counted, by their log probabilities if there are any.
+        if not is_standard or (self._skimmer.unary_choices and Usage not in map(type, events)):
+            decoder = self._create_decoder()
+            events = [*decoder.feed(body), *decoder.close()]
+        return self._names.replace(body) if is_standard else None, events
 
     def _is_standard(self, body: bytes, events: Sequence[Event]) -> bool:
         """Whether the client may have the body as the worker wrote it."""

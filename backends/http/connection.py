@@ -212,8 +212,25 @@ _MAX_HEADER_BYTES: Final = 8190
 _MAX_HEADERS: Final = 128
 _MAX_BYTES_WITHOUT_BODY: Final = 64 << 10
 """Bytes without a byte of body that may arrive: heads, chunk extensions, trailers."""
+_MAX_CACHED_NAMES: Final = 1024
+_MAX_CACHED_NAME_SIZE: Final = 64
 _STATUS_SWITCHING_PROTOCOLS: Final = 101
 _FIRST_FINAL_STATUS: Final = 200
+
+
+class _ResponseHeaderNames(dict[bytes, str]):
+    """Header names in lower case, by the name as it was sent. Workers send the same few names."""
+
+    def __missing__(self, name: bytes) -> str:
+        key = name.decode("latin-1").lower()
+        if len(name) <= _MAX_CACHED_NAME_SIZE:
+            if len(self) >= _MAX_CACHED_NAMES:
+                self.clear()
+            self[name] = key
+        return key
+
+
+_response_header_names: Final = _ResponseHeaderNames()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -401,7 +418,7 @@ class HttpConnection(asyncio.Protocol):
         if len(name) + len(value) > _MAX_HEADER_BYTES or self._header_count > _MAX_HEADERS:
             self._malformed = True
         elif not response.status:
-            response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            response.headers[_response_header_names[name]] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The head is complete; interim responses (1xx) are ignored."""

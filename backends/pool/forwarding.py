@@ -12,8 +12,8 @@ from backends.pool.attempt import (
     build_worker_error,
     check_content_encoding,
 )
-from backends.pool.workers import WorkerPool, WorkerSlot
-from protocols.core.errors import ClientError, DeadlineExceeded, GatewayError
+from backends.pool.workers import WorkerPool, WorkerSlot, get_error_kind
+from protocols.core.errors import ClientError, DeadlineExceeded, GatewayError, RateLimitExceeded
 
 if TYPE_CHECKING:
     from protocols.core.interfaces import Headers
@@ -132,5 +132,10 @@ class ForwardedAttempt:
     def _record_failure(self, error: GatewayError) -> None:
         """Record the failure, unless the client's body broke off before the worker answered."""
         self._has_ended = True
-        if self._response is not None or not isinstance(error, ClientError):
+        is_worker_failure = not isinstance(error, ClientError) or isinstance(
+            error, RateLimitExceeded
+        )
+        if is_worker_failure:
+            self._services.metrics.failures[get_error_kind(error)] += 1
+        if is_worker_failure or self._response is not None:
             self.worker.record_failure(error)

@@ -81,7 +81,6 @@ from protocols.core.errors import (
 from protocols.core.interfaces import (
     ClientAdapter,
     Clock,
-    HasOwnHeaders,
     ModelMetadataReader,
     PassthroughRequest,
     SupportsCancel,
@@ -90,6 +89,7 @@ from protocols.core.interfaces import (
     UpstreamAdapter,
     UpstreamRequest,
     build_unsupported_kind_error,
+    get_own_headers,
     get_request_kinds,
 )
 from protocols.core.request import AnyRequest
@@ -203,9 +203,7 @@ class PoolBackend:
         workers = settings.make_workers(settings.workers)
         timeouts = settings.timeouts or Timeouts()
         self._adapter, self._request_kinds = adapter, get_request_kinds(adapter)
-        self._own_headers = (
-            adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset[str]()
-        )
+        self._own_headers = get_own_headers(adapter)
         self._settings = settings
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
@@ -215,10 +213,8 @@ class PoolBackend:
         )
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
-        max_size = settings.max_response_size
-        self._services = AttemptServices(
-            self._http_client, timeouts, clock, self._deadline_timer, self._metrics, max_size
-        )
+        services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics)
+        self._services = AttemptServices(*services, settings.max_response_size)
         limits = PoolLimits(
             settings.total_concurrency, settings.queue, settings.health, settings.breaker
         )
@@ -229,11 +225,11 @@ class PoolBackend:
         )
         self._retry_counters = {} if context.retry_counters is None else context.retry_counters
         self._retry_budget = self._create_retry_budget()
-        self._metadata_cache: ModelMetadataCache | None = None
-        if isinstance(adapter, ModelMetadataReader):
-            self._metadata_cache = ModelMetadataCache(
-                adapter, context.models, self._http_client, clock
-            )
+        self._metadata_cache = (
+            ModelMetadataCache(adapter, context.models, self._http_client, clock)
+            if isinstance(adapter, ModelMetadataReader)
+            else None
+        )
         self._health_checker: HealthChecker | None = None
         if has_health_checks:
             self._health_checker = HealthChecker(

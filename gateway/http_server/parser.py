@@ -326,14 +326,15 @@ class RequestParser:
 
     def _check_incomplete_head(self) -> None:
         """Refuse an incomplete head as soon as it can't become a valid one."""
-        head, checked = self._head, self._checked_size
-        if len(head) > _HEAD_SIZE_FACTOR * self._max_line_size:
-            self._refuse(BadRequest(431, "the request's head is too large"))
-            return
+        head, checked, limit = self._head, self._checked_size, self._max_line_size
         end = head.rfind(b"\n", checked) + 1
-        if not end:
-            if not checked and len(head) <= self._max_line_size and not _BEGUN_LINE.fullmatch(head):
-                self._refuse(BadRequest(400, _BAD_FIRST_LINE))
+        if len(head) > _HEAD_SIZE_FACTOR * limit:
+            self._refuse(BadRequest(431, "the request's head is too large"))
+        elif not end and len(head) - checked > 2 * limit:  # the search for a line end takes longer
+            self.reject(431, "the request's head is too large")
+        elif not end and not checked and len(head) <= limit and not _BEGUN_LINE.fullmatch(head):
+            self._refuse(BadRequest(400, _BAD_FIRST_LINE))
+        if self.is_stopped or not end:
             return
         lines = head[checked:end]
         try:

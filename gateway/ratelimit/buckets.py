@@ -112,17 +112,19 @@ class TokenBucket:
 
     def get_status(self, now: float) -> RateLimitStatus:
         """See ``LimitCounter``."""
-        spent = self._state
-        used = max(spent.used - (now - spent.used_at) * self._per_second, 0.0)
+        spent, per_second, amount = self._state, self._per_second, self.amount
+        used = spent.used - (now - spent.used_at) * per_second
+        if used <= 0.0:
+            return RateLimitStatus(amount, amount, 0.0)
         return RateLimitStatus(
-            self.amount, max(int(self.amount - used), 0), used / self._per_second
+            amount, int(amount - used) if used < amount else 0, used / per_second
         )
 
 
 class DailyBudget:
     """A number of tokens per day, from 00:00 UTC. ``unix`` returns Unix seconds."""
 
-    __slots__ = ("_state", "_unix_time", "amount", "description", "scope")
+    __slots__ = ("_day_ends_at", "_state", "_unix_time", "amount", "description", "scope")
 
     def __init__(
         self, amount: int, spent: BucketState, unix: Callable[[], float], *, of: str = ""
@@ -132,6 +134,8 @@ class DailyBudget:
         self.description = f"{_format_amount(amount, 'tokens')} a day{of}"
         self._state = spent
         self._unix_time = unix
+        self._day_ends_at = 0.0
+        """The end of the day of the last call, in Unix seconds."""
 
     @property
     def spent_today(self) -> int:
@@ -173,10 +177,13 @@ class DailyBudget:
 
     def _start_new_day(self) -> float:
         """Begin a new day if it is one. Returns the seconds left of the day."""
-        day, seconds = divmod(self._unix_time(), SECONDS_PER_DAY)
-        if day != self._state.day:
-            self._state.day, self._state.spent_today = int(day), 0
-        return SECONDS_PER_DAY - seconds
+        now = self._unix_time()
+        if not self._day_ends_at - SECONDS_PER_DAY <= now < self._day_ends_at:
+            day = int(now // SECONDS_PER_DAY)
+            self._day_ends_at = float((day + 1) * SECONDS_PER_DAY)
+            if day != self._state.day:
+                self._state.day, self._state.spent_today = day, 0
+        return self._day_ends_at - now
 
 
 class ConcurrencyLimit:

@@ -92,6 +92,8 @@ class ModelCounters(Struct, frozen=True, eq=False, gc=False):
 
 def get_tightest_status(counters: Sequence[LimitCounter], now: float) -> RateLimitStatus | None:
     """The status of the counter with the least left."""
+    if len(counters) == 1:
+        return counters[0].get_status(now)
     tightest = None
     for one in counters:
         status = one.get_status(now)
@@ -356,10 +358,13 @@ _MAX_TOKENS_PATTERN: Final = re.compile(
 
 def estimate_tokens(body: bytes, model: ModelInfo) -> tuple[int, int]:
     """The estimated tokens of the prompt and of the response."""
-    prompt = min(len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT)
+    prompt, longest = len(body) // BYTES_PER_TOKEN, model.context_length or MAX_ESTIMATED_PROMPT
+    if prompt > longest:  # noqa: PLR1730 - it would be a call for each request
+        prompt = longest
     if model.task != "chat":
         return prompt, 0
-    match = _MAX_TOKENS_PATTERN.search(body)
+    start = body.find(b'"max_')  # faster than the search for the whole pattern
+    match = _MAX_TOKENS_PATTERN.search(body, start) if start >= 0 else None
     return prompt, (model.max_tokens or DEFAULT_COMPLETION_TOKENS) if match is None else int(
         match[1]
     )

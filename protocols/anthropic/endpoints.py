@@ -132,6 +132,7 @@ class Anthropic:
 
     name: str = "anthropic"
     profiles: ClassVar[tuple[str, ...]] = ("2023-06-01",)
+    model_options: ClassVar[Mapping[str, Any]] = {}
     version_header: ClassVar[str] = VERSION_HEADER
     own_headers: ClassVar[frozenset[str]] = frozenset({VERSION_HEADER, BETA_HEADER})
 

@@ -28,6 +28,9 @@ from protocols.chat.rerank import (
     ScoreResponse,
 )
 from protocols.chat.responses import (
+    CHAT_CHUNK_OBJECT,
+    CHAT_OBJECT,
+    TEXT_OBJECT,
     ChatLogprobs,
     CompletionLogprobs,
     GenerationUsage,
@@ -272,10 +275,10 @@ def build_response_schemas(style: ResponseStyle) -> dict[str, Schema]:
         **build_struct_schemas(
             GenerationUsage, ToolCallItem, ChatLogprobs, CompletionLogprobs, EmbeddingList
         ),
-        "ChatAnswer": _build_unary_response(style, style.chat_object, style.chat_choice_keys, chat),
-        "TextAnswer": _build_unary_response(style, style.text_object, style.text_choice_keys, text),
-        "ChatChunk": _build_chunk(style, style.chat_chunk_object, style.chat_chunk_keys, chat),
-        "TextChunk": _build_chunk(style, style.text_chunk_object, style.text_chunk_keys, text),
+        "ChatAnswer": _build_unary_response(style, CHAT_OBJECT, style.chat_choice_keys, chat),
+        "TextAnswer": _build_unary_response(style, TEXT_OBJECT, style.text_choice_keys, text),
+        "ChatChunk": _build_chunk(style, CHAT_CHUNK_OBJECT, style.chat_chunk_keys, chat),
+        "TextChunk": _build_chunk(style, TEXT_OBJECT, style.text_chunk_keys, text),
     }
 
 

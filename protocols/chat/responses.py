@@ -291,6 +291,13 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
 _DEFAULT_VALUES: Final = {"refusal": b"null", "logprobs": b"null"}
 
 
+CHAT_OBJECT: Final = "chat.completion"
+CHAT_CHUNK_OBJECT: Final = "chat.completion.chunk"
+TEXT_OBJECT: Final = "text_completion"
+_FIRST_TOOL_CALL_DELTA: Final = b'{"role":"assistant","content":null}'
+"""The delta of the first chunk of a choice that starts with a tool call."""
+
+
 class ResponseFactories(Struct, frozen=True):
     """The object factories of a unary response."""
 
@@ -342,16 +349,8 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     """An index per choice, or per prompt: the choices of a prompt then share one."""
     default_values: Mapping[str, bytes] = field(default_factory=lambda: _DEFAULT_VALUES)
     """The value of a key of a choice, message or delta without a value; other keys are left out."""
-    chat_object: str = "chat.completion"
-    chat_chunk_object: str = "chat.completion.chunk"
-    text_object: str = "text_completion"
-    text_chunk_object: str = "text_completion"
-    chat_prefix: str = "chatcmpl-"
-    text_prefix: str = "cmpl-"
     first_delta: bytes = b'{"role":"assistant","content":""}'
     """The delta of each choice's first chunk."""
-    first_tool_call_delta: bytes = b'{"role":"assistant","content":null}'
-    """The same if the choice starts with a tool call."""
     last_delta: bytes = b"{}"
     """The delta of the chunk with the finish reason."""
     usage_position: Literal["separate", "finish"] = "separate"
@@ -363,7 +362,6 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     finish_reasons: Mapping[FinishReason, str] = field(default_factory=lambda: FINISH_REASONS)
     content_type: str = "text/event-stream; charset=utf-8"
     event_prefix: bytes = b"data: "
-    stream_end: bytes = sse.DONE_EVENT
     encode_error_event: Callable[[GatewayError], bytes] = errors.format_error_event
     headers: Headers = ()
     """Headers of every response, unary or streaming."""
@@ -375,12 +373,12 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def chat_factories(self) -> ResponseFactories:
         """The object factories of a unary chat response."""
-        return self._build_factories(self.chat_object, self.chat_choice_keys)
+        return self._build_factories(CHAT_OBJECT, self.chat_choice_keys)
 
     @cached_property
     def text_factories(self) -> ResponseFactories:
         """The object factories of a unary completion response."""
-        return self._build_factories(self.text_object, self.text_choice_keys)
+        return self._build_factories(TEXT_OBJECT, self.text_choice_keys)
 
     def _build_factories(self, name: str, choice: tuple[str, ...]) -> ResponseFactories:
         absent = tuple(self.default_values.items())
@@ -547,7 +545,7 @@ class ChunkWriter:
         chunks = self._write_pending_finish(final=True)
         if self._writes_total_usage and self._usage is not None:
             chunks += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
-        return chunks + self._response_style.stream_end
+        return chunks + sse.DONE_EVENT
 
     def _write_pending_finish(self, *, final: bool = False) -> bytes:
         if self._pending_finish is None:
@@ -605,7 +603,7 @@ class ChatEncoder:
     ) -> None:
         self.content_type = style.content_type
         self._response_style, self._request = style, request
-        self._common_fields = build_common_fields(style.chat_prefix, about, id, model)
+        self._common_fields = build_common_fields("chatcmpl-", about, id, model)
         self._build_headers = create_header_builder(style, about, headers)
         self._open_choices: set[int] = set()
         self._tool_calling_choices: set[int] = set()
@@ -648,7 +646,7 @@ class ChatEncoder:
     @cached_property
     def _chunk_writer(self) -> ChunkWriter:
         """Writes the chunks of a stream; a unary response needs none."""
-        shared = {**self._common_fields, "object": self._response_style.chat_chunk_object}
+        shared = {**self._common_fields, "object": CHAT_CHUNK_OBJECT}
         return ChunkWriter(self._response_style, self._request, shared, chat=True)
 
     def _encode_event(self, event: Event) -> bytes:
@@ -702,9 +700,7 @@ class ChatEncoder:
 
     def _encode_first_delta(self, index: int, *, call: bool = False) -> bytes:
         self._open_choices.add(index)
-        delta = (
-            self._response_style.first_tool_call_delta if call else self._response_style.first_delta
-        )
+        delta = _FIRST_TOOL_CALL_DELTA if call else self._response_style.first_delta
         head, tail = self._chunk_writer.build_template(index)
         return head + delta + tail
 
@@ -793,7 +789,7 @@ class CompletionEncoder:
     ) -> None:
         self.content_type = style.content_type
         self._response_style, self._request = style, request
-        self._common_fields = build_common_fields(style.text_prefix, about, id, model)
+        self._common_fields = build_common_fields("cmpl-", about, id, model)
         self._build_headers = create_header_builder(style, about, headers)
         self._offsets: dict[int, int] = {}
 
@@ -834,7 +830,7 @@ class CompletionEncoder:
     @cached_property
     def _chunk_writer(self) -> ChunkWriter:
         """Writes the chunks of a stream; a unary response needs none."""
-        shared = {**self._common_fields, "object": self._response_style.text_chunk_object}
+        shared = {**self._common_fields, "object": TEXT_OBJECT}
         return ChunkWriter(self._response_style, self._request, shared, chat=False)
 
     def _encode_event(self, event: Event) -> bytes:

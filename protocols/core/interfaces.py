@@ -388,6 +388,11 @@ class HasOwnHeaders(Protocol):
     """Their names, in lower case."""
 
 
+def get_own_headers(adapter: UpstreamAdapter) -> frozenset[str]:
+    """The names of the headers of the adapter's own."""
+    return adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset()
+
+
 @runtime_checkable
 class SupportsCancel(Protocol):
     """An upstream adapter with a request that cancels another.

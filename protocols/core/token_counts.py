@@ -58,6 +58,8 @@ class UsageReader:
 
     def read_prompt_tokens(self, value: Any) -> int | None:
         """The number of tokens of all prompts; None if it is missing or implausible."""
+        if value is None:
+            return None
         request = self._request
         prompts = request.inputs if isinstance(request, EmbeddingRequest) else request.prompts
         return self._read_count(value, len(prompts))

@@ -227,7 +227,7 @@ def _collect_parameters(
     for name, tensor in request.inputs.items():
         if name not in _PROMPT_INPUTS:
             fields[name] = _get_tensor_value(tensor, profile)
-    return fields, raw_parameters
+    return fields, {name: raw for name, raw in raw_parameters.items() if name not in request.inputs}
 
 
 def _unpack_sampling_parameters(text: str, profile: TritonProfile) -> OrderedFields:

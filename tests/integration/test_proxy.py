@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.conftest import RunningGateway, Serve
@@ -327,6 +328,9 @@ async def test_worker_error_is_filtered_for_the_client_and_logged_for_the_operat
     assert "CUDA" not in answer.text
     [failure] = gateway.records[0].worker_failures
     assert (failure.status, failure.text) == (500, "CUDA is out of memory, ***")
+    backend: Any = gateway.app.backends["media"]
+    assert backend.metrics.failures == {"500": 1}
+    assert backend.report_workers()[0].error == "500"
 
     said = b'{"error":{"message":"no such voice","param":"voice"}}'
     worker.answer = lambda writer: worker.send(writer, said, "application/json", "400 Bad")
@@ -406,3 +410,44 @@ async def test_files_and_batches_are_refused_by_name(
     assert ("Files API" if path.startswith("files") else "Batch API") in get_error(answer)[
         "message"
     ]
+
+
+async def test_openais_library_speaks_transcribes_and_moderates(
+    gateway: RunningGateway, worker: MediaWorker
+) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0)
+    async with client:
+        worker.answer = lambda writer: worker.send_chunks(
+            writer, "audio/mpeg", b"\x00\x01", b"\xff"
+        )
+        async with client.audio.speech.with_streaming_response.create(
+            model="mock-media", voice="alloy", input="hi"
+        ) as speech:
+            assert b"".join([piece async for piece in speech.iter_bytes()]) == b"\x00\x01\xff"
+
+        worker.answer = worker.send_json
+        said = await client.audio.transcriptions.create(
+            model="mock-media", file=("a.wav", AUDIO), timestamp_granularities=["word"]
+        )
+        assert said.text == "hello"
+        body = bytes(worker.bodies[-1])
+        assert b'filename="a.wav"' in body
+        assert AUDIO in body
+        assert b"whisper-x" in body
+        assert b"mock-media" not in body
+
+        events = [
+            b'data: {"type":"transcript.text.delta","delta":"hel"}\n\n',
+            b'data: {"type":"transcript.text.done","text":"hello"}\n\n',
+        ]
+        worker.answer = lambda writer: worker.send_chunks(writer, "text/event-stream", *events)
+        stream = await client.audio.transcriptions.create(
+            model="same", file=("a.wav", AUDIO), stream=True
+        )
+        kinds = [event.type async for event in stream]
+        assert kinds == ["transcript.text.delta", "transcript.text.done"]
+
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            await client.moderations.create(model="nope", input="a")
+        with pytest.raises(openai.BadRequestError, match="Files API"):
+            await client.files.list()

@@ -56,5 +56,5 @@ def test_migrated_configuration_is_valid(path: Path) -> None:
 
 def test_only_fully_supported_files_migrate_completely() -> None:
     whole = {path.stem for path in FILES if migrate_file(path).is_complete}
-    assert whole == {"01-first-line", "04-splits", "15-least-busy"}
-    assert len(FILES) == 15
+    assert whole == {"01-first-line", "04-splits", "15-least-busy", "16-anthropic"}
+    assert len(FILES) == 16

@@ -56,6 +56,8 @@ def test_text_is_one_line_of_at_most_300_characters_without_markup() -> None:
         ("token eyJhbGciOiJIUzI1.eyJzdWIi.sig", "token ***"),
         ("password = hunter2!", "password = ***"),
         ("max_tokens: 5 is too many tokens", "max_tokens: 5 is too many tokens"),
+        ("key_value_heads and hf_overrides differ", "key_value_heads and hf_overrides differ"),
+        ("hf_Abcdefgh12345 is expired", "*** is expired"),
         ("keyword 'x' of http://host/v1", "keyword 'x' of http://host/v1"),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Scalar parameters by table: what a row takes, what it refuses, and what is written from it."""
 
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec import Raw, json
@@ -10,8 +10,7 @@ from protocols import PROTOCOLS
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import (
     SECTIONS,
-    EmbeddingRequest,
-    GenerationRequest,
+    AnyRequest,
     SamplingParams,
     StopConditions,
 )
@@ -159,7 +158,7 @@ def test_every_param_maps_to_a_request_field(name: str) -> None:
     made = getattr(import_module(module), kind)()
     tables = made.param_tables if isinstance(made, ParamTableProvider) else {}
     apart = ("request", "extra", "labels")
-    own = {*GenerationRequest.__struct_fields__, *EmbeddingRequest.__struct_fields__}
+    own = {field for kind in get_args(AnyRequest) for field in kind.__struct_fields__}
 
     for row in (row for table in tables.values() for row in table):
         section, _, field = row.field.rpartition(".")

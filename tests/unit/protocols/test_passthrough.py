@@ -19,6 +19,7 @@ from protocols.chat.field_types import (
 )
 from protocols.core.errors import StreamBroken, WorkerFailed
 from protocols.core.events import (
+    Embedding,
     Event,
     ReasoningDelta,
     ResponseMetadata,
@@ -907,3 +908,35 @@ def test_passthrough_cost_grows_linearly_with_the_events(form: Any, *, at_once: 
 def test_passthrough_cost_grows_linearly_with_the_packets_of_an_event() -> None:
     few = count_reader_calls([STREAM[0], b"data: ", *[b"x"] * 1_000])
     assert count_reader_calls([STREAM[0], b"data: ", *[b"x"] * 10_000]) < 10.5 * few
+
+
+@pytest.mark.parametrize("blank", [b"data: \n\n", b"data:  \n\n"])
+def test_events_without_data_are_removed_from_a_batch(blank: bytes) -> None:
+    texts = [format_chunk(f" {i}") for i in range(20)]
+    pieces = [*STREAM[:2], *texts[:9], blank, *texts[9:], *STREAM[2:]]
+    assert pass_through(b"".join(pieces)) == pass_through(
+        b"".join([*STREAM[:2], *texts, *STREAM[2:]])
+    )
+
+
+def test_tokens_of_a_unary_response_without_usage_are_counted_by_its_log_probabilities() -> None:
+    tokens = b",".join([b'{"token":"H","logprob":-0.5}'] * 3)
+    answer = ANSWER.replace(
+        b'"finish_reason"', b'"logprobs":{"content":[%b]},"finish_reason"' % tokens
+    )
+    bare = answer.partition(b',"usage"')[0] + b"}"
+    for body, count in ((answer, 1), (bare, 3)):
+        out, events = read_passthrough(require_passthrough("chat", CHAT).create_reader(), body)
+        assert out[-1] == body.replace(b"llama", b"chat")
+        assert sum(e.tokens for e in events if isinstance(e, TextDelta)) == count
+
+
+def test_embeddings_with_implausible_usage_are_decoded() -> None:
+    answer = VECTORS.replace(b'"prompt_tokens":2', b'"prompt_tokens":-2')
+    answer = answer.replace(b'"AAAA"', b'"AAAAAA=="')
+    out, events = read_passthrough(require_passthrough("embedding", EMBED).create_reader(), answer)
+    assert out[-1] is None
+    assert [type(event) for event in events] == [
+        ResponseMetadata, Embedding, Embedding, StreamEnd
+    ]  # fmt: skip
+    assert StreamEnd(has_ignored_usage=True) in events

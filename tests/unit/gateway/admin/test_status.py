@@ -138,6 +138,7 @@ async def test_digest_and_watermark_key_are_masked_in_the_shown_configuration() 
     config = load_text(text.replace("DIGEST", "ab" * 32), "<built in>", env={})
     told = await describe_config(config, "abc", "<built in>")
 
-    assert told["config"]["admin"] == {"address": "127.0.0.1:0", "sha256": "***"}
+    admin = {"address": "127.0.0.1:0", "sha256": "***", "key_for": "all"}
+    assert told["config"]["admin"] == admin
     assert told["config"]["backends"]["own"]["watermark"] == "***"
     assert told["file"] == {"name": "<built in>", "hash": None, "differs": False}

@@ -1,6 +1,7 @@
 """What is too large for the native front is found however it is cut."""
 
 import asyncio
+import sys
 import tracemalloc
 from collections.abc import Iterator
 
@@ -251,3 +252,82 @@ def test_content_length_beyond_the_memory_budget_is_rejected_early(
     assert isinstance(one, IncomingRequest)
     with pytest.raises(Overloaded):
         loop.run_until_complete(asyncio.wait_for(one.body(1000), 5))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"SSH-2.0-OpenSSH_9.0\r\n",
+        b"GET / HTTP/1.1\n",
+        b"GET / HTTP/1.1\r\nHost: a\n",
+        b"GET / HTTP/1.1\r\nA: b\x00c\r\n",
+        b"GET / HTTP/1.1 x",
+        b"{",
+    ],
+)
+def test_incomplete_head_is_rejected_as_soon_as_it_is_invalid(
+    data: bytes, loop: asyncio.AbstractEventLoop
+) -> None:
+    for at in range(len(data)):
+        reader, arrived = make_parser(loop)
+        reader.feed(data[:at])
+        reader.feed(data[at:])
+        [one] = arrived
+        assert isinstance(one, BadRequest)
+        assert one.status == 400
+
+
+def test_incomplete_head_is_checked_in_linear_time(loop: asyncio.AbstractEventLoop) -> None:
+    """A client that sends byte by byte costs no more for each byte of a longer head."""
+    lines = [b"GET / HTTP/1.1\r\n", *[b"a%d: b\r\n" % n for n in range(60)]]
+
+    def count_calls(head: bytes) -> int:
+        reader, _ = make_parser(loop)
+        calls = 0
+
+        def count(frame: object, event: str, arg: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            for at in range(len(head)):
+                reader.feed(head[at : at + 1])
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    short, long = b"".join(lines[:31]), b"".join(lines)
+    assert count_calls(long) * len(short) < 1.2 * count_calls(short) * len(long)
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        ([], True),
+        ([b"keep-alive"], True),
+        ([b"Close"], False),
+        ([b"x, close"], False),
+        ([b"keep-alive", b"close"], False),
+        ([b"closed"], True),
+    ],
+)
+def test_connection_header_decides_whether_the_connection_is_kept(
+    options: list[bytes], *, keeps: bool, loop: asyncio.AbstractEventLoop
+) -> None:
+    reader, arrived = make_parser(loop)
+    lines = b"".join(b"Connection: %b\r\n" % option for option in options)
+    reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n")
+    [one] = arrived
+    assert isinstance(one, IncomingRequest)
+    assert one.keep_alive == keeps
+
+
+def test_whitespace_around_header_values_is_removed(loop: asyncio.AbstractEventLoop) -> None:
+    reader, arrived = make_parser(loop)
+    reader.feed(b"POST / HTTP/1.1\r\nHost:a\r\nB: \t c \t\r\nD:\r\nContent-Length: 2 \r\n\r\nhi")
+    [one] = arrived
+    assert isinstance(one, IncomingRequest)
+    assert one.headers == {"host": "a", "b": "c", "d": "", "content-length": "2"}
+    assert loop.run_until_complete(one.body(2)) == b"hi"

@@ -12,23 +12,21 @@ from protocols import PROTOCOLS
 from protocols.core.interfaces import ClientAdapter
 
 
-class RegistryWithBoth(ProtocolRegistry):
-    """Has the protocol ``anthropic``, and ``openai`` with the profile ``azure``."""
+class RegistryWithAzure(ProtocolRegistry):
+    """Has the profile ``azure``."""
 
     def get_profiles(self, name: str) -> tuple[str, ...]:
-        return ("2023-06-01",) if name == "anthropic" else (*super().get_profiles(name), "azure")
+        return (*super().get_profiles(name), "azure")
 
     def create_adapter(
         self, name: str, profile: str | None, options: Mapping[str, object]
     ) -> ClientAdapter:
-        del name, profile
-        return super().create_adapter("openai", None, options)
+        return super().create_adapter(name, None if profile == "azure" else profile, options)
 
 
 @pytest.fixture
-def both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "ProtocolRegistry", RegistryWithBoth)
-    monkeypatch.setattr(providers, "PROTOCOLS", {**PROTOCOLS, "anthropic": ""})
+def azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "ProtocolRegistry", RegistryWithAzure)
 
 
 def migrate_entry(model: str, **params: str) -> Migration:
@@ -36,7 +34,7 @@ def migrate_entry(model: str, **params: str) -> Migration:
     return migrate(msgspec.json.encode({"model_list": [entry]}), "config.yaml")
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("azure")
 @pytest.mark.parametrize(
     ("model", "params", "backend", "worker"),
     [
@@ -66,7 +64,7 @@ def migrate_entry(model: str, **params: str) -> Migration:
             "anthropic/claude-sonnet-4-5",
             {"api_base": "http://10.0.0.1:4000/v1", "api_key": "os.environ/A"},
             {"protocol": "anthropic"},
-            {"url": "http://10.0.0.1:4000", "header": "x-api-key", "key": "${A}"},
+            {"url": "http://10.0.0.1:4000/v1", "header": "x-api-key", "key": "${A}"},
         ),
     ],
 )
@@ -81,7 +79,7 @@ def test_azure_and_anthropic_are_written_with_their_protocol_and_header_of_the_k
     assert msgspec.yaml.decode(found.text)["models"]["m"]["model"] == model.partition("/")[2]
 
 
-@pytest.mark.usefixtures("both")
+@pytest.mark.usefixtures("azure")
 def test_version_of_azures_api_is_reported() -> None:
     found = migrate_entry("azure/gpt-4o", api_version="2024-10-21")
     assert [note.path for note in found.notes] == ["model_list[0].litellm_params.api_version"]

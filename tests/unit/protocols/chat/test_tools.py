@@ -172,3 +172,15 @@ def test_json_schema_format_without_schema_is_accepted() -> None:
 def test_structured_outputs_exclude_formats_of_response_format() -> None:
     assert write_structured_outputs(RegexFormat("a")) == {"regex": "a"}
     assert write_structured_outputs(JsonObjectFormat()) is None
+
+
+def test_parameters_of_a_function_are_an_object_or_null() -> None:
+    tool: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": "f", "parameters": None, "strict": False},
+    }
+    assert read_tools(build_fields(tools=[tool])) == (Tool("f", strict=False),)
+    tool["function"] = {"name": "f", "parameters": [1]}
+    with pytest.raises(InvalidParameter) as caught:
+        read_tools(build_fields(tools=[tool]))
+    assert caught.value.param == "tools[0].function.parameters"
