@@ -186,16 +186,16 @@ class Deadline:
 
 
 class Timeouts(ConfigSection, frozen=True):
-    """Time limits of a request."""
+    """Time limits of a request, in seconds."""
 
     connect: Timeout = 2.0
-    """The time limit to connect to a worker, in seconds."""
+    """The time limit to connect to a worker."""
     first_token: Timeout = 60.0
-    """The time limit until the first part of the response, in seconds."""
+    """The time limit until the first part of the response."""
     idle: Timeout = 30.0
-    """The longest time between two parts of the response, in seconds."""
+    """The longest time between two parts of the response."""
     total: Timeout = 600.0
-    """The time limit for the whole response, in seconds."""
+    """The time limit for the whole response."""
 
 
 class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):

@@ -91,12 +91,12 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     buffered_bodies: Size = 512 << 20
     """Memory for the bodies of all requests together; beyond that, requests get status 503."""
     connections: PositiveInt = 10_000
-    """Limit of client connections, at most half of the process's limit of open files, since each
-    may need a connection to a worker. At the limit, a new connection closes the one that has been
-    idle longest, or else the one with the slowest body."""
+    """Limit of client connections of each listener, at most half of the process's limit of open
+    files, since each may need one to a worker. At the limit, a new connection closes the one that
+    has been idle longest, or else the one with the slowest body."""
     connections_per_address: PositiveInt | None = None
-    """Limit of connections of one client address. By default it is half of ``connections``, and
-    loopback addresses are exempt, since local proxies connect from there."""
+    """Limit of connections of one client address to a listener. By default it is half of
+    ``connections``, and loopback addresses are exempt, since local proxies connect from there."""
     tls_handshake_timeout: Timeout = 5.0
     """The time limit for a TLS handshake."""
     header_timeout: Timeout = 10.0
@@ -415,7 +415,7 @@ class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
 
 
 class ModelLimitsConfig(ConfigSection, frozen=True):
-    """Limits of a model's requests, in tokens; by default those of its backend."""
+    """Limits of a model's requests, in tokens. Without them only the backend's own limits apply."""
 
     context: TokenCount | None = None
     """Limit of prompt and response together."""
