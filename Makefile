@@ -106,7 +106,7 @@ oracle: $(VENV)/.dev
 	@$(PYTEST) -m oracle tests/oracle
 
 ## make clients unmodified real clients in an environment of their own, and openai-python's own tests
-clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI)
+clients: $(VENV)/.dev $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed
 	@$(MAKE) --silent $(CLIENTS)/node/.installed || echo "clients: those for Node.js can't be installed here"
 	@echo "clients: real clients against a running gateway"
 	@$(BIN)/python -m tests.clients.run $(CLIENTS)
@@ -162,7 +162,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet --fix .
 
 ## make install every environment that the other targets use
-install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(RAY)/.installed browser
+install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed $(RAY)/.installed browser
 
 ## make clean   remove the environments and what tools leave behind
 clean:
@@ -209,10 +209,17 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
 	@touch $@
 
-# Nothing of a package runs when it is installed.
-$(CLIENTS)/node/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/.installed
+# openai-agents needs another release of openai than the clients above.
+$(CLIENTS)/agents/.installed: tests/clients/agents/requirements.txt | $(CLIENTS)/.installed
+	@echo "install: OpenAI's Agents SDK in $(CLIENTS)/agents"
+	@$(PYTHON) -m venv --clear $(CLIENTS)/agents
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(CLIENTS)/agents/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $<
+	@touch $@
+
+# Nothing of a package runs when it is installed. The lock file holds digests and no addresses.
+$(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*.json tests/clients/node/*.mjs) $(CLIENTS)/.installed
 	@echo "install: clients for Node.js in $(CLIENTS)/node"
-	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node
+	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/*.json tests/clients/node/*.mjs $(CLIENTS)/node
 	@npm --prefix $(CLIENTS)/node ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 

@@ -8,7 +8,7 @@ tools, logprobs) and ignores those that only choose tokens.
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -35,6 +35,8 @@ from protocols.core.events import (
     Embedding,
     Event,
     PromptEcho,
+    ReasoningDelta,
+    RefusalDelta,
     RelevanceScore,
     StreamEnd,
     StreamStart,
@@ -47,7 +49,9 @@ from protocols.core.events import (
     Usage,
 )
 from protocols.core.interfaces import build_unsupported_kind_error
+from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
+    AllowedTools,
     AudioPart,
     DetokenizeRequest,
     EmbeddingRequest,
@@ -64,7 +68,8 @@ from protocols.core.request import (
 from protocols.core.stop_strings import StopStringFilter
 from protocols.core.units import ConfigSection, Duration
 
-_TOOL_ARGUMENTS = ('{"x"', ":1}")
+TOOL_ARGUMENTS: Final = ('{"x"', ":1}")
+"""The pieces of the arguments of every tool call."""
 
 
 class ScriptedFailure(ConfigSection, frozen=True):
@@ -91,6 +96,24 @@ class ScriptedFailure(ConfigSection, frozen=True):
                 return Overloaded("no worker is available", retry_after=self.retry_after)
 
 
+class ScriptedTurn(ConfigSection, frozen=True):
+    """What a response holds beside its text."""
+
+    reasoning: tuple[str, ...] = ()
+    """The pieces of the reasoning, which comes first, one token each; by default none."""
+    refusal: str = ""
+    """A refusal that replaces the text; by default none."""
+    finish_reason: Literal["eos", "content_filter"] = "eos"
+    """Why a complete text ends."""
+    tool_calls: Annotated[int, Meta(ge=1, le=128)] = 1
+    """How many tools are called, of those that the request has."""
+    tool_arguments: tuple[str, ...] = TOOL_ARGUMENTS
+    """The pieces of the arguments of every tool call."""
+
+
+DEFAULT_TURN: Final = ScriptedTurn()
+
+
 class EchoBackend(Backend):
     """Returns ``script``, or the prompt. ``delay`` seconds pass before each piece."""
 
@@ -103,8 +126,10 @@ class EchoBackend(Backend):
         delay: float = 0.0,
         context: int | None = None,
         fail: ScriptedFailure | Mapping[str, Any] | None = None,
+        turn: ScriptedTurn | Mapping[str, Any] = DEFAULT_TURN,
     ) -> None:
         self._script = tuple(script)
+        self._turn = msgspec.convert(turn, ScriptedTurn)
         self._delay = delay
         self._context_length = context
         self._failure = None if fail is None else msgspec.convert(fail, ScriptedFailure)
@@ -113,9 +138,16 @@ class EchoBackend(Backend):
         """How many requests are running. It drops when a client disconnects."""
 
     def prepare(self, request: BackendRequest) -> PreparedRequest:
-        """No parameter is unsupported: there is no sampling that one could fail to change."""
+        """Parameters are supported, since there is no sampling that they could fail to change.
+
+        Parts of known fields that have no place in the internal request (``tools.web_search``) are
+        not.
+        """
         decoded, _ = request.decode()
-        return PreparedRequest(decoded)
+        losses = tuple(
+            UnsupportedParameter(name, "dropped") for name in decoded.extra if "." in name
+        )
+        return PreparedRequest(decoded, losses)
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -139,16 +171,18 @@ class EchoBackend(Backend):
             _check_text_only(request)
             prompt_tokens, cut = self._count_prompt_tokens(request)
             yield None, [StreamStart(prompt_tokens)]
-            tokens = 0
+            tokens, reasoning_tokens = 0, 0
             for index in range(request.choice_count):
                 for events in self._stream_choice(request, index, cut=cut):
                     if self._delay:
                         await asyncio.sleep(self._delay)
                     yield None, events
                     tokens += sum(e.tokens for e in events if isinstance(e, TextDelta))
+                    reasoning_tokens += sum(isinstance(e, ReasoningDelta) for e in events)
                     if self._failure is not None and tokens >= self._failure.after_chunks:
                         raise self._failure.make_error()
-            yield None, [Usage(prompt_tokens, tokens), StreamEnd()]
+            total, thought = tokens + reasoning_tokens, reasoning_tokens or None
+            yield None, [Usage(prompt_tokens, total, None, thought), StreamEnd()]
         finally:
             self.running -= 1
 
@@ -173,12 +207,20 @@ class EchoBackend(Backend):
     def _stream_choice(
         self, request: GenerationRequest, index: int, *, cut: bool
     ) -> Iterator[Sequence[Event]]:
-        if tool := _choose_tool(request):
-            call_id = f"call_{next(self._call_numbers):024x}"
-            yield [ToolCallStart(index, 0, call_id, tool.name, tool.kind)]
-            for piece in _TOOL_ARGUMENTS:
-                yield [ToolCallDelta(index, 0, piece)]
+        turn = self._turn
+        for piece in turn.reasoning:
+            yield [ReasoningDelta(piece, index)]
+        if tools := _choose_tools(request, turn.tool_calls):
+            for number, tool in enumerate(tools):
+                call_id = f"call_{next(self._call_numbers):024x}"
+                yield [ToolCallStart(index, number, call_id, tool.name, tool.kind)]
+                for piece in turn.tool_arguments:
+                    yield [ToolCallDelta(index, number, piece)]
             yield [ChoiceEnd("tool_calls", index)]
+            return
+        if turn.refusal:
+            yield [RefusalDelta(turn.refusal, index)]
+            yield [ChoiceEnd("eos", index)]
             return
         if request.echo and request.prompts:
             yield [_make_prompt_echo(request, index)]
@@ -194,7 +236,8 @@ class EchoBackend(Backend):
                 return
         if remainder := stops.flush():
             yield [TextDelta(remainder, index, tokens=0)]
-        yield [ChoiceEnd("length" if cut or len(allowed) < len(pieces) else "eos", index)]
+        is_cut = cut or len(allowed) < len(pieces)
+        yield [ChoiceEnd("length" if is_cut else turn.finish_reason, index)]
 
 
 def _check_text_only(request: GenerationRequest) -> None:
@@ -228,20 +271,24 @@ def _make_prompt_echo(request: GenerationRequest, index: int) -> PromptEcho:
     )
 
 
-def _choose_tool(request: GenerationRequest) -> Tool | None:
-    """The tool that is called: a required one, or any if the user's last message says "tool"."""
-    match request.tool_choice:
-        case _ if not request.tools:
-            return None
+def _choose_tools(request: GenerationRequest, most: int) -> Sequence[Tool]:
+    """The tools that are called: required ones, or any if the user's last message says "tool"."""
+    tools, choice = request.tools, request.tool_choice
+    match choice:
         case "none":
-            return None
+            return ()
         case "required":
-            return request.tools[0]
+            return tools[:most]
         case NamedTool(name):
-            return next((tool for tool in request.tools if tool.name == name), None)
+            return [tool for tool in tools if tool.name == name][:1]
+        case AllowedTools(mode, names):
+            tools = tuple(tool for tool in tools if tool.name in names)
+            if mode == "required":
+                return tools[:most]
         case _:
-            users = [m for m in request.messages if m.role == "user"]
-            return request.tools[0] if users and "tool" in users[-1].text else None
+            pass
+    users = [m for m in request.messages if m.role == "user"]
+    return tools[:most] if users and "tool" in users[-1].text else ()
 
 
 def _get_scripted_text(request: GenerationRequest, index: int) -> str:

@@ -350,6 +350,15 @@ class SupportsWarmup(Protocol):
 
 
 @runtime_checkable
+class ReportsFailure(Protocol):
+    """A backend that may fail for good."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it will never be ready; None while it may become ready."""
+
+
+@runtime_checkable
 class ExplainsSelection(Protocol):
     """A backend that calls ``RequestContext.observer`` before it selects a worker."""
 

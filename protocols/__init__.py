@@ -14,6 +14,7 @@ PROTOCOLS = {
     "mindie": "protocols.mindie:MindIE",
     "ovms": "protocols.ovms:OVMS",
     "tgi": "protocols.tgi:TGI",
+    "ollama": "protocols.ollama:Ollama",
     "anthropic": "protocols.anthropic:Anthropic",
 }
 """``module:class`` of each adapter, by the protocol's name."""

@@ -23,6 +23,7 @@ Schema = dict[str, Any]
 
 JSON_CONTENT_TYPE = "application/json"
 SSE_CONTENT_TYPE = "text/event-stream"
+NDJSON_CONTENT_TYPE = "application/x-ndjson"
 
 STRING: Schema = {"type": "string"}
 NONEMPTY_STRING: Schema = {"type": "string", "minLength": 1}
@@ -268,11 +269,15 @@ CONDITION_RESPONSE: Final[Schema] = {"description": "The condition holds."}
 """The response, without a body, of an operation that checks a condition."""
 
 
-def build_response(schema: Schema | None, event: Schema | None = None) -> Schema:
-    """A response: unary, a stream of events with data ``event``, or both."""
+def build_response(
+    schema: Schema | None, event: Schema | None = None, *, line: Schema | None = None
+) -> Schema:
+    """A response: unary, a stream of events with data ``event`` or of JSON lines, or both."""
     content = {} if schema is None else {JSON_CONTENT_TYPE: {"schema": schema}}
     if event is not None:
         content[SSE_CONTENT_TYPE] = {"schema": object_of({"data": event}, "data")}
+    if line is not None:
+        content[NDJSON_CONTENT_TYPE] = {"schema": line}
     return {"description": "The response.", "content": content}
 
 

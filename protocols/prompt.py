@@ -72,6 +72,14 @@ def require_generation(request: Request) -> GenerationRequest:
     return request
 
 
+def require_texts(request: EmbeddingRequest) -> tuple[str, ...]:
+    """The inputs, for workers that take no token ids. Raises UnsupportedFeature."""
+    texts = tuple(text for text in request.inputs if isinstance(text, str))
+    if len(texts) < len(request.inputs):
+        raise UnsupportedFeature("The model's workers take text, not token ids.", param="input")
+    return texts
+
+
 def find_prompt_losses(
     request: GenerationRequest, renderer: PromptRenderer | None, names: Mapping[str, str]
 ) -> tuple[UnsupportedParameter, ...]:

@@ -49,6 +49,7 @@ EXCUSED: Final[dict[tuple[str, str], str]] = {
         "gateway/tools/migrate/providers.py",
         "echo",
     ): "the backend for another gateway's mock responses",
+    ("gateway/tools/migrate/providers.py", "ollama"): "names in another gateway's configuration",
     ("gateway/tools/migrate/providers.py", "openai"): "names in another gateway's configuration",
     ("gateway/tools/migrate/providers.py", "tgi"): "names in another gateway's configuration",
     ("gateway/tools/migrate/providers.py", "triton"): "names in another gateway's configuration",

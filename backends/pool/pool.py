@@ -208,9 +208,8 @@ class PoolBackend:
         self._retry_settings = settings.retries or RetrySettings()
         self._total_timeout = timeouts.total
         self._clock = clock
-        self._http_client = http_client or AsyncioHttpClient(
-            ca=settings.tls.ca if settings.tls else None
-        )
+        ca_file = settings.tls.ca if settings.tls else None
+        self._http_client = http_client or AsyncioHttpClient(ca=ca_file)
         self._metrics = PoolMetrics()
         self._deadline_timer = DeadlineTimer(clock, asyncio.get_running_loop)
         services = (self._http_client, timeouts, clock, self._deadline_timer, self._metrics)
@@ -220,9 +219,8 @@ class PoolBackend:
         )
         self._make_routing_key = ROUTING_KEY_FACTORIES.get(settings.policy)
         """Builds the routing key of a request; None if the policy uses none."""
-        self._workers = WorkerPool(
-            workers, make_policy(settings.policy, draw), limits, clock, self._metrics
-        )
+        policy = make_policy(settings.policy, draw)
+        self._workers = WorkerPool(workers, policy, limits, clock, self._metrics)
         self._retry_counters = {} if context.retry_counters is None else context.retry_counters
         self._retry_budget = self._create_retry_budget()
         self._metadata_cache = (

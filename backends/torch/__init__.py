@@ -21,6 +21,7 @@ tool_calls         tool call formats of model families; parsing of the output
 kv_cache           blocks of keys and values: shared, cached, evicted
 attention          attention of each row over its own past, independent of the batch
 model              a packed forward pass over many rows; fused and 8-bit layers
+model_check        a check of the whole model at load, against the family's own attention
 loader             downloads, converts and loads models
 loaded_model       a forward pass, a tokenizer and an input processor
 tokenization       prompts to token ids; checks of parameters

@@ -1,13 +1,15 @@
 """The torch backend: supervises the engine process and streams its events.
 
-If the process dies, its requests fail and it is restarted with exponential backoff. A model that
-can't be loaded (not found, not supported) is not tried again.
+If the process dies after a good start, its requests fail and it is restarted with exponential
+backoff. A model that can't be loaded is not tried again, whatever the reason: the same error would
+come again, and requests would wait for it.
 """
 
 import asyncio
 import itertools
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,7 +41,7 @@ from backends.torch.ipc import (
     encode_frame,
     read_body_length,
 )
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 from protocols.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -84,7 +86,7 @@ EngineEventQueue = asyncio.Queue[Sequence[EngineEvent] | None]
 class EngineProcess:
     """One run of the engine process."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: TorchSettings) -> None:
         self._settings = settings
         self._subprocess: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -231,13 +233,13 @@ _LOWEST_PRIORITY = 255
 
 
 class TorchBackend(Backend):
-    """One local model; takes the fields of ``EngineSettings``."""
+    """One local model; takes the fields of ``TorchSettings``."""
 
     computes_choices = True
     """See ``backends.interfaces.ComputesChoices``."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = msgspec.convert(settings, EngineSettings)
+        self._settings = msgspec.convert(settings, TorchSettings)
         self._process: EngineProcess | None = None
         self._ready = asyncio.Event()
         """Set while the process accepts requests, or when loading has failed for good."""
@@ -249,6 +251,11 @@ class TorchBackend(Backend):
     def ready(self) -> bool:
         """Whether the model is loaded."""
         return self._ready.is_set() and self._load_error is None
+
+    @property
+    def failure(self) -> str | None:
+        """See ``backends.interfaces.ReportsFailure``: why the model can't be loaded."""
+        return self._load_error
 
     @property
     def process(self) -> EngineProcess | None:
@@ -291,19 +298,24 @@ class TorchBackend(Backend):
     # --- the process ----------------------------------------------------------------------------
 
     async def _supervise_process(self) -> None:
-        pause = _RESTART_DELAY
+        pause, was_ready = _RESTART_DELAY, False
         while self._load_error is None:
             process = self._process = EngineProcess(self._settings)
             try:
                 await process.start()
                 await process.read_events(self._ready)
-            except OSError:
+            except OSError as error:
                 _log.exception("engine process of %s can't be started", self._settings.path)
+                if not was_ready:
+                    process.load_error = f"the engine process can't be started: {error}"
             finally:
                 self._ready.clear()
                 await process.stop_process()
+            was_ready = was_ready or process.ready is not None
+            if not was_ready and process.load_error is None:
+                process.load_error = _describe_exit(process.exit_code)
             if process.load_error is not None:
-                _log.error("%s: %s", self._settings.path, process.load_error)
+                _log.error("%s can't be loaded: %s", self._settings.path, process.load_error)
                 self._load_error = process.load_error
                 self._ready.set()
                 return
@@ -383,6 +395,15 @@ class TorchBackend(Backend):
                     watermark=settings.watermark,
                     tenant=tenant,
                 )
+
+
+def _describe_exit(code: int | None) -> str:
+    """The reason of a process that ended before its model was loaded."""
+    reason = f"exit code {code}"
+    if code is not None and code < 0:
+        reason = signal.Signals(-code).name
+    hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+    return f"the engine process ended while it loaded the model ({reason}){hint}"
 
 
 class _ResponseStream:

@@ -43,7 +43,7 @@ from backends.torch.loader import (
 )
 from backends.torch.model import prepack_linears
 from backends.torch.model_files import ModelError, read_model_config
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 from backends.torch.tokenization import (
     BackgroundTokenizer,
     RequestRejectedError,
@@ -472,7 +472,7 @@ class EmbeddingModel(NamedTuple):
         return truncated
 
 
-def load_encoder(location: ModelLocation, settings: EngineSettings) -> EmbeddingModel:
+def load_encoder(location: ModelLocation, settings: TorchSettings) -> EmbeddingModel:
     """Load an embedding model. Raises ModelError."""
     device, folder = pick_device(settings.device), Path(location.source)
     pooling = read_pooling_config(folder)

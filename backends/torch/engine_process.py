@@ -37,10 +37,12 @@ from backends.torch.ipc import (
     read_body_length,
 )
 from backends.torch.model_files import EngineTask, ModelError
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 
 _log = logging.getLogger(__name__)
 
+_MAX_REASON_LENGTH = 1000
+"""Characters of the reason why a model can't be loaded; some errors list all its weights."""
 HEARTBEAT_INTERVAL = 1.0
 """Seconds between heartbeats."""
 
@@ -204,7 +206,7 @@ def _submit_request(channel: EngineChannel, loop: EngineLoop, command: RequestCo
         )
 
 
-def _load_encoder_engine(location: Any, settings: EngineSettings, channel: EngineChannel) -> Any:
+def _load_encoder_engine(location: Any, settings: TorchSettings, channel: EngineChannel) -> Any:
     """The same for a model that computes embeddings or scores, at this ModelLocation."""
     from backends.torch.embeddings import (  # noqa: PLC0415
         EmbeddingEngine,
@@ -224,13 +226,14 @@ def _load_encoder_engine(location: Any, settings: EngineSettings, channel: Engin
     )
 
 
-def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
+def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
     """Load the model and queue ReadyEvent. Imports torch, which takes seconds."""
     import torch  # noqa: PLC0415
 
     from backends.torch.engine import TorchEngine  # noqa: PLC0415
     from backends.torch.loaded_model import load_model  # noqa: PLC0415
     from backends.torch.loader import find_model  # noqa: PLC0415
+    from backends.torch.model import compute_context_length  # noqa: PLC0415
     from backends.torch.scheduler import SchedulerConfig  # noqa: PLC0415
 
     if settings.threads:
@@ -252,10 +255,17 @@ def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
     if location.task != "generate":
         return _load_encoder_engine(location, settings, channel)
     options = (settings.device, settings.dtype, settings.context, settings.chat_template)
-    model = load_model(location, *options)
+    model = load_model(location, *options, cache_bytes=settings.kv_cache_memory)
+    wanted = compute_context_length(model.runner.config, settings.context)
+    if model.runner.context_length < wanted:
+        report(
+            f"the KV cache of {settings.kv_cache_memory >> 20} MB holds a context of "
+            f"{model.runner.context_length} tokens, less than {wanted}: set kv_cache_memory"
+        )
     limits = SchedulerConfig(
         settings.max_concurrency,
         settings.queue,
+        max_chunk_tokens=settings.prefill_chunk,
         cache_bytes=settings.kv_cache_memory,
         share_prefix_cache=settings.share_prefix_cache,
     )
@@ -273,15 +283,18 @@ def _load_engine(settings: EngineSettings, channel: EngineChannel) -> Any:
     return engine
 
 
-def _try_load_engine(settings: EngineSettings, channel: EngineChannel) -> Any | None:
-    """The engine; None, with a LoadFailedEvent queued, if the model or torch is missing."""
+def _try_load_engine(settings: TorchSettings, channel: EngineChannel) -> Any | None:
+    """The engine; None, with a LoadFailedEvent queued, if it can't be loaded for any reason."""
     try:
         return _load_engine(settings, channel)
     except ModelError as error:
         text = str(error)
     except ImportError as error:
         text = f"missing dependency ({error}): pip install 'interlingua[torch]'"
-    channel.queue_event(LoadFailedEvent(text))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it would come again
+        _log.exception("%s can't be loaded", settings.path)
+        text = f"{type(error).__name__}: {error}"
+    channel.queue_event(LoadFailedEvent(text[:_MAX_REASON_LENGTH]))
     return None
 
 
@@ -292,7 +305,7 @@ def run_engine(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     channel = EngineChannel(socket.socket(fileno=int(arguments[0])))
-    settings = msgspec.json.decode(arguments[1], type=EngineSettings)
+    settings = msgspec.json.decode(arguments[1], type=TorchSettings)
     engine = _try_load_engine(settings, channel)
     channel.send_queued()
     if engine is not None:

@@ -35,9 +35,16 @@ def load_model(
     dtype: str,
     context: int | None,
     template: str | None = None,
+    *,
+    cache_bytes: int | None = None,
 ) -> LoadedModel:
-    """Load a model with its tokenizer and default sampling parameters."""
+    """Load a model with its tokenizer and default sampling parameters.
+
+    ``cache_bytes`` is the size of the KV cache, which limits the context.
+    """
     runner = load_model_runner(location, device, dtype, context)
+    if cache_bytes is not None:
+        runner.limit_context(cache_bytes)
     tokenizer = load_pretrained(AutoTokenizer, location)
     if template is not None:
         tokenizer.chat_template = load_template(template)

@@ -21,6 +21,7 @@ from backends.torch.model_files import (
     HUB_NAME_PATTERN,
     EngineTask,
     ModelError,
+    check_supported,
     detect_task,
     find_local_path,
     read_model_config,
@@ -63,6 +64,7 @@ def find_model(path: str, report: ProgressReport, task: EngineTask | None = None
         source = _download_model(path, report)
     if source.suffix == ".gguf":
         source = convert_gguf(source, get_cache_root() / "models", report)
+    check_supported(source)
     return ModelLocation(str(source), task or detect_task(source))
 
 

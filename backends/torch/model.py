@@ -8,7 +8,7 @@ transformers' attention interface.
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,20 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from backends.torch.attention import AttentionParams, BatchSegment, PackedBatch, RotaryFactors
-from backends.torch.kv_cache import BlockPool, SequenceCache
+from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache
 from backends.torch.loader import (
     ModelLocation,
     find_model_class,
     load_weights,
     pick_device,
     pick_dtype,
+)
+from backends.torch.model_check import (
+    ReferenceOutputs,
+    check_model,
+    compute_reference,
+    freeze_rotary_factors,
+    shorten_lengths,
 )
 from backends.torch.model_files import ModelError
 
@@ -47,8 +54,12 @@ _GATED_LAYERS = ("gate_proj", "up_proj", "down_proj")
 
 def fuse_layers(model: nn.Module) -> None:
     """Replace attention layers and gated MLPs by fused ones where the output stays the same."""
+    rotary_size = _find_rotary_size(model)
     fusers: dict[tuple[str, ...], Callable[[Any], nn.Module | None]]
-    fusers = {_ATTENTION_LAYERS: _fuse_attention, _GATED_LAYERS: _fuse_gated_mlp}
+    fusers = {
+        _ATTENTION_LAYERS: functools.partial(_fuse_attention, model=model, rotary_size=rotary_size),
+        _GATED_LAYERS: _fuse_gated_mlp,
+    }
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             linears = {n: layer for n, layer in child.named_children() if type(layer) is nn.Linear}
@@ -57,6 +68,15 @@ def fuse_layers(model: nn.Module) -> None:
             fused = fuse(child) if fuse is not None and len(biases) == 1 else None
             if fused is not None:
                 setattr(parent, name, fused)
+
+
+def _find_rotary_size(model: nn.Module) -> int | None:
+    """How many elements of a head are rotated; None if unknown: all of them."""
+    for module in model.modules():
+        frequencies = getattr(module, "inv_freq", None)
+        if isinstance(frequencies, torch.Tensor):
+            return 2 * frequencies.shape[-1]
+    return None
 
 
 class FusedGatedMlp(nn.Module):
@@ -132,15 +152,20 @@ class _AttentionRecorder(RotaryFactors):
 
 
 def _fuse_gated_mlp(original: Any) -> nn.Module | None:
+    if not hasattr(original, "act_fn"):
+        return None  # the layer has another interface
     inputs = _make_test_input(original.gate_proj.weight, original.gate_proj.in_features)
     with torch.inference_mode():
         fused = FusedGatedMlp(original)
         return fused if _is_close([original(inputs)], [fused(inputs)]) else None
 
 
-def _fuse_attention(original: Any) -> nn.Module | None:
-    weight = original.q_proj.weight
-    expected_recorder, fused_recorder = _AttentionRecorder(), _AttentionRecorder()
+def _fuse_attention(
+    original: Any, model: nn.Module, rotary_size: int | None = None
+) -> nn.Module | None:
+    if rotary_size not in (None, getattr(original, "head_dim", None)):
+        return None  # a fused layer rotates whole heads
+    weight, recorder = original.q_proj.weight, _AttentionRecorder()
     with torch.inference_mode():
         try:
             arguments = {
@@ -153,18 +178,24 @@ def _fuse_attention(original: Any) -> nn.Module | None:
                     _CHECK_POSITION, _CHECK_POSITION + _CHECK_TOKENS, device=weight.device
                 )[None],
             }
-            expected, _ = original(**arguments, packed=expected_recorder)
+            expected = _record_attention(original, arguments, recorder)
+            with shorten_lengths(model):  # some families scale queries from a position on
+                expected += _record_attention(original, arguments, _AttentionRecorder())
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
             return None  # the layer has another interface
-        if expected_recorder.params is None:
+        if recorder.params is None:
             return None
-        fused = FusedAttention(original, expected_recorder.params)
-        output, _ = fused(**arguments, packed=fused_recorder)
-    return (
-        fused
-        if _is_close([expected, *expected_recorder.tensors], [output, *fused_recorder.tensors])
-        else None
-    )
+        fused = FusedAttention(original, recorder.params)
+        actual = _record_attention(fused, arguments, _AttentionRecorder())
+    return fused if _is_close(expected, actual + actual) else None
+
+
+def _record_attention(
+    layer: Any, arguments: Mapping[str, Any], recorder: _AttentionRecorder
+) -> list[torch.Tensor]:
+    """The output of an attention layer, and the queries, keys and values that it made."""
+    output, _ = layer(**arguments, packed=recorder)
+    return [output, *recorder.tensors]
 
 
 def _make_test_input(weight: torch.Tensor, size: int, step: int = 1) -> torch.Tensor:
@@ -438,24 +469,68 @@ def _attend_packed(
 AttentionInterface.register(ATTENTION_NAME, _attend_packed)
 
 
+_UNSUPPORTED_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
+"""Errors of a model family that does something else than the packed pass expects."""
+
+
+_MIN_CONTEXT = 2 * BLOCK_SIZE
+"""The shortest context that is served because of too little memory, in tokens."""
+
+
+def compute_context_length(config: Any, context: int | None) -> int:
+    """The context length that is served: the model's own, or ``context`` if that is less."""
+    limit = getattr(config, "max_position_embeddings", None) or 2048
+    return min(limit, context or limit)
+
+
 class ModelRunner:
     """Runs a model on batch segments and returns logits."""
 
     def __init__(
-        self, model: Any, context: int | None = None, linear_factory: LinearFactory | None = None
+        self,
+        model: Any,
+        context: int | None = None,
+        linear_factory: LinearFactory | None = None,
+        reference: ReferenceOutputs | None = None,
     ) -> None:
-        """Fuse layers, then replace linear layers; ``linear_factory``: see prepack_linears."""
+        """Fuse layers, check the model, then replace linear layers.
+
+        ``linear_factory``: see prepack_linears. ``reference`` is what the model must compute.
+        """
         self._model = model.eval()
         fuse_layers(model)
-        prepack_linears(model, linear_factory)
         self.device: torch.device = model.device
         self.config = config = model.config.get_text_config()
         self.generation_config: Any = model.generation_config
-        limit = getattr(config, "max_position_embeddings", None) or 2048
-        self.context_length = min(limit, context or limit)
+        self.context_length = compute_context_length(config, context)
         self.vocabulary_size: int = config.vocab_size
+        if reference is not None:
+            self._check_reference(reference)
+        prepack_linears(model, linear_factory)
         self.cache_bytes_per_token = self._check_first_pass(config.num_hidden_layers)
         """KV cache bytes per token."""
+
+    def limit_context(self, cache_bytes: int) -> None:
+        """Shorten the context to what a KV cache of this size holds. Raises ModelError."""
+        if not self.cache_bytes_per_token:
+            return
+        tokens = cache_bytes // self.cache_bytes_per_token // BLOCK_SIZE * BLOCK_SIZE
+        if tokens < min(_MIN_CONTEXT, self.context_length):
+            required = _MIN_CONTEXT * self.cache_bytes_per_token
+            raise ModelError(
+                f"memory: kv_cache_memory of {cache_bytes / 1e6:,.1f} MB holds {tokens} tokens; "
+                f"{_MIN_CONTEXT} tokens need {required / 1e6:,.1f} MB"
+            )
+        if tokens < self.context_length:
+            self.context_length = tokens
+            freeze_rotary_factors(self._model, tokens)
+
+    def _check_reference(self, reference: ReferenceOutputs) -> None:
+        """Raise ModelError unless the packed pass computes the same."""
+        try:
+            check_model(self._model, self, reference)
+        except _UNSUPPORTED_ERRORS as error:
+            raise ModelError(f"this model family is not supported: {error}") from error
 
     def _check_first_pass(self, layers: int) -> int:
         """Run a first pass, which warms up and checks that every layer uses our KV cache.
@@ -465,7 +540,7 @@ class ModelRunner:
         pool = BlockPool(1)
         try:
             self([BatchSegment(SequenceCache(pool, 2), (0, 0))])
-        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        except _UNSUPPORTED_ERRORS as error:
             raise ModelError(f"this model family is not supported: {error}") from error
         if pool.layer_count != layers:
             raise ModelError(
@@ -509,6 +584,10 @@ def load_model_runner(
         location,
         torch_device,
         torch_dtype,
-        attn_implementation=ATTENTION_NAME,
-    )
-    return ModelRunner(model, context, linear_factory)
+        attn_implementation="eager",
+    ).eval()
+    length = compute_context_length(model.config.get_text_config(), context)
+    freeze_rotary_factors(model, length)
+    reference = compute_reference(model, length)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return ModelRunner(model, context, linear_factory, reference)

@@ -16,6 +16,10 @@ class ModelError(Exception):
     """The model can't be found or is not supported; the message says what to do."""
 
 
+class UnsupportedModelError(ModelError):
+    """The files are there, and are of a kind that the local engine does not serve."""
+
+
 EngineTask = Literal["generate", "embed", "rerank"]
 """What a model computes; an embedding model reranks by the similarity of its vectors."""
 
@@ -32,6 +36,7 @@ def find_local_path(path: str) -> Path | None:
         return _find_in_package(name)
     file = Path(path).expanduser()
     if file.is_dir():
+        check_supported(file)
         source = _find_in_folder(file)
         if source is None:
             raise ModelError(f"{path} contains no model (config.json or one .gguf file)")
@@ -61,6 +66,46 @@ def _find_in_package(name: str) -> Path:
     if source is None:
         raise ModelError(f"package {name} contains no model (config.json or one .gguf file)")
     return source
+
+
+_ELSEWHERE: Final = "serve it with vLLM or llama.cpp in a pool"
+
+
+def check_supported(folder: Path) -> None:
+    """Raise UnsupportedModelError for files that the local engine can't serve; it says what can.
+
+    These are LoRA adapters, quantized weights, and models of images or audio.
+    """
+    config_file = folder / "config.json"
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not config_file.is_file():
+        try:
+            base = msgspec.json.decode(adapter.read_bytes()).get("base_model_name_or_path")
+        except (OSError, msgspec.MsgspecError, AttributeError):
+            base = None
+        name = f" of {base}" if isinstance(base, str) else ""
+        raise UnsupportedModelError(
+            f"{folder} is a LoRA adapter{name}, which the local engine does not apply: merge it "
+            "into its base model, or serve both with vLLM (--enable-lora) in a pool"
+        )
+    if not config_file.is_file():
+        return
+    config = read_model_config(folder)
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise UnsupportedModelError(
+            f"{folder} has weights quantized by {method or 'an unknown method'}, which the local "
+            f"engine does not read: choose float weights (with dtype: int8), or {_ELSEWHERE}"
+        )
+    names = config.get("architectures") or ()
+    inputs = [
+        kind for kind in ("vision", "audio") if isinstance(config.get(f"{kind}_config"), dict)
+    ]
+    if inputs and not any("CausalLM" in str(name) for name in names):
+        raise UnsupportedModelError(
+            f"{folder} is a model of {' and '.join(inputs)} inputs, and the local engine takes "
+            f"text: choose a model of text, or {_ELSEWHERE}"
+        )
 
 
 def _find_in_folder(folder: Path) -> Path | None:

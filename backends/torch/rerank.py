@@ -22,7 +22,7 @@ from backends.torch.loader import (
 )
 from backends.torch.model import prepack_linears
 from backends.torch.model_files import ModelError, read_model_config
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
@@ -94,7 +94,7 @@ class CrossEncoder(NamedTuple):
         return ScoresEvent(command.request_id, tuple(rows[:, 0].tolist()))
 
 
-def load_cross_encoder(location: ModelLocation, settings: EngineSettings) -> CrossEncoder:
+def load_cross_encoder(location: ModelLocation, settings: TorchSettings) -> CrossEncoder:
     """Load a cross-encoder. Raises ModelError."""
     device, folder = pick_device(settings.device), Path(location.source)
     config = read_model_config(folder)

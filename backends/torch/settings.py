@@ -46,10 +46,18 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     max_concurrency: PositiveInt = 16
     """How many sequences are computed at a time; further requests wait."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """CPU threads; by default one for each core that the process may use."""
+    """CPU threads; by default at most one for each core that the process may use."""
     kv_cache_memory: Size = 1 << 30
-    """The size of the KV cache, including the prefix cache; it always holds at least one full
-    context."""
+    """The size of the KV cache, including the prefix cache; a context that does not fit is served
+    shorter, which the log says."""
+    context: TokenCount | None = None
+    """A context length below the model's own, in tokens of prompt and output; by default the
+    model's own."""
+    queue: PositiveInt = 256
+    """Limit of waiting prompts; more are rejected as overload."""
+    prefill_chunk: Annotated[int, Meta(ge=32, le=65536)] = 256
+    """Prompt tokens computed in one step. More are faster, but take more memory, and responses that
+    are being generated wait longer for their next token."""
     share_prefix_cache: bool = False
     """Whether API keys share the prefix cache. This saves memory and time if all keys belong to one
     trusted group; otherwise a key can find out which prompts another has sent."""
@@ -62,12 +70,3 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
     """The dimensions to which embeddings may be truncated; by default those that the model's files
     name."""
-
-
-class EngineSettings(TorchSettings, frozen=True, tag="torch"):
-    """The settings of the engine process: with limits that the configuration does not set."""
-
-    queue: int = 256
-    """Limit of waiting prompts; more are rejected as overload."""
-    context: int | None = None
-    """A context length below the model's own, in tokens of prompt and output."""

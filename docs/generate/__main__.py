@@ -66,6 +66,7 @@ def generate_pages() -> Mapping[str, str]:
     workers = {
         f"{one.name} {profile}": cast("LossReporter", adapter)
         for one in every
+        if registry.serves_workers(one.name)
         for profile, adapter in one.profiles.items()
     }
     clients = [one for one in every if registry.serves_clients(one.name)]

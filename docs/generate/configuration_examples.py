@@ -7,7 +7,7 @@ An example has the top-level keys that its section needs; the tests load it toge
 from collections.abc import Mapping
 from typing import Final
 
-from backends.echo import ScriptedFailure
+from backends.echo import ScriptedFailure, ScriptedTurn
 from backends.interfaces import Timeouts
 from backends.pool import settings as pool
 from backends.torch.settings import TorchSettings, WatermarkSettings
@@ -97,6 +97,9 @@ identity:
   audience: [gateway]
   claims: {name: email, tags: groups}
 """,
+    schema.ResponseStoreConfig: """\
+stored_responses: {sqlite: responses.sqlite, retention: 7d}
+""",
     schema.SharedStateConfig: """\
 state:
   redis: "rediss://gateway:${REDIS_PASSWORD}@redis.example.com:6379/0"
@@ -169,6 +172,10 @@ backends:
     schema.EchoConfig: """\
 backends:
   test: {kind: echo, script: [Hello, " world"], delay: 20ms}
+""",
+    ScriptedTurn: """\
+backends:
+  test: {kind: echo, turn: {reasoning: [Let, " me", " see."]}}
 """,
     ScriptedFailure: """\
 backends:

@@ -6,7 +6,7 @@ import hmac
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from importlib import resources
@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
+from backends.interfaces import ReportsFailure
 from gateway.config.schema import AdminConfig, ServerLimitsConfig
 from gateway.explain.report import ExplainRequest
 from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
@@ -225,13 +226,23 @@ class HasReadiness(Protocol):
         """Whether the backend can answer requests."""
 
 
-def get_unready_reason(catalog: Catalog, backends: Iterable[HasReadiness]) -> str | None:
-    """Why the gateway is not ready; None if it is."""
+def get_unready_reason(catalog: Catalog, backends: Mapping[str, HasReadiness]) -> str | None:
+    """Why the gateway is not ready; None if it is. ``backends`` are by name."""
     if not catalog.ready:
         return "the gateway drains"
-    if not any(backend.ready for backend in backends):
-        return "no backend is ready"
-    return None
+    if any(backend.ready for backend in backends.values()):
+        return None
+    failures = [f"{name}: {reason}" for name, reason in list_failures(backends).items()]
+    return "; ".join(["no backend is ready", *failures])
+
+
+def list_failures(backends: Mapping[str, object]) -> dict[str, str]:
+    """The backends that failed for good, by name, with their reasons."""
+    return {
+        name: backend.failure
+        for name, backend in backends.items()
+        if isinstance(backend, ReportsFailure) and backend.failure is not None
+    }
 
 
 # Listing, adding and removing workers.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from backends.histogram import Histogram, bucket_quantile
 from backends.interfaces import Backend
 from gateway import __version__
-from gateway.admin.api import WorkerSet
+from gateway.admin.api import WorkerSet, list_failures
 from gateway.config import listeners as config_listeners
 from gateway.config import loader, schema
 from gateway.config.file_watch import read_file_state
@@ -105,6 +105,8 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
     stats: Sequence[VersionStats]
     backends: Mapping[str, bool]
     """Whether each backend is ready."""
+    failures: Mapping[str, str]
+    """Why a backend will never be ready, by the backends that failed for good."""
     workers: Mapping[str, Any]
 
 
@@ -127,6 +129,7 @@ def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]
         backends={
             name: any(one.backends.get(name, False) for one in statuses) for name in first.backends
         },
+        failures={name: text for one in statuses for name, text in one.failures.items()},
         workers=workers,
     )
 
@@ -343,6 +346,7 @@ class StatusReporter:
             models=[*_list_models(snapshot)],
             stats=stats,
             backends={name: one.ready for name, one in snapshot.backends.items()},
+            failures=list_failures(snapshot.backends),
             workers={
                 name: one.report_workers()
                 for name, one in snapshot.backends.items()

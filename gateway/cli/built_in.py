@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.http.interfaces import join_path
-from backends.torch.model_files import ModelError, detect_task, find_local_path
+from backends.torch.model_files import EngineTask, ModelError, detect_task, find_local_path
 from gateway.config.loader import ConfigFetcher, ConfigText
 from gateway.config.validate import is_loopback
 from protocols.core.units import parse_alias, parse_worker_url
@@ -34,13 +34,21 @@ _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]*):\d{
 _CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
+ServedTask = Literal["generate", "embedding", "rerank"]
+_SERVED_TASKS: Final[Mapping[EngineTask, ServedTask]] = {
+    "generate": "generate",
+    "embed": "embedding",
+    "rerank": "rerank",
+}
+
+
 class ServeOptions(Struct, frozen=True, kw_only=True):
     """The options of ``interlingua serve`` that build a configuration; see its help."""
 
     host: str | None = None
     port: int | None = None
     served_model_name: str | None = None
-    task: Literal["generate", "embedding"] | None = None
+    task: ServedTask | None = None
     api_keys: Sequence[str] = ()
     admin_port: int | None = None
     """None chooses a port; -1 starts no admin listener."""
@@ -149,8 +157,8 @@ def _choose_config(target: str | None, options: ServeOptions) -> tuple[str, dict
     if task is not None:
         settings["task"] = task
     model: dict[str, Any] = {"backend": "model"}
-    if task == "embedding":
-        model["task"] = "embedding"
+    if task in ("embedding", "rerank"):
+        model["task"] = task
     config["backends"], config["models"] = {"model": settings}, {model_name: model}
     for protocol in config["listeners"][0]["protocols"]:
         if isinstance(protocol, dict) and "model" in protocol:
@@ -180,7 +188,7 @@ def _parse_worker(target: str) -> str:
         raise click.UsageError(f"{target}: the URL {error}") from None
 
 
-def find_model_task(path: str) -> Literal["generate", "embedding"] | None:
+def find_model_task(path: str) -> ServedTask | None:
     """What a model's files say about its task; None for a model of the Hugging Face Hub.
 
     Raises UsageError if ``path`` is no model.
@@ -196,7 +204,7 @@ def find_model_task(path: str) -> Literal["generate", "embedding"] | None:
             return None
         if folder.suffix == ".gguf":
             return "generate"
-        return "embedding" if detect_task(folder) == "embed" else "generate"
+        return _SERVED_TASKS[detect_task(folder)]
     except ModelError as error:
         raise click.UsageError(str(error)) from None
 

@@ -143,6 +143,8 @@ def _make_adapter(
 ) -> UpstreamAdapter:
     """The adapter that a pool would use. Raises BadParameter."""
     registry = ProtocolRegistry(PROTOCOLS)
+    if not registry.serves_workers(protocol):
+        raise click.BadParameter(f"{protocol} is for clients only, and not for workers")
     if fields:
         if not registry.accepts_param(protocol, "fields"):
             raise click.BadParameter(f"{protocol} does not support --field")

@@ -215,7 +215,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 )
 @click.option(
     "--task",
-    type=click.Choice(["generate", "embedding"]),
+    type=click.Choice(["generate", "embedding", "rerank"]),
     help="The task of MODEL, if its files do not say it.",
 )
 @click.option(
@@ -372,6 +372,9 @@ def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: 
     "--max-concurrency", type=int, default=16, show_default=True, help="Sequences in a batch."
 )
 @click.option("--kv-cache-memory", help="Size of the KV cache, such as 4GiB; by default 1GiB.")
+@click.option("--context", type=int, help="A context length below the model's own, in tokens.")
+@click.option("--queue", type=int, help="Limit of waiting prompts; by default 256.")
+@click.option("--prefill-chunk", type=int, help="Prompt tokens in one step; by default 256.")
 @click.option("--threads", type=int, help="CPU threads; by default, as many as torch chooses.")
 @click.option(
     "--task",

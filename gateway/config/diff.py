@@ -19,7 +19,16 @@ from gateway.config.errors import format_path
 from gateway.config.listeners import listeners_by_id, restart_required
 from gateway.config.schema import BackendConfig, Config, ModelConfig
 
-_SECTIONS: Final = ("version", "admin", "limits", "defaults", "identity", "state", "observe")
+_SECTIONS: Final = (
+    "version",
+    "admin",
+    "limits",
+    "defaults",
+    "identity",
+    "state",
+    "stored_responses",
+    "observe",
+)
 """The sections of a configuration that hold no names."""
 
 

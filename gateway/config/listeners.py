@@ -33,7 +33,7 @@ def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str
     if old_address != new_address:
         current = f"it is at {old_address}" if old_address else "there is none"
         yield ("admin",), f"{current} for as long as the gateway runs; restart it"
-    for name in ("state", "observe"):
+    for name in ("state", "stored_responses", "observe"):
         if getattr(old, name) != getattr(new, name):
             yield (name,), "can't change for as long as the gateway runs; restart it"
     current_listeners = listeners_by_id(old)

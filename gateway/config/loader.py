@@ -80,7 +80,7 @@ def _merge_defaults(
 def build_default_listener(protocols: ProtocolRegistry) -> ListenerConfig:
     """A listener with every protocol: at its own paths, or below its name if they are taken."""
     mounts = []
-    claimed: set[tuple[str, str]] = set()
+    claimed = {("GET", "/")}  # the gateway's own page
     for name in filter(protocols.serves_clients, protocols.names):
         endpoints = protocols.endpoints(name, None, {})
         prefix = "" if claimed.isdisjoint(endpoints) else f"/{name}"

@@ -7,7 +7,7 @@ protocols and compiles chat templates. Each protocol is imported when the config
 import importlib
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,34 @@ _TYPE_NAMES: Mapping[Any, str] = {
     float: "a number",
     str: "a string",
 }
+
+
+EndpointKey = tuple[str, str]
+"""An endpoint's method and path, with ``{}`` for every path parameter."""
+
+
+def find_shared_endpoint(
+    keys: Iterable[EndpointKey], others: Iterable[EndpointKey]
+) -> EndpointKey | None:
+    """The first of ``others`` that matches a request which one of ``keys`` matches, too."""
+    known = set(keys)
+    patterns = [(method, path.split("/")) for method, path in known if "{}" in path]
+    for method, path in sorted(others):
+        if (method, path) in known:
+            return method, path
+        steps = path.split("/")
+        candidates = [(m, p.split("/")) for m, p in known] if "{}" in path else patterns
+        if any(m == method and _overlaps(one, steps) for m, one in candidates):
+            return method, path
+    return None
+
+
+def _overlaps(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether one path matches both patterns, given as their segments."""
+    return len(first) == len(second) and all(
+        one == other or (one and other and "{}" in (one, other))
+        for one, other in zip(first, second, strict=True)
+    )
 
 
 def load_symbol(reference: str) -> Any:
@@ -52,6 +80,10 @@ class ProtocolRegistry:
         """Whether a listener can serve it."""
         return hasattr(self.load_adapter_class(name), "read_routing_info")
 
+    def serves_workers(self, name: str) -> bool:
+        """Whether a pool's workers can speak it."""
+        return hasattr(self.load_adapter_class(name), "read_error")
+
     def has_version_header(self, name: str) -> bool:
         """Whether its clients send a header of their own, so that it may share paths."""
         return hasattr(self.load_adapter_class(name), "version_header")
@@ -77,7 +109,7 @@ class ProtocolRegistry:
 
     def endpoints(
         self, name: str, profile: str | None, options: Mapping[str, Any]
-    ) -> frozenset[tuple[str, str]]:
+    ) -> frozenset[EndpointKey]:
         """The method and path of each of its endpoints, with {} for every path parameter.
 
         Raises ValueError for options that the adapter rejects.

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, UnsetType
 
-from backends.echo import ScriptedFailure
+from backends.echo import DEFAULT_TURN, ScriptedFailure, ScriptedTurn
 from backends.interfaces import BackendSettings, Timeouts
 from backends.pool.settings import (
     ClientTlsSettings,
@@ -180,6 +180,37 @@ class SharedStateConfig(ConfigSection, frozen=True):
     """Starts the names of all Redis keys: gateways with the same prefix share their limits."""
     tls: ClientTlsSettings | None = None
     """The CA certificates that verify the server; by default the system's."""
+
+
+# Stored responses.
+
+
+class ResponseStoreConfig(ConfigSection, frozen=True):
+    """Where responses are stored that later requests may refer to by id.
+
+    Without ``sqlite`` and ``redis``, each serving process keeps them in its memory. Each API key
+    sees its own responses only, of which the newest are kept.
+    """
+
+    enabled: bool = True
+    """Whether responses are stored."""
+    sqlite: OutputPath | None = None
+    """A SQLite file, which the processes of one machine share."""
+    redis: Secret | None = None
+    """The URL of a Redis server, which several gateways may share. It may contain a password and is
+    never shown."""
+    tls: ClientTlsSettings | None = None
+    """The CA certificates that verify the Redis server; by default the system's."""
+    prefix: Name = "interlingua-responses"
+    """Starts the names of all Redis keys."""
+    retention: Retention = 86400
+    """How long a response is kept."""
+    responses_per_key: PositiveInt = 1000
+    """How many responses of an API key are kept."""
+    bytes_per_key: Size = 64 << 20
+    """The size of the responses of an API key that are kept."""
+    memory: Size = 256 << 20
+    """The size of all responses that a process keeps in its memory."""
 
 
 # Traces and metrics.
@@ -371,6 +402,8 @@ class EchoConfig(BackendSettings, frozen=True, tag="echo"):
     """Limit of a prompt's words, which count as its tokens; by default none."""
     fail: ScriptedFailure | None = None
     """A simulated failure of each request; by default none."""
+    turn: ScriptedTurn = DEFAULT_TURN
+    """What each response holds beside its text."""
 
 
 BackendConfig = EchoConfig | TorchSettings | PoolSettings
@@ -632,7 +665,9 @@ class Config(ConfigSection, frozen=True, kw_only=True):
     identity: JwtConfig | None = None
     """Authentication by JSON Web Tokens; by default none."""
     state: SharedStateConfig | None = None
-    """A Redis server that holds the rate limits of several gateways; by default each has its
-    own."""
+    """A Redis server that holds the rate limits of several gateways; by default each gateway has
+    its own."""
+    stored_responses: ResponseStoreConfig = ResponseStoreConfig()
+    """Where responses are stored that later requests may refer to by id."""
     observe: ObservabilityConfig = ObservabilityConfig()
     """What is recorded of requests: access log, usage, traces and metrics."""

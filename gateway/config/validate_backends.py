@@ -16,6 +16,12 @@ import msgspec.inspect
 
 from backends.http.interfaces import parse_version_segment
 from backends.pool.settings import ClientTlsSettings, PoolSettings
+from backends.torch.model_files import (
+    ModelError,
+    UnsupportedModelError,
+    check_supported,
+    find_local_path,
+)
 from backends.torch.settings import TorchSettings
 from gateway.config.decoder import ConfigDecoder
 from gateway.config.errors import (
@@ -26,11 +32,16 @@ from gateway.config.errors import (
     quote,
     suggest_name,
 )
-from gateway.config.registry import describe_type_mismatch, find_template_error
+from gateway.config.registry import (
+    describe_type_mismatch,
+    find_shared_endpoint,
+    find_template_error,
+)
 from gateway.config.schema import (
     Config,
     ListenerConfig,
     ListenerProtocolConfig,
+    ResponseStoreConfig,
     SharedStateConfig,
     TlsConfig,
 )
@@ -60,8 +71,10 @@ def check(config: Config, context: ValidationContext) -> None:
                 _check_pool(backend, path, context)
             elif is_set(backend) and isinstance(backend, TorchSettings):
                 _check_template(backend.chat_template, (*path, "chat_template"), context)
+                _check_model_files(backend, path, context)
     _check_identity(config, context)
     _check_state(config, context)
+    _check_stored_responses(config, context)
     _check_telemetry(config, context)
     _check_usage(config, context)
 
@@ -79,6 +92,25 @@ def _check_installed(
         installed = False
     if not installed:
         context.add_issue(path, message, key=True)
+
+
+def _check_model_files(
+    settings: TorchSettings, path: ConfigPath, context: ValidationContext
+) -> None:
+    """Report files that are there and that the local engine can't serve.
+
+    A package that is not installed is not reported: the gateway may run on another machine.
+    """
+    if not is_set(settings.path) or not settings.path:
+        return
+    try:
+        folder = find_local_path(settings.path)
+        if folder is not None:
+            check_supported(folder)
+    except UnsupportedModelError as error:
+        context.add_issue((*path, "path"), str(error))
+    except ModelError:
+        pass
 
 
 def _check_key_pair(tls: TlsConfig, path: ConfigPath, context: ValidationContext) -> None:
@@ -157,14 +189,13 @@ def _check_listener(
             continue
         paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
         has_header = context.protocols.has_version_header
-        shared_paths = sorted(
-            path
-            for path in paths & owners.keys()
-            if has_header(protocol.name) is has_header(owners[path])
-        )
-        if shared_paths and not (listener.protocol_header is True or protocol.name in preferred):
-            method, shared_path = shared_paths[0]
-            owner = owners[method, shared_path]
+        rivals = {
+            key for key, name in owners.items() if has_header(protocol.name) is has_header(name)
+        }
+        shared = find_shared_endpoint(paths, rivals)
+        if shared and not (listener.protocol_header is True or protocol.name in preferred):
+            method, shared_path = shared
+            owner = owners[shared]
             context.add_issue(
                 at,
                 f"{method} {shared_path} belongs to {owner} on this listener already; "
@@ -219,7 +250,7 @@ def _check_pool(pool: PoolSettings, path: ConfigPath, context: ValidationContext
 
 def _check_pool_protocol(pool: PoolSettings, path: ConfigPath, context: ValidationContext) -> None:
     name, profile_at = pool.protocol, (*path, "profile")
-    if not context.check_protocol(name, pool.profile, (*path, "protocol"), profile_at):
+    if not context.check_worker_protocol(name, pool.profile, (*path, "protocol"), profile_at):
         return
     option_types = context.protocols.get_options(name)
     for key, value in pool.options.items() if is_set(pool.options) else ():
@@ -355,7 +386,27 @@ def _check_state(config: Config, context: ValidationContext) -> None:
         context.add_issue(path, message)
     if is_set(state.redis) and (problem := _redis_url_error(state.redis.reveal())):
         context.add_issue(path, f"this {problem}")
-    _check_state_tls(state, ("state", "tls"), context)
+    _check_redis_tls(state, ("state", "tls"), context)
+
+
+def _check_stored_responses(config: Config, context: ValidationContext) -> None:
+    """Report two stores of responses, or an unusable Redis URL, without showing it."""
+    store, path = config.stored_responses, ("stored_responses",)
+    if not is_set(store) or not is_set(store.sqlite) or not is_set(store.redis):
+        return
+    if store.sqlite is not None and store.redis is not None:
+        context.add_issue(path, "give either sqlite or redis, or neither to use memory")
+    if store.redis is None:
+        if is_set(store.tls) and store.tls is not None:
+            message = "applies only to redis; add its URL, or remove this"
+            context.add_issue((*path, "tls"), message, key=True)
+        return
+    if importlib.util.find_spec("redis") is None:
+        message = "needs the client of Redis; install it with: pip install 'interlingua[redis]'"
+        context.add_issue((*path, "redis"), message)
+    if problem := _redis_url_error(store.redis.reveal()):
+        context.add_issue((*path, "redis"), f"this {problem}")
+    _check_redis_tls(store, (*path, "tls"), context)
 
 
 def _redis_url_error(url: str) -> str:
@@ -380,12 +431,13 @@ def _has_database(parts: SplitResult) -> bool:
     return bool(parts.hostname) and (not database or database.isdigit())
 
 
-def _check_state_tls(
-    state: SharedStateConfig, path: ConfigPath, context: ValidationContext
+def _check_redis_tls(
+    state: SharedStateConfig | ResponseStoreConfig, path: ConfigPath, context: ValidationContext
 ) -> None:
     if not is_set(state.tls) or state.tls is None:
         return
-    if is_set(state.redis) and not state.redis.reveal().startswith("rediss://"):
+    url = state.redis if is_set(state.redis) else None
+    if url is not None and not url.reveal().startswith("rediss://"):
         message = "applies only with TLS; write rediss:// in the URL, or remove this"
         context.add_issue(path, message, key=True)
     _check_ca(state.tls, path, context)

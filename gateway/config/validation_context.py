@@ -111,6 +111,17 @@ class ValidationContext:
             return False
         return is_set(profile)
 
+    def check_worker_protocol(
+        self, name: str, profile: str | None, path: ConfigPath, profile_path: ConfigPath = ()
+    ) -> bool:
+        """Like ``check_protocol``, for a protocol of a pool."""
+        if not self.check_protocol(name, profile, path, profile_path):
+            return False
+        if not self.protocols.serves_workers(name):
+            self.add_issue(path, f"{name} is for clients only, and not for workers")
+            return False
+        return True
+
     def check_client_protocol(
         self, name: str, profile: str | None, path: ConfigPath, profile_path: ConfigPath = ()
     ) -> bool:

@@ -25,7 +25,13 @@ from protocols.core.errors import (
     PathNotFound,
     RequestTooLarge,
 )
-from protocols.core.interfaces import Clock, Headers, UpstreamAdapter, UpstreamRequest
+from protocols.core.interfaces import (
+    ClientRequest,
+    Clock,
+    Headers,
+    UpstreamAdapter,
+    UpstreamRequest,
+)
 from protocols.core.request import (
     EmbeddingRequest,
     GenerationRequest,
@@ -226,12 +232,21 @@ def build_sample_request(
         try:
             upstream_request = adapter.encode_request(request)
             upstream_request = replace(upstream_request, path=mount.prefix + upstream_request.path)
-            match = paths.find_endpoint(upstream_request.method, upstream_request.path)
+            path, _, _ = upstream_request.path.partition("?")
+            match = paths.find_endpoint(upstream_request.method, path)
+            if operation in (match.endpoint.operation, None):
+                # An endpoint may take several kinds, depending on the model: text is the usual one.
+                mount.adapter.decode_request(_make_client_request(match, upstream_request))
+                return upstream_request
         except ClientError:
             continue
-        if match.endpoint.operation == operation or operation is None:
-            return upstream_request
     return None
+
+
+def _make_client_request(match: EndpointMatch, sample: UpstreamRequest) -> ClientRequest:
+    headers = {name.lower(): value for name, value in sample.headers}
+    path, _, query = sample.path.partition("?")
+    return ClientRequest(match.endpoint, match.params, headers, query, sample.body, path)
 
 
 def _list_sample_requests(model: str, *, stream: bool) -> Iterator[Request]:

@@ -19,7 +19,7 @@ from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import NULL_RECORDER, ExplainRecorder
-from gateway.pipeline.responder import Responder
+from gateway.pipeline.responder import Responder, ResponseSaver
 from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
 from gateway.pipeline.strategies import ResponseStrategy
 from gateway.ratelimit.limiter import Reservation
@@ -62,6 +62,8 @@ class RoutedRequest(Struct):
     """What it took of its key's limits, if it has any."""
     headers: Headers = ()
     """Headers of the response, whichever target serves it: the rate-limit headers."""
+    store_response: ResponseSaver | None = None
+    """Stores the response, if its endpoint is stateful."""
 
     @property
     def is_rejected(self) -> bool:
@@ -243,6 +245,7 @@ class Dispatcher:
             self._deadline_timer,
             request.headers,
             self._loop,
+            request.store_response,
         )
         if client_id := request.routing_info.client_id or prepared.request.client_id:
             return self._run_named((request.adapter.name, record.key, client_id), responder)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -43,12 +44,14 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
 from gateway.routing.paths import EndpointMatch, PathRouter
 from gateway.routing.router import PrincipalCatalog, Route, Router
+from gateway.store.response_store import ResponseStore
 from protocols.core.catalog import Catalog
 from protocols.core.errors import (
     GatewayError,
     InternalError,
     InvalidParameter,
     RequestNotFound,
+    StoredObjectNotFound,
     Unauthorized,
     UnsupportedFeature,
 )
@@ -59,6 +62,8 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
+    StoredResponse,
+    StoresResponses,
     SupportsTokenEstimate,
 )
 
@@ -120,6 +125,8 @@ class GatewayServices(Struct, frozen=True):
     """Counts dropped log lines, usage rows and traces; see ``observability.metrics.system``."""
     tracer: Tracer | None = None
     """Traces requests, if tracing is configured."""
+    response_store: ResponseStore | None = None
+    """Stores the responses of stateful endpoints, if they are stored at all."""
 
 
 class ActiveRequest(Struct, eq=False):
@@ -157,7 +164,7 @@ class RequestHandler:
         """
         self.path_router = path_router
         self._static_pages = {
-            path: page for path, page in pages.items() if not path_router.has_path(path)
+            path: page for path, page in pages.items() if not path_router.has_page(path)
         }
         self._router = router
         self._authenticator = authenticator
@@ -170,6 +177,7 @@ class RequestHandler:
         self._observe_request = services.observe_request
         self._explain_policy = services.explain_policy
         self._tracer = services.tracer
+        self._response_store = services.response_store
         deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
         self.dispatcher = Dispatcher(
             router, settings.max_body_size, services.shadow_manager, deadline_timer
@@ -269,26 +277,7 @@ class RequestHandler:
             client_request = _make_client_request(match, http, record, body)
             if recorder is not NULL_RECORDER:
                 recorder.record_request(adapter, client_request, principal, http.peer)
-            if match.endpoint.task in _MODEL_TASKS:
-                info = (
-                    adapter.read_routing_info(client_request)
-                    if len(body) < _LARGE_BODY
-                    else await asyncio.to_thread(adapter.read_routing_info, client_request)
-                )
-                routed = RoutedRequest(
-                    adapter,
-                    client_request,
-                    info,
-                    self._make_context(client_request, recorder, record),
-                    request.writer,
-                    record,
-                    principal,
-                    http.peer,
-                    recorder,
-                )
-                await self._dispatch(routed, request)
-            else:
-                await self._send_untranslated(match, client_request, request, principal, recorder)
+            await self._answer_request(match, client_request, request, principal, recorder)
         except GatewayError as error:
             _send_error(adapter, error, _make_client_request(match, http, record, body), request)
         except Exception:
@@ -296,7 +285,7 @@ class RequestHandler:
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
 
-    async def _send_untranslated(
+    async def _answer_request(
         self,
         match: EndpointMatch,
         client_request: ClientRequest,
@@ -304,11 +293,35 @@ class RequestHandler:
         principal: Principal | None,
         recorder: ExplainRecorder,
     ) -> None:
-        """Answer a request that is not translated: forward it, or answer from the catalog."""
-        if match.endpoint.task == "proxy":
-            await self._forward(match, request, principal, recorder)
-        else:
-            await self._send_info(match.mount.adapter, client_request, request, principal)
+        """Do what the endpoint is for."""
+        endpoint, adapter = match.endpoint, match.mount.adapter
+        if endpoint.task not in _MODEL_TASKS:
+            if endpoint.task == "proxy":
+                await self._forward(match, request, principal, recorder)
+            elif endpoint.task == "recall":
+                await self._send_stored(adapter, client_request, request)
+            else:
+                await self._send_info(adapter, client_request, request, principal)
+            return
+        info = (
+            adapter.read_routing_info(client_request)
+            if len(client_request.body) < _LARGE_BODY
+            else await asyncio.to_thread(adapter.read_routing_info, client_request)
+        )
+        routed = RoutedRequest(
+            adapter,
+            client_request,
+            info,
+            self._make_context(client_request, recorder, request.record),
+            request.writer,
+            request.record,
+            principal,
+            request.http.peer,
+            recorder,
+        )
+        if endpoint.is_stateful:
+            await self._prepare_stateful(routed)
+        await self._dispatch(routed, request)
 
     async def _forward(
         self,
@@ -391,6 +404,44 @@ class RequestHandler:
             decompress_body, body, encoding, self._settings.max_body_size
         )
 
+    async def _prepare_stateful(self, routed: RoutedRequest) -> None:
+        """Find the stored responses that a request refers to. Raises StoreUnavailable."""
+        adapter, call, store = routed.adapter, routed.client_request, self._response_store
+        assert isinstance(adapter, StoresResponses)  # noqa: S101 - as its endpoint says
+        if store is None:
+            adapter.set_references(call, None)
+            return
+        owner, stored = routed.record.key, dict[str, StoredResponse]()
+        names = (
+            await asyncio.to_thread(adapter.list_references, call)
+            if routed.context.offload_to_thread
+            else adapter.list_references(call)
+        )
+        for name in names:
+            response = await store.find_response(owner, name)
+            if response is not None:
+                stored[name] = response
+        if sum(len(response.body) for response in stored.values()) < _LARGE_BODY:
+            adapter.set_references(call, stored)
+        else:
+            await asyncio.to_thread(adapter.set_references, call, stored)
+        if not routed.explain_recorder.dry_run:
+            routed.store_response = partial(store.add_response, owner)
+
+    async def _send_stored(
+        self, adapter: ClientAdapter, call: ClientRequest, request: ActiveRequest
+    ) -> None:
+        """Answer from a stored response. Raises StoredObjectNotFound or StoreUnavailable."""
+        assert isinstance(adapter, StoresResponses)  # noqa: S101 - as its endpoint says
+        name, store, owner = adapter.read_stored_id(call), self._response_store, request.record.key
+        stored = None if store is None else await store.find_response(owner, name)
+        if store is None or stored is None or stored.id != name:
+            text = f"Response with id '{name[:128]}' not found."
+            raise StoredObjectNotFound(text, id=name)
+        if call.endpoint.method == "DELETE":
+            await store.remove_response(owner, name)
+        send_reply(request.writer, adapter.encode_stored(call, stored), request.record)
+
     async def _send_info(
         self,
         adapter: ClientAdapter,
@@ -433,6 +484,11 @@ class RequestHandler:
 
     def _dispatch(self, routed: RoutedRequest, request: ActiveRequest) -> Coroutine[Any, Any, None]:
         """Route the request, reserve its part of the limits, and send it to its target."""
+        info = routed.routing_info
+        if info.inform:
+            return self._send_info(routed.adapter, routed.client_request, request, routed.principal)
+        if info.other_names or not info.model:
+            routed.routing_info = replace(info, model=self._router.find_name(info))
         route = self._route_request(routed)
         if self._limiter is not None:
             takes_tokens = routed.client_request.endpoint.task == "generate"

@@ -8,7 +8,7 @@ gateway never invents an end.
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -36,7 +36,10 @@ from protocols.core.events import (
     ToolCallStart,
     Usage,
 )
-from protocols.core.interfaces import Headers, HttpResponse, SupportsHeartbeat
+from protocols.core.interfaces import Headers, HttpResponse, StoredResponse, SupportsHeartbeat
+
+ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
+"""Stores a response. Never fails."""
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
@@ -84,6 +87,7 @@ class Responder(Struct, eq=False):
     """Headers of the response beside the strategy's: the rate-limit headers."""
     _loop: asyncio.AbstractEventLoop | None = None
     """The event loop, if it is known: asking for the running one takes a system call."""
+    _store_response: ResponseSaver | None = None
     _task: asyncio.Task[Any] | None = None
     """The task that runs it, as long as it may be cancelled."""
     _is_cancelled: bool = False
@@ -99,6 +103,8 @@ class Responder(Struct, eq=False):
     _is_end_written: bool = False
     """Whether the end of the stream was written. A later failure does not concern the client."""
     _finish_reasons: list[FinishReason] = []
+    _last_chunk: bytes = b""
+    """The end of a stream whose response has to be stored first: its client may use it at once."""
     _heartbeat: HeartbeatTimer | None = None
     """Set while a stream has to be kept alive."""
 
@@ -122,7 +128,9 @@ class Responder(Struct, eq=False):
         self._stop_reason = error or ClientDisconnected("the request was stopped")
         self._cancel_task()
 
-    async def run(self, running_requests: set["Responder"], *, stream: bool) -> None:
+    async def run(  # noqa: PLR0912 - a branch for each way in which a response may end
+        self, running_requests: set["Responder"], *, stream: bool
+    ) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
         task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101 - a coroutine runs in one
@@ -134,7 +142,10 @@ class Responder(Struct, eq=False):
             if stream:
                 await self._stream_events()
             else:
-                self._send_unary(await self._strategy.send_unary())
+                response = self._build_unary(await self._strategy.send_unary())
+                if self._store_response is not None:
+                    await self._save_response()
+                send_reply(self._writer, response, self._record, self._headers)
         except asyncio.CancelledError:
             if self._is_end_written:
                 return
@@ -197,6 +208,8 @@ class Responder(Struct, eq=False):
             async for data, events in items:
                 more = self._write_events(data, events)
                 if self._is_stream_complete:
+                    if self._store_response is not None:
+                        await self._save_response()
                     self._finish_stream()
                 elif not more:
                     self._write_blocked_since = self._context.clock()
@@ -206,7 +219,19 @@ class Responder(Struct, eq=False):
             if self._heartbeat is not None:
                 self._heartbeat.stop()
             await items.aclose()
+        if self._store_response is not None:
+            await self._save_response()
         self._finish_stream()
+
+    async def _save_response(self) -> None:
+        """Store a complete response, if it has to be, and then write its last chunk."""
+        save, self._store_response = self._store_response, None
+        response = self._strategy.get_stored_response()
+        if save is not None and response is not None:
+            await save(response)
+        if chunk := self._last_chunk:
+            self._last_chunk = b""
+            self._writer.write(chunk)
 
     def _finish_stream(self) -> None:
         """Write the end of the stream. Raises StreamBroken if it is incomplete."""
@@ -228,7 +253,10 @@ class Responder(Struct, eq=False):
         if chunk:
             if not self._has_content:
                 self._has_content = self._begin_content(events)
-            self._writer.write(chunk)
+            if self._store_response is not None and self._is_stream_complete:
+                self._last_chunk = chunk
+            else:
+                self._writer.write(chunk)
             if self._heartbeat is not None:
                 self._heartbeat.has_output = True
         return not (self._writer.started and self._writer.needs_drain)
@@ -241,8 +269,8 @@ class Responder(Struct, eq=False):
             self._start_response(self._get_elapsed())
         self._writer.write(data)
 
-    def _send_unary(self, items: Sequence[StreamItem]) -> None:
-        """Send the unary response that these items are."""
+    def _build_unary(self, items: Sequence[StreamItem]) -> HttpResponse:
+        """The unary response that these items are."""
         strategy, record, reasons = self._strategy, self._record, []
         body: bytes | None = None
         batches: list[Event] = []
@@ -258,7 +286,7 @@ class Responder(Struct, eq=False):
             elif type(event) is Usage:
                 record.usage = event
         record.finish_reasons = tuple(reasons)
-        send_reply(self._writer, strategy.build_response(events, body), record, self._headers)
+        return strategy.build_response(events, body)
 
     def _check_complete(self) -> None:
         """Raises StreamBroken unless the stream is complete."""

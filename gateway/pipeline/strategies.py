@@ -34,6 +34,8 @@ from protocols.core.interfaces import (
     HttpResponse,
     ResponseContext,
     ResponseEncoder,
+    StorableEncoder,
+    StoredResponse,
     SupportsHeartbeat,
 )
 from protocols.core.loss import UnsupportedParameter
@@ -84,7 +86,9 @@ def apply_model_settings(
                 raise build_limit_error(row, MAX_TOP_LOGPROBS, top)
         name = names.get("logprobs.top", "logprobs")
         raise _build_limit_error(name, MAX_TOP_LOGPROBS, top, "here")
-    fitted = request.bind_target(route.target.backend_model, source, context_length)
+    fitted = request.bind_target(
+        route.target.backend_model, request.source or source, context_length
+    )
     defaults = route.model.defaults
     if defaults.sampling or defaults.stopping:
         sampling = _fill_defaults(request.sampling, defaults.sampling)
@@ -274,10 +278,15 @@ class ResponseStrategy:
         passthrough = self.prepared.passthrough
         if body is not None and passthrough is not None:
             return HttpResponse(200, body, passthrough.build_headers())
-        encoder = self._create_encoder() if self._encoder is None else self._encoder
+        encoder = self.get_encoder()
         response = encoder.encode_unary(aggregate(events))
         headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
         return HttpResponse(response.status, response.body, headers)
+
+    def get_stored_response(self) -> StoredResponse | None:
+        """The response to store, after its end was encoded."""
+        encoder = self._encoder
+        return encoder.stored_response if isinstance(encoder, StorableEncoder) else None
 
     def _decode_request(self) -> tuple[AnyRequest, Mapping[str, str]]:
         """See ``backends.interfaces.BackendRequest.decode``."""

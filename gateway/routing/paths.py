@@ -6,6 +6,7 @@ encoded slash. The values of path parameters (``{name}``) are decoded.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.config.registry import find_shared_endpoint
 from protocols.core.errors import MethodNotAllowed, PathNotFound
 from protocols.core.interfaces import ClientAdapter, Endpoint, HasVersionHeader
 
@@ -68,8 +70,10 @@ class PathRouter:
     def __init__(self, mounts: Sequence[AdapterMount]) -> None:
         self.mounts = mounts
         self._tables = [_AdapterPaths(mount) for mount in mounts]
-        claims = [claim for mount in mounts for claim in set(list_endpoint_keys(mount))]
-        self._has_shared_paths = len(claims) > len(set(claims))
+        claims = [set(list_endpoint_keys(mount)) for mount in mounts]
+        self._has_shared_paths = any(
+            find_shared_endpoint(first, second) for first, second in combinations(claims, 2)
+        )
         self._static_matches = {
             (method, path): self._search_tables(method, path)
             for table in self._tables
@@ -128,9 +132,9 @@ class PathRouter:
         owners = named or owners
         return max(owners, key=lambda owner: owner[0])[1] if owners else self.mounts[0]
 
-    def has_path(self, path: str) -> bool:
-        """Whether a protocol has this path, for more than a HEAD request."""
-        return any(table.match_path(path)[0].keys() - {"HEAD"} for table in self._tables)
+    def has_page(self, path: str) -> bool:
+        """Whether a protocol answers GET of this path."""
+        return any("GET" in table.match_path(path)[0] for table in self._tables)
 
 
 class _PathPattern(Struct, frozen=True):
@@ -183,8 +187,9 @@ class _AdapterPaths:
 
     def _add_path(self, path: str, endpoint: Endpoint) -> None:
         self.static.setdefault(path, {})[endpoint.method] = endpoint
-        if not endpoint.strict_slash and not path.endswith("/"):
-            self.static.setdefault(path + "/", {})[endpoint.method] = endpoint
+        if not endpoint.strict_slash and path != "/":
+            other_path = path.removesuffix("/") if path.endswith("/") else f"{path}/"
+            self.static.setdefault(other_path, {})[endpoint.method] = endpoint
 
 
 def list_endpoint_keys(mount: AdapterMount) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
+from protocols.core.interfaces import RoutingInfo
 from protocols.core.units import has_dot_segment
 
 AllowedModels = frozenset[str] | None
@@ -154,6 +155,7 @@ class Router:
         self._by_name = {
             name: model for model in self._models for name in (model.info.name, *model.info.aliases)
         }
+        self._names_by_lower_case = {name.lower(): name for name in reversed(self._by_name)}
         self._wildcards = sorted(
             (model for model in self._models if model.info.name.endswith(CATCH_ALL_MODEL)),
             key=lambda model: -len(model.info.name),
@@ -253,6 +255,23 @@ class Router:
             return
         if (name if model is None else model.info.name) not in allowed_models:
             raise Forbidden(_describe_unknown_model(name), model=name)
+
+    def find_name(self, info: RoutingInfo) -> str:
+        """The configured name that ``info`` means; the client's own if there is no such model.
+
+        Without a name it is the only model, if there is one. See ``RoutingInfo.other_names``.
+        """
+        if not info.model:
+            only = self._models[0].info.name if len(self._models) == 1 else CATCH_ALL_MODEL
+            return "" if only == CATCH_ALL_MODEL else only
+        names = (info.model, *info.other_names)
+        for name in names:
+            if name in self._by_name:
+                return name
+        for name in names:
+            if name.lower() in self._names_by_lower_case:
+                return self._names_by_lower_case[name.lower()]
+        return info.model
 
     def find_protocol(self, name: str, allowed_models: AllowedModels = None) -> str | None:
         """The protocol of a model's clients, if the configuration sets it."""

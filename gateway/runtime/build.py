@@ -72,6 +72,8 @@ def build_static_pages(
         HttpResponse(503, b'{"status":"draining"}'),
     )
 
+    alive = HttpResponse(200, b'"I\'m alive!"')  # LiteLLM's, as are the paths below /health
+
     @functools.cache
     def get_openapi() -> HttpResponse:
         return HttpResponse(200, openapi.build_document(mounts, version=__version__, keyed=keyed))
@@ -83,6 +85,9 @@ def build_static_pages(
     return {
         "/": get_overview,
         "/health": lambda: ok if ready() else draining,
+        "/health/readiness": lambda: ok if ready() else draining,
+        "/health/liveliness": lambda: alive,
+        "/health/liveness": lambda: alive,
         "/openapi.json": get_openapi,
     }
 

@@ -38,6 +38,7 @@ from gateway.runtime.telemetry import (
     set_up_process_metrics,
     set_up_usage,
 )
+from gateway.store.response_store import MemoryResponseStore, create_response_store
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -171,6 +172,21 @@ def build_services(log: AccessLogWriter | None = None) -> GatewayServices:
     )
 
 
+def set_up_response_store(
+    config: schema.ResponseStoreConfig,
+    services: GatewayServices,
+    process_group: "ProcessGroup | None",
+) -> GatewayServices:
+    """Set up the store of responses, if they are stored. Returns the services."""
+    store = create_response_store(config, services.wall_clock)
+    if process_group is not None and isinstance(store, MemoryResponseStore):
+        log.info(
+            "each process stores its own responses; give stored_responses an sqlite file or a "
+            "redis server for those of all"
+        )
+    return replace(services, response_store=store)
+
+
 @runtime_checkable
 class ManuallyManaged(Protocol):
     """A backend whose workers the admin API can change."""
@@ -217,6 +233,7 @@ class Gateway:
         services, self._shared_limits = SharedRateLimits.create(
             config.state, services, self._list_leased_counters
         )
+        services = set_up_response_store(config.stored_responses, services, process_group)
         metrics: MetricsCollector | None = None
         if config.admin is not None:
             services, metrics, observe_reload = set_up_metrics(
@@ -355,6 +372,8 @@ class Gateway:
         await self._current.aclose()
         if self._shared_limits is not None:
             await self._shared_limits.aclose()
+        if self._services.response_store is not None:
+            await self._services.response_store.aclose()
         backends = (*self.backends.values(), *self._closing_backends)
         await asyncio.gather(*(backend.aclose() for backend in backends))
         if self._admin_server is not None:
@@ -559,7 +578,7 @@ class Gateway:
 
         clock = self._services.clock
         services = AdminServices(
-            get_unready_reason=lambda: get_unready_reason(self.router, self.backends.values()),
+            get_unready_reason=lambda: get_unready_reason(self.router, self.backends),
             worker_sets=self._worker_sets,
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,

@@ -388,11 +388,12 @@ def _read_labels(
         if len(identifier) > MAX_IDENTIFIER_LENGTH:
             raise too_long_error("safety_identifier", MAX_IDENTIFIER_LENGTH, identifier)
     if "metadata" in fields and "metadata" in values.provided_fields:
-        labels |= _read_metadata(fields["metadata"])
+        labels |= read_metadata(fields["metadata"])
     return labels
 
 
-def _read_metadata(raw: Raw) -> dict[str, str]:
+def read_metadata(raw: Raw) -> dict[str, str]:
+    """``metadata`` as labels. Raises InvalidParameter."""
     most, longest_key, longest = METADATA_LIMITS
     items = as_object(raw, "metadata")
     if len(items) > most:

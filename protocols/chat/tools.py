@@ -42,7 +42,7 @@ from protocols.core.request import (
 )
 from protocols.json_body import JSON_ERRORS, decode_value
 
-_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _encode = msgspec.json.Encoder().encode
 _decode_tools = msgspec.json.Decoder(TOOLS).decode
 
@@ -80,7 +80,7 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
         raise invalid_value_error(f"{at}.type", kind, kinds)
     body, path = as_object_field(fields, kind, at), f"{at}.{kind}"
     if kind == "function":
-        return _read_function(body, path)
+        return read_function(body, path)
     return Tool(
         _read_name(body, path),
         as_optional_text(body, "description", path),
@@ -89,7 +89,8 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
     )
 
 
-def _read_function(fields: Mapping[str, Raw], at: str) -> Tool:
+def read_function(fields: Mapping[str, Raw], at: str) -> Tool:
+    """A function with its name, description, parameters and ``strict``."""
     parameters = null_to_none(fields.get("parameters"))
     if parameters is not None:
         as_object(parameters, f"{at}.parameters")
@@ -257,7 +258,7 @@ def read_functions(
     if len(items) > 128:  # noqa: PLR2004 - the specification's number
         raise too_long_error("functions", 128, items)
     tools = tuple(
-        _read_function(as_object(item, f"functions[{i}]"), f"functions[{i}]")
+        read_function(as_object(item, f"functions[{i}]"), f"functions[{i}]")
         for i, item in enumerate(items)
     )
     return tools, _read_function_call(fields, tools)
@@ -304,7 +305,7 @@ def _read_json_schema(fields: Mapping[str, Raw]) -> JsonSchemaFormat:
     at = "response_format.json_schema"
     inner = as_object_field(fields, "json_schema", "response_format")
     name = as_text(inner, "name", at)
-    if not _NAME_PATTERN.fullmatch(name):
+    if not FORMAT_NAME.fullmatch(name):
         text = f"Invalid '{at}.name': string does not match pattern '^[a-zA-Z0-9_-]{{1,64}}$'."
         error = conflict_error(f"{at}.name", text)
         error.problem = "value"

@@ -325,6 +325,15 @@ PROFILES: Mapping[str, WorkerProfile] = {
         request_kinds=ALL_KINDS,
         tokenizer="llamacpp",
     ),
+    "azure": WorkerProfile(
+        chat=(*_BASE_PARAMS, _EFFORT, _PARALLEL),
+        completion=(*_BASE_PARAMS, _ECHO, _BEST_OF, _SUFFIX),
+        max_stop_strings=4,
+        max_chat_logprobs=20,
+        max_completion_logprobs=5,
+        template_arguments=False,
+        completion_response_format=False,
+    ),
     "interlingua": WorkerProfile(
         reports_stop_strings=True,
         chat=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.chat)),
@@ -515,7 +524,7 @@ class RequestWriter:
         return path, body | self._write_labels(request)
 
     def _write_chat(self, request: GenerationRequest) -> dict[str, Any]:
-        messages = request.messages or _wrap_prompt(request)
+        messages = request.messages or wrap_prompt(request)
         body: dict[str, Any] = {
             "model": request.model,
             "messages": write_messages(messages, self._profile.message_style),
@@ -673,7 +682,8 @@ class RequestWriter:
             field = names.get("messages", "messages")
             yield UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages")
         if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
-            yield UnsupportedParameter("messages", "dropped", "earlier reasoning")
+            field = names.get("messages", "messages")
+            yield UnsupportedParameter(field, "dropped", "earlier reasoning")
 
     def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
         """The support that does not depend on the request."""
@@ -731,7 +741,7 @@ def _ignore_overflow_error(request: Any) -> Any:
     return msgspec.structs.replace(request, stopping=stopping)
 
 
-def _wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
+def wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
     """A prompt as a user message, for the worker's chat template."""
     match request.prompts:
         case (str() as prompt,):

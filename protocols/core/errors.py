@@ -13,6 +13,7 @@ GatewayError
 │   │   └── Forbidden           the API key may not use the model
 │   ├── PathNotFound
 │   ├── RequestNotFound         no running request has this id
+│   ├── StoredObjectNotFound    no stored response or item has this id
 │   ├── MethodNotAllowed        has ``allowed``
 │   ├── RequestTooLarge         the body or a header
 │   ├── Unauthorized            no API key, or an invalid one
@@ -32,6 +33,7 @@ An error has an ``origin`` and says whether the same request may be sent again (
 Only ``ClientAdapter.encode_error`` maps errors to HTTP statuses and bodies.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 ErrorOrigin = Literal["client", "worker", "gateway"]
@@ -155,6 +157,9 @@ class ContextTooLong(ClientError):
 class ContentFiltered(ClientError):
     """A content policy rejected the request."""
 
+    filter_results: Mapping[str, Any] | None = None
+    """The worker's result for each category, if it sent them."""
+
 
 class ModelNotFound(ClientError):
     """No model has this name."""
@@ -190,6 +195,14 @@ class RequestNotFound(ClientError):
 
     def __init__(self, message: str, *, id: str) -> None:  # noqa: A002 - the wire's word
         super().__init__(message)
+        self.id = id
+
+
+class StoredObjectNotFound(ClientError):
+    """No stored response, or item of one, has this ``id``; ``param`` is the field that names it."""
+
+    def __init__(self, message: str, *, id: str, param: str | None = None) -> None:  # noqa: A002 - the wire's word
+        super().__init__(message, param=param)
         self.id = id
 
 

@@ -1,6 +1,7 @@
 """Interfaces between the gateway, the protocols and their callers.
 
 ClientAdapter        one wire protocol towards clients
+StoresResponses      a client adapter whose requests refer to earlier responses
 SupportsProxy        an adapter with endpoints that are forwarded without translation
 OpenApiProvider      a client adapter that describes its endpoints
 RateLimitHeaders     a client adapter that reports rate limits in headers
@@ -46,13 +47,14 @@ class Endpoint(Struct, frozen=True):
     ``ClientRequest.path_params``. ``task`` says what the gateway does: ``generate`` answers a
     Request; ``inform`` answers from the catalog; ``stop`` cancels the running request whose
     ``client_id`` is in the RoutingInfo; ``tokenize`` is ``generate``, but takes no tokens of a rate
-    limit; ``proxy`` forwards the request without translation and needs SupportsProxy. ``operation``
-    is the adapter's own name for what the endpoint does.
+    limit; ``proxy`` forwards the request without translation and needs SupportsProxy; ``recall``
+    answers from the stored responses and needs StoresResponses. ``operation`` is the adapter's own
+    name for what the endpoint does.
     """
 
     method: str
     path: str
-    task: Literal["generate", "inform", "stop", "tokenize", "proxy"] = "generate"
+    task: Literal["generate", "inform", "stop", "tokenize", "proxy", "recall"] = "generate"
     operation: str = ""
     public: bool = False
     """No API key is required, so its response may not depend on any one model."""
@@ -60,6 +62,9 @@ class Endpoint(Struct, frozen=True):
     """A trailing slash makes it another path."""
     lists_models: bool = False
     """Its response depends on the catalog alone, so that it may be cached."""
+    is_stateful: bool = False
+    """A ``generate`` endpoint whose requests may refer to stored responses, and whose responses may
+    be stored. It needs StoresResponses."""
 
 
 class ClientRequest(Struct, frozen=True, dict=True):
@@ -82,12 +87,22 @@ class ClientRequest(Struct, frozen=True, dict=True):
 
 
 class RoutingInfo(Struct, frozen=True, gc=False):
-    """The fields that routing needs; the rest of the body is not decoded."""
+    """The fields that routing needs; the rest of the body is not decoded.
+
+    ``model`` is "" where the request names none: then it is for the only model, if there is one.
+    """
 
     model: str
     version: str | None = None
     stream: bool = False
     client_id: str | None = None
+    other_names: tuple[str, ...] = ()
+    """Further names of ``model``, tried in order if no model is called so.
+
+    If there are any, case does not count where no name matches exactly.
+    """
+    inform: bool = False
+    """``ClientAdapter.handle_info_request`` answers this request, and no model runs."""
 
 
 class ResponseContext(Struct, frozen=True):
@@ -180,10 +195,58 @@ class ClientAdapter(Protocol):
         """
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        """Answer a request to an ``inform`` endpoint."""
+        """Answer a request to an ``inform`` endpoint, or one whose RoutingInfo says ``inform``."""
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """Wire name by field path of the internal request, for translation loss reports."""
+
+
+class StoredResponse(Struct, frozen=True):
+    """A response that later requests of the same API key may refer to.
+
+    ``id`` is the response's, ``item_ids`` are those of its items. ``body`` is the adapter's own.
+    """
+
+    id: str
+    item_ids: tuple[str, ...]
+    body: bytes
+
+
+@runtime_checkable
+class StoresResponses(Protocol):
+    """A client adapter with stateful endpoints. The pipeline does the I/O.
+
+    Before it decodes a request to a stateful endpoint, it finds the responses that
+    ``list_references`` names and passes them to ``set_references``.
+    """
+
+    def list_references(self, call: ClientRequest) -> Sequence[str]:
+        """The ids of earlier responses or items that the request names. Never raises."""
+
+    def set_references(
+        self, call: ClientRequest, stored: Mapping[str, StoredResponse] | None
+    ) -> None:
+        """Keep these responses, by the named id, for ``decode_request``.
+
+        An id without a response is left out; None means that no responses are stored at all.
+        """
+
+    def encode_stored(self, call: ClientRequest, stored: StoredResponse) -> HttpResponse:
+        """Answer a ``recall`` request. Raises ClientError.
+
+        A DELETE request is answered after the response was removed.
+        """
+
+    def read_stored_id(self, call: ClientRequest) -> str:
+        """The id of the response that a ``recall`` request is for."""
+
+
+@runtime_checkable
+class StorableEncoder(ResponseEncoder, Protocol):
+    """An encoder of a stateful endpoint's response."""
+
+    stored_response: StoredResponse | None
+    """The response to store, after its last event was encoded; None if it is not to be stored."""
 
 
 class ProxiedModel(Struct, frozen=True):

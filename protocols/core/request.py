@@ -354,7 +354,8 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     context_length: int | None = None
     """The target model's, if known: no plausible token count is larger."""
     source: str = ""
-    """The name of the client's protocol."""
+    """The name of the client's protocol, or of one of its APIs if the decoder set it: workers of
+    another get no ``extra``."""
 
     @property
     def choice_count(self) -> int:

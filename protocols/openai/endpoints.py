@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -33,8 +33,6 @@ from protocols.chat.rerank import (
     read_score,
 )
 from protocols.chat.responses import (
-    ChatEncoder,
-    CompletionEncoder,
     ResponseStyle,
     create_header_builder,
 )
@@ -47,9 +45,9 @@ from protocols.chat.tokenization import (
     read_detokenize,
     read_tokenize,
 )
-from protocols.chat.upstream import PROFILES, RequestWriter
+from protocols.chat.upstream import PROFILES, RequestWriter, uses_chat_endpoint
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError, UnsupportedFeature
+from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -64,6 +62,7 @@ from protocols.core.interfaces import (
     ResponseDecoder,
     ResponseEncoder,
     RoutingInfo,
+    StoredResponse,
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
@@ -75,13 +74,28 @@ from protocols.core.request import (
     TokenizeRequest,
 )
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
+from protocols.openai import azure
 from protocols.openai.proxied import (
     REFUSED_OPERATIONS,
     build_proxied_endpoints,
     find_model,
     get_proxied_path,
 )
-from protocols.openai.upstream import build_passthrough_rules, create_passthrough_encoder
+from protocols.openai.responses_api import errors as responses_errors
+from protocols.openai.responses_api import openapi as responses_openapi
+from protocols.openai.responses_api import state
+from protocols.openai.responses_api.decoder import ResponsesDecoder
+from protocols.openai.responses_api.params import RESPONSES_PARAMS
+from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
+from protocols.openai.responses_api.requests import SOURCE as RESPONSES_SOURCE
+from protocols.openai.responses_api.requests import ResponsesRequest, read_request
+from protocols.openai.responses_api.responses import ResponsesEncoder
+from protocols.openai.responses_api.upstream import ResponsesRequestWriter
+from protocols.openai.upstream import (
+    build_passthrough_rules,
+    create_encoder,
+    create_passthrough_encoder,
+)
 from protocols.openapi import (
     build_error_responses,
     build_operation,
@@ -161,15 +175,36 @@ _decode_optional_bool = msgspec.json.Decoder(bool | None).decode
 
 
 def build_endpoints(prefix: str) -> tuple[Endpoint, ...]:
-    """The endpoints under ``prefix``, such as ``/v1``."""
+    """The endpoints under ``prefix``, such as ``/v1``, and those without ``/v1``, as in LiteLLM."""
+    root = prefix.removesuffix("/v1")
+    return (
+        *_build_basic_endpoints(prefix),
+        *_build_responses_endpoints(prefix),
+        *(_build_basic_endpoints(root) if root != prefix else ()),
+        *(_build_responses_endpoints(root) if root != prefix else ()),
+        *_build_ranking_endpoints(prefix, root),
+        *build_proxied_endpoints(prefix),
+    )
+
+
+def _build_basic_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     return (
         Endpoint("POST", f"{prefix}/chat/completions", operation="chat"),
         Endpoint("POST", f"{prefix}/completions", operation="completion"),
         Endpoint("POST", f"{prefix}/embeddings", operation="embedding"),
-        *_build_ranking_endpoints(prefix, prefix.removesuffix("/v1")),
         Endpoint("GET", f"{prefix}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{prefix}/models/{{model}}", "inform", "model"),
-        *build_proxied_endpoints(prefix),
+    )
+
+
+def _build_responses_endpoints(prefix: str) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint("POST", f"{prefix}/responses", operation="response", is_stateful=True),
+        Endpoint("GET", f"{prefix}/responses/{{response_id}}", "recall", "stored response"),
+        Endpoint("DELETE", f"{prefix}/responses/{{response_id}}", "recall", "response deletion"),
+        Endpoint(
+            "GET", f"{prefix}/responses/{{response_id}}/input_items", "recall", "response items"
+        ),
     )
 
 
@@ -242,12 +277,39 @@ _COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
 _TOKENIZER_OPERATIONS: Final = ("tokenize", "detokenize")
 
 
+_RESPONSES_OPERATIONS: Final = frozenset(
+    {"response", "stored response", "response deletion", "response items"}
+)
+_DECODED_RESPONSES_REQUEST: Final = "responses_request"
+"""The key under which a decoded request is kept, for the encoder of its response."""
+
+
+_WORKER_APIS: Final = ("chat", "responses", "both")
+
+
+def _map_field_names(rules: RequestRules) -> Mapping[str, Mapping[str, str]]:
+    """The wire names of each kind of request, by field path."""
+    return {
+        "chat": {**params.map_field_names(rules.chat), **_FIELD_NAMES},
+        "completion": {**_FIELD_NAMES, **params.map_field_names(rules.completion)},
+        "embedding": params.map_field_names(rules.embedding),
+        "response": RESPONSES_FIELD_NAMES,
+        **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
+    }
+
+
 class OpenAI:
-    """OpenAI's API: chat, completions, embeddings and the list of models.
+    """OpenAI's API: chat, completions, responses, embeddings and the list of models.
 
     ``profile`` is the kind of worker. ``prefix`` starts every path. ``unknown`` says what happens
     to fields that the protocol does not have. ``powers`` lets clients use fields that control a
-    worker: a chat template of their own, priorities, caches.
+    worker: a chat template of their own, priorities, caches. ``worker_api`` says how workers get
+    conversations: as chat completions, in the Responses API, or in the API of the client (both).
+
+    The profile ``azure`` is Azure OpenAI, with its own paths and errors. ``api_version`` is what
+    its workers get: a date, or ``v1`` for the paths below ``/openai/v1``. ``filter_results:
+    synthetic`` adds the fields of a content filter that found nothing; otherwise clients get those
+    that an Azure worker sent, if the request is passed through.
     """
 
     name: str = "openai"
@@ -261,6 +323,9 @@ class OpenAI:
         prefix: str = "/v1",
         unknown: Literal["forward", "ignore", "reject"] = "forward",
         powers: bool = False,
+        api_version: str = azure.DEFAULT_API_VERSION,
+        filter_results: Literal["upstream", "synthetic"] = "upstream",
+        worker_api: Literal["chat", "responses", "both"] = "chat",
     ) -> None:
         worker_profile = PROFILES.get(profile or self.profiles[0])
         if worker_profile is None:
@@ -270,8 +335,17 @@ class OpenAI:
         self.path_prefixes: tuple[str, ...] = (prefix,)
         self.endpoints: tuple[Endpoint, ...] = build_endpoints(prefix)
         self.health_request = UpstreamRequest(f"{prefix}/models", b"", method="GET")
+        self._is_azure = profile == azure.PROFILE
+        self._api_version = api_version
+        self._adds_filter_results = self._is_azure and filter_results == "synthetic"
+        if self._is_azure:
+            self.path_prefixes = (azure.ROOT,)
+            self.endpoints = (*azure.ENDPOINTS, *_build_basic_endpoints(azure.V1_ROOT))
+            self.health_request = azure.build_health_request(api_version)
         self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
-        self._allows_passthrough = self._has_default_rules and unknown == "forward"
+        self._allows_passthrough = (
+            self._has_default_rules and unknown == "forward" and not self._adds_filter_results
+        )
         """Whether a client's bytes may go to any worker, with the meaning of OpenAI's API."""
         self._request_rules: RequestRules = msgspec.structs.replace(
             worker_profile.request_rules, unknown_fields=unknown
@@ -280,24 +354,24 @@ class OpenAI:
             headers=_VERSION_HEADERS, elapsed_header="openai-processing-ms"
         )
         self._request_writer = RequestWriter(worker_profile, prefix, powers=powers)
+        if worker_api not in _WORKER_APIS:
+            names = ", ".join(_WORKER_APIS)
+            raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
+        self._worker_api = worker_api
+        self._responses_writer = ResponsesRequestWriter(worker_profile, prefix)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
-            worker_profile, prefix, self._request_writer.forwards_field
+            worker_profile,
+            prefix,
+            self._request_writer.forwards_field,
+            build_path=azure.create_path_builder(api_version) if self._is_azure else None,
         )
-        self._field_names: Mapping[str, Mapping[str, str]] = {
-            "chat": {**params.map_field_names(self._request_rules.chat), **_FIELD_NAMES},
-            "completion": {
-                **_FIELD_NAMES,
-                **params.map_field_names(self._request_rules.completion),
-            },
-            "embedding": params.map_field_names(self._request_rules.embedding),
-            **{name: params.map_field_names(rows) for name, rows in _EXTENSION_PARAMS.items()},
-        }
+        self._field_names = _map_field_names(self._request_rules)
         self.param_tables: Mapping[str, tuple[params.Param, ...]] = {
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
-            **_EXTENSION_PARAMS,
+            **({} if self._is_azure else {"response": RESPONSES_PARAMS, **_EXTENSION_PARAMS}),
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -305,6 +379,10 @@ class OpenAI:
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         client_id = call.headers.get("x-client-request-id")
+        if self._is_azure:
+            azure.check_request(call)
+            if (deployment := azure.get_deployment(call)) is not None:
+                return RoutingInfo(deployment, None, azure.read_stream(call), client_id or None)
         fields = read_unchecked_fields(call)
         if fields is None or "request_id" in fields:
             return _read_any_routing_info(call, client_id)
@@ -320,21 +398,35 @@ class OpenAI:
         del model
         client_id = call.headers.get("x-client-request-id")
         timeout = read_timeout(call.headers)
+        if call.endpoint.operation == "response":
+            return self._decode_responses_request(call, timeout).request
         read = _READERS[call.endpoint.operation]
-        return read(read_fields(call), self._request_rules, client_id=client_id, timeout=timeout)
+        if not self._is_azure:
+            return read(
+                read_fields(call), self._request_rules, client_id=client_id, timeout=timeout
+            )
+        fields = azure.read_fields(call)
+        return read(fields, self._request_rules, client_id=client_id, timeout=timeout)
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if call.endpoint.operation == "response":
+            decoded: ResponsesRequest = call.__dict__[_DECODED_RESPONSES_REQUEST]
+            build_headers = create_header_builder(self._response_style, context, ())
+            return ResponsesEncoder(decoded, context, build_headers)
         style = self._response_style
         match request:
-            case GenerationRequest(kind="chat"):
-                return ChatEncoder(style, request, context)
+            case GenerationRequest() if self._adds_filter_results:
+                return azure.FilterResultsEncoder(
+                    create_encoder(style, request, context, self._build_headers(context))
+                )
             case GenerationRequest():
-                return CompletionEncoder(style, request, context)
+                return create_encoder(style, request, context, self._build_headers(context))
             case EmbeddingRequest():
-                return EmbeddingEncoder(style, request, context)
+                headers = self._build_headers(context)
+                return EmbeddingEncoder(style, request, context, headers=headers)
             case RerankRequest():
                 return _create_rerank_encoder(call.endpoint.operation, style, request, context)
             case TokenizeRequest():
@@ -342,11 +434,48 @@ class OpenAI:
             case _:
                 return DetokenizeEncoder(style, context)
 
+    def _decode_responses_request(
+        self, call: ClientRequest, timeout: float | None
+    ) -> ResponsesRequest:
+        """Decode a request, and keep it for ``create_encoder``."""
+        decoded = read_request(
+            read_fields(call),
+            state.get_references(call),
+            unknown=self._request_rules.unknown_fields,
+            timeout=timeout,
+        )
+        call.__dict__[_DECODED_RESPONSES_REQUEST] = decoded
+        return decoded
+
+    def list_references(self, call: ClientRequest) -> Sequence[str]:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        return state.list_references(call.body)
+
+    def set_references(
+        self, call: ClientRequest, stored: Mapping[str, StoredResponse] | None
+    ) -> None:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        state.set_references(call, stored)
+
+    def read_stored_id(self, call: ClientRequest) -> str:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        return call.path_params["response_id"]
+
+    def encode_stored(self, call: ClientRequest, stored: StoredResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        reply = state.encode_stored(call, stored)
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
+
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        reply = errors.build_error_response(error)
-        if call is not None:
-            reply = _adapt_error_response(reply, error, call.endpoint.operation)
+        if self._is_azure:
+            return azure.build_error_response(error, call)
+        if call is not None and call.endpoint.operation in _RESPONSES_OPERATIONS:
+            reply = responses_errors.encode_error(error, call.headers)
+        else:
+            reply = errors.build_error_response(error)
+            if call is not None:
+                reply = _adapt_error_response(reply, error, call.endpoint.operation)
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def rate_limit_headers(
@@ -357,6 +486,10 @@ class OpenAI:
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
+        if self._is_azure:
+            azure.check_request(call)
+        if call.endpoint.operation == "deployments":
+            return _build_json_response(azure.list_deployments(catalog))
         if (refusal := REFUSED_OPERATIONS.get(call.endpoint.operation)) is not None:
             raise UnsupportedFeature(refusal)
         if call.endpoint.operation == "models":
@@ -391,6 +524,10 @@ class OpenAI:
         return OpenApiFragment(
             {
                 **openapi.build_operations(self._request_rules, failures, error),
+                **responses_openapi.build_operations(
+                    failures,
+                    allows_unknown_fields=self._request_rules.unknown_fields != "reject",
+                ),
                 **openapi.build_rerank_operations(self._request_rules, failures),
                 "models": build_operation("List the models.", models, failures),
                 "model": build_operation(
@@ -399,6 +536,7 @@ class OpenAI:
             },
             {
                 **openapi.build_response_schemas(self._response_style),
+                **responses_openapi.build_schemas(),
                 **build_struct_schemas(ModelCard, errors.ErrorBody, *openapi.RERANK_RESPONSE_TYPES),
                 "ErrorAnswer": types["ErrorAnswer"],
             },
@@ -410,6 +548,8 @@ class OpenAI:
         self, request: AnyRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return self._responses_writer.unsupported_parameters(request, names)
         own_request = self._remove_foreign_extra(request)
         losses = self._request_writer.unsupported_parameters(own_request, names)
         if own_request is request:
@@ -418,7 +558,18 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return self._request_writer.encode_request(self._remove_foreign_extra(request))
+        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
+            return self._responses_writer.encode_request(request)
+        own_request = self._request_writer.encode_request(self._remove_foreign_extra(request))
+        if not self._is_azure:
+            return own_request
+        return azure.change_path(own_request, request.model, self._api_version)
+
+    def _uses_responses_api(self, request: GenerationRequest) -> bool:
+        """Whether the worker gets the request in the Responses API."""
+        if self._worker_api == "chat" or not uses_chat_endpoint(request):
+            return False
+        return self._worker_api == "responses" or request.source == RESPONSES_SOURCE
 
     def _remove_foreign_extra(self, request: AnyRequest) -> AnyRequest:
         """The request without fields that only workers of another protocol may get."""
@@ -432,22 +583,44 @@ class OpenAI:
         """See ``protocols.core.interfaces.SupportsPassthrough``."""
         if not isinstance(client, OpenAI) or not client._allows_passthrough:  # noqa: SLF001
             return None
+        if client._is_azure and b'"data_sources"' in call.body:  # noqa: SLF001
+            return None
         style = client._response_style  # noqa: SLF001
-        return self._passthrough_rules.prepare_passthrough(
+        if call.endpoint.operation == "response":
+            if self._worker_api == "chat":
+                return None
+            build_headers = create_header_builder(style, about, ())
+            return self._responses_writer.prepare_passthrough(
+                call,
+                state.get_references(call),
+                about,
+                lambda decoded: ResponsesEncoder(decoded, about, build_headers),
+                partial(build_headers, (("Content-Type", ResponsesEncoder.content_type),)),
+            )
+        if self._worker_api == "responses" and call.endpoint.operation == "chat":
+            return None
+        keeps_results = self._is_azure and client._is_azure  # noqa: SLF001
+        passed = self._passthrough_rules.prepare_passthrough(
             call.endpoint.operation,
             call,
             about,
             PassthroughResponse(
-                create_header_builder(style, about, ()),
+                create_header_builder(style, about, client._build_headers(about)),  # noqa: SLF001
                 partial(create_passthrough_encoder, style, about),
                 {"model": about.model},
             ),
             timeout=read_timeout(call.headers) if _TIMEOUT_HEADER in call.headers else None,
         )
+        if passed is None or not passed.request.stream or not keeps_results:
+            return passed
+        reader = partial(azure.create_stream_reader, self.create_decoder, passed.request, about)
+        return msgspec.structs.replace(passed, create_reader=reader)
 
     def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         match request:
+            case GenerationRequest() if self._uses_responses_api(request):
+                return ResponsesDecoder(request)
             case GenerationRequest():
                 echoes = self._request_writer.expects_echo(request)
                 return GenerationDecoder(request, echoes=echoes)
@@ -462,7 +635,14 @@ class OpenAI:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        return errors.read_worker_error(status, headers, body)
+        error = errors.read_worker_error(status, headers, body)
+        if self._is_azure and isinstance(error, ContentFiltered):
+            error.filter_results = azure.read_filter_results(body)
+        return error
+
+    def _build_headers(self, about: ResponseContext) -> Headers:
+        """The headers of a response beside those of all responses."""
+        return (("apim-request-id", about.id),) if self._is_azure else ()
 
 
 def _adapt_error_response(reply: HttpResponse, error: GatewayError, operation: str) -> HttpResponse:

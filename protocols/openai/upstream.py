@@ -27,7 +27,7 @@ from protocols.chat.responses import ChatEncoder, CompletionEncoder, ResponseSty
 from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import WorkerProfile
 from protocols.core.events import ResponseMetadata
-from protocols.core.interfaces import ResponseContext, ResponseEncoder
+from protocols.core.interfaces import Headers, ResponseContext, ResponseEncoder
 from protocols.core.request import GenerationRequest
 from protocols.passthrough import (
     PassthroughRule,
@@ -58,12 +58,18 @@ _EMBEDDING_FIELD_TYPES: Final[Mapping[str, Any]] = {
 
 
 def build_passthrough_rules(
-    profile: WorkerProfile, prefix: str, forwards_field: Callable[[str], bool]
+    profile: WorkerProfile,
+    prefix: str,
+    forwards_field: Callable[[str], bool],
+    *,
+    build_path: Callable[[str], str] | None = None,
 ) -> PassthroughRules:
     """The rules for workers of one profile, under one path prefix.
 
+    ``build_path`` changes the paths; ``{model}`` in one stands for the model's name.
     ``forwards_field`` decides whether workers may get an unknown field.
     """
+    place = build_path or f"{prefix}/{{}}".format
     rule = partial(PassthroughRule, forwards_field=forwards_field)
     chat_types = {
         **_CHAT_FIELD_TYPES,
@@ -74,14 +80,14 @@ def build_passthrough_rules(
     return PassthroughRules(
         {
             "chat": rule(
-                path=f"{prefix}/chat/completions",
+                path=place("chat/completions"),
                 field_types=chat_types,
                 worker_params=profile.chat,
                 client_params=DEFAULT_REQUEST_RULES.chat,
                 is_valid_body=is_valid_chat,
             ),
             "completion": rule(
-                path=f"{prefix}/completions",
+                path=place("completions"),
                 field_types={
                     **_COMPLETION_FIELD_TYPES,
                     "logprobs": _build_logprobs_type(profile.max_completion_logprobs, 5),
@@ -92,7 +98,7 @@ def build_passthrough_rules(
                 is_valid_body=lambda _, fields: "max_tokens" in fields,
             ),
             "embedding": rule(
-                path=f"{prefix}/embeddings",
+                path=place("embeddings"),
                 field_types=_EMBEDDING_FIELD_TYPES,
                 worker_params=profile.embedding,
                 client_params=DEFAULT_REQUEST_RULES.embedding,
@@ -114,7 +120,19 @@ def create_passthrough_encoder(
     metadata: ResponseMetadata,
 ) -> ResponseEncoder:
     """An ``EncoderFactory``: an encoder that keeps the worker's id and time."""
-    if metadata.created is not None:
+    if metadata.created:  # Azure's first chunk has 0
         about = replace(about, created=metadata.created)
+    return create_encoder(style, request, about, id=metadata.id or None)
+
+
+def create_encoder(
+    style: ResponseStyle,
+    request: GenerationRequest,
+    about: ResponseContext,
+    headers: Headers = (),
+    *,
+    id: str | None = None,  # noqa: A002 - the wire's word
+) -> ResponseEncoder:
+    """The encoder of a response to a conversation or a prompt."""
     encoder = ChatEncoder if request.kind == "chat" else CompletionEncoder
-    return encoder(style, request, about, id=metadata.id or None)
+    return encoder(style, request, about, id=id, headers=headers)

@@ -22,7 +22,13 @@ from protocols.core.interfaces import (
     ResponseEncoder,
     RoutingInfo,
 )
-from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request import (
+    AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    RerankRequest,
+)
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
 from protocols.ovms.responses import (
@@ -31,6 +37,7 @@ from protocols.ovms.responses import (
     ModelCard,
     ModelList,
     OvmsEmbeddingEncoder,
+    OvmsRerankEncoder,
     ResponseVariant,
 )
 from protocols.ovms.upstream import OvmsUpstream, build_passthrough
@@ -42,6 +49,7 @@ _WRONG_ENDPOINT_ERROR = (
     "/v[13]/responses, /v[13]/tokenize"
 )
 _NOT_JSON_ERROR = "Non-json request received in {} calculator"
+_CALCULATOR_NAMES = {"embedding": "embeddings", "rerank": "rerank"}
 _GENERATION_OPERATIONS = ("chat", "completion")
 _FIELD_NAMES = {
     "tools": "tools",
@@ -62,12 +70,20 @@ def _build_endpoints(root: str) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{root}/chat/completions", operation="chat"),
         Endpoint("POST", f"{root}/completions", operation="completion"),
         Endpoint("POST", f"{root}/embeddings", operation="embedding"),
+        Endpoint("POST", f"{root}/rerank", operation="rerank"),
         Endpoint("GET", f"{root}/models", "inform", "models", lists_models=True),
         Endpoint("GET", f"{root}/models/{{model}}", "inform", "model"),
         Endpoint("GET", f"{root}/models/{{owner}}/{{model}}", "inform", "model"),
         *(
             Endpoint("GET", f"{root}/{path}", "inform", "nothing", public=True)
-            for path in ("chat/completions", "completions", "embeddings", "{a}", "{a}/{b}")
+            for path in (
+                "chat/completions",
+                "completions",
+                "embeddings",
+                "rerank",
+                "{a}",
+                "{a}/{b}",
+            )
         ),
         *(
             Endpoint("POST", f"{root}/{path}", operation="nothing")
@@ -131,11 +147,11 @@ class OVMS(OvmsUpstream):
             _, model, stream = requests.read_routing_fields(call, generates=generates)
         return RoutingInfo(model or _read_path_model(call), stream=stream)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """Decode the request as the graph does."""
         del model
         if not requests.has_json_body(call):
-            task = "embeddings" if call.endpoint.operation == "embedding" else "text generation"
+            task = _CALCULATOR_NAMES.get(call.endpoint.operation, "text generation")
             raise InvalidParameter(_NOT_JSON_ERROR.format(task), param="messages")
         match call.endpoint.operation:
             case "chat" | "completion" as kind:
@@ -144,15 +160,20 @@ class OVMS(OvmsUpstream):
                 )
             case "embedding":
                 return requests.read_embedding_request(call)
+            case "rerank":
+                return requests.read_rerank_request(call)
             case _:
                 raise InvalidParameter(_WRONG_ENDPOINT_ERROR, param="path")
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, context: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, context: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
         if isinstance(request, EmbeddingRequest):
             return OvmsEmbeddingEncoder(request.encoding)
+        if isinstance(request, RerankRequest):
+            return OvmsRerankEncoder(request)
+        assert isinstance(request, GenerationRequest)  # noqa: S101 - decode makes no other
         usage = request.stream and request.response_options.usage != "none"
         form = ResponseVariant(
             is_chat=call.endpoint.operation == "chat", early=self._early, with_usage=usage
@@ -164,7 +185,7 @@ class OVMS(OvmsUpstream):
         variant = call.endpoint.operation if call else ""
         if isinstance(error, ModelNotFound) and variant == "model":
             return errors.build_unknown_model_response()
-        node = errors.EMBEDDING_NODE if variant == "embedding" else errors.GENERATION_NODE
+        node = errors.NODES.get(variant, errors.GENERATION_NODE)
         return errors.build_error_response(
             error, node=node, stream=call is not None and self._is_stream(call)
         )

@@ -28,7 +28,10 @@ from protocols.core.interfaces import Headers, HttpResponse
 
 GENERATION_NODE = "LLMExecutor"
 EMBEDDING_NODE = "EmbeddingsExecutor"
+RERANK_NODE = "RerankExecutor"
 """The node names of an exported graph."""
+NODES = {"embedding": EMBEDDING_NODE, "rerank": RERANK_NODE}
+"""By operation; the others are of the node of text generation."""
 
 PRE_GRAPH_FIELDS = frozenset({"model", "stream"})
 """The fields that are read before the graph: errors in them are JSON errors."""

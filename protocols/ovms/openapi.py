@@ -31,7 +31,13 @@ from protocols.openapi import (
     ref,
 )
 from protocols.ovms import errors, params, requests
-from protocols.ovms.responses import EmbeddingList, KserveServerMetadata, ModelList, UsageBody
+from protocols.ovms.responses import (
+    EmbeddingList,
+    KserveServerMetadata,
+    ModelList,
+    RerankResults,
+    UsageBody,
+)
 from protocols.params import Param
 
 # --- requests -------------------------------------------------------------------------------------
@@ -185,6 +191,19 @@ _INFO_OPERATIONS: Final[Mapping[str, tuple[str, Schema | None]]] = {
 # --- operations -----------------------------------------------------------------------------------
 
 
+def _describe_rerank(failures: Mapping[str, Schema]) -> Schema:
+    return build_operation(
+        "Sort documents by their relevance to a query.",
+        build_response(ref("RerankResults")),
+        failures,
+        request=parse_type(
+            "{model: Model, query: string, documents: string[1..], top_n?: integer | null, "
+            "return_documents?: boolean | null, rank_fields?: string[] | null}",
+            Model=_MODEL_SCHEMA,
+        ),
+    )
+
+
 def describe_api(
     operations: AbstractSet[str], tables: Mapping[str, tuple[Param, ...]], *, early: bool
 ) -> OpenApiFragment:
@@ -216,6 +235,7 @@ def describe_api(
                 **_FIELD_TYPES,
             ),
         ),
+        "rerank": _describe_rerank(failures),
     }
     for name in operations & _INFO_OPERATIONS.keys():
         summary, schema = _INFO_OPERATIONS[name]
@@ -228,7 +248,12 @@ def describe_api(
         described,
         {
             **build_struct_schemas(
-                EmbeddingList, KserveServerMetadata, ModelList, UsageBody, errors.ErrorBody
+                EmbeddingList,
+                RerankResults,
+                KserveServerMetadata,
+                ModelList,
+                UsageBody,
+                errors.ErrorBody,
             ),
             **{name: types[name] for name in _RESPONSE_NAMES},
         },

@@ -25,6 +25,7 @@ from protocols.core.request import (
     OutputFormat,
     Prompt,
     ReasoningPart,
+    RerankRequest,
     ResponseOptions,
     Role,
     TextPart,
@@ -357,6 +358,73 @@ def read_embedding_request(call: ClientRequest) -> EmbeddingRequest:
         provided_fields=frozenset(fields) & {"encoding_format"},
         extra={name: raw for name, raw in fields.items() if name not in _STRUCTURAL_FIELDS},
     )
+
+
+_RERANK_FIELDS = frozenset(
+    {"model", "query", "documents", "top_n", "rank_fields", "return_documents"}
+)
+
+
+def read_rerank_request(call: ClientRequest) -> RerankRequest:
+    """Read a rerank request. Raises ClientError.
+
+    Documents are texts; the server reads objects with a title and a text, and rejects them when it
+    returns documents. Source: src/rerank/rerank_utils.cpp.
+    """
+    fields, model, _ = read_routing_fields(call, generates=False)
+    values = {name: decode_value(fields[name]) for name in _RERANK_FIELDS if name in fields}
+    if "query" not in values:
+        raise build_param_error("query field is missing in request", "query")
+    if not isinstance(values["query"], str):
+        raise build_param_error("query is not a string", "query")
+    top_n, return_documents = values.get("top_n"), values.get("return_documents")
+    documents = _read_documents(values)
+    if top_n is not None and type(top_n) is not int:
+        raise build_param_error("top_n accepts integer values", "top_n")
+    rank_fields = values.get("rank_fields")
+    if rank_fields is not None and not isinstance(rank_fields, list):
+        raise build_param_error("rank_fields is not an array", "rank_fields")
+    if not all(isinstance(name, str) for name in rank_fields or ()):
+        raise build_param_error("rank_fields array element is not a string", "rank_fields")
+    if return_documents is not None and not isinstance(return_documents, bool):
+        raise build_param_error("return_documents accepts boolean values", "return_documents")
+    return RerankRequest(
+        model=model,
+        queries=(values["query"],),
+        documents=documents,
+        top_n=top_n,
+        return_documents=return_documents,
+        provided_fields=frozenset(values),
+        extra={name: raw for name, raw in fields.items() if name not in _RERANK_FIELDS},
+    )
+
+
+def _read_documents(values: Mapping[str, Any]) -> tuple[str, ...]:
+    if "documents" not in values:
+        raise build_param_error("documents field is missing in request", "documents")
+    documents = values["documents"]
+    if not isinstance(documents, list):
+        raise build_param_error("documents is not an array", "documents")
+    for document in documents:
+        if not isinstance(document, str | dict):
+            text = "documents array element is neither string nor object"
+            raise build_param_error(text, "documents")
+    if len({type(document) for document in documents}) > 1:
+        text = "all documents have to be the same type (string or objects)"
+        raise build_param_error(text, "documents")
+    if documents and isinstance(documents[0], dict):
+        for document in documents:
+            for name in ("title", "text"):
+                if name not in document:
+                    text = f"document {name} field is missing"
+                    raise build_param_error(text, "documents")
+                if not isinstance(document[name], str):
+                    text = f"document {name} field have to be string"
+                    raise build_param_error(text, "documents")
+        raise build_param_error("document map not supported", "documents")
+    if not documents:
+        raise build_param_error("documents array is empty", "documents")
+    return tuple(documents)
 
 
 def _read_labels(fields: Mapping[str, Raw]) -> dict[str, str]:

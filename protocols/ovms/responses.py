@@ -14,6 +14,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType, json
 
 from protocols.chat.embeddings import encode_base64
+from protocols.chat.rerank import rank_documents
 from protocols.chat.responses import EmbeddingUsage
 from protocols.core import events as core_events
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
@@ -31,6 +32,7 @@ from protocols.core.events import (
     ToolCallStart,
 )
 from protocols.core.interfaces import Headers, HttpResponse, ResponseContext
+from protocols.core.request import RerankRequest
 from protocols.core.sse import DONE_EVENT, format_event
 from protocols.ovms import errors
 
@@ -333,6 +335,64 @@ class OvmsEmbeddingEncoder:
         ]
         usage = EmbeddingUsage(used.prompt_tokens, used.prompt_tokens) if used else UNSET
         return HttpResponse(200, _encode(EmbeddingList("list", data, usage)))
+
+
+class DocumentText(Struct):
+    """A returned document."""
+
+    text: str
+
+
+class RankedDocument(Struct):
+    """The score of one document."""
+
+    index: int
+    relevance_score: float
+    document: DocumentText | UnsetType = UNSET
+
+
+class RerankResults(Struct):
+    """The response of reranking: the best documents first."""
+
+    results: list[RankedDocument]
+
+
+class OvmsRerankEncoder:
+    """Encodes the scores of documents, which are always unary."""
+
+    content_type = "application/json"
+
+    def __init__(self, request: RerankRequest) -> None:
+        self._request = request
+
+    def headers(self) -> Headers:
+        """Empty: no extra headers."""
+        return ()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """Empty: scores are never streamed."""
+        del events
+        return b""
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """Encode the error body."""
+        return errors.encode_error_body(errors.get_error_text(error, errors.RERANK_NODE))
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """Encode the best documents, without them unless they are requested."""
+        request, scores = self._request, response.scores
+        limit = request.top_n
+        if limit is not None and limit < 0:
+            limit = None  # the server compares it as an unsigned number
+        results = [
+            RankedDocument(
+                i,
+                scores[i],
+                DocumentText(request.documents[i]) if request.return_documents else UNSET,
+            )
+            for i in rank_documents(scores, limit)
+        ]
+        return HttpResponse(200, _encode(RerankResults(results)))
 
 
 # --- metadata -------------------------------------------------------------------------------------

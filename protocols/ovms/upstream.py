@@ -24,6 +24,7 @@ from protocols.chat.field_types import (
     TOOL_FIELDS,
 )
 from protocols.chat.messages import MessageStyle
+from protocols.chat.rerank import RerankDecoder
 from protocols.chat.tools import is_valid_chat
 from protocols.chat.upstream import (
     RequestReducer,
@@ -35,7 +36,7 @@ from protocols.chat.upstream import (
     uses_chat_endpoint,
 )
 from protocols.core.errors import ContextTooLong, GatewayError, UnsupportedFeature, WorkerFailed
-from protocols.core.interfaces import ResponseDecoder, UpstreamRequest
+from protocols.core.interfaces import BASIC_KINDS, ResponseDecoder, UpstreamRequest
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AudioPart,
@@ -45,6 +46,8 @@ from protocols.core.request import (
     GenerationRequest,
     ImagePart,
     Request,
+    RequestKind,
+    RerankRequest,
     VideoPart,
 )
 from protocols.ovms import params
@@ -147,6 +150,8 @@ class OvmsUpstream:
     ``source`` is the name of the protocol: unknown fields of its own clients are passed on.
     """
 
+    request_kinds: frozenset[RequestKind] = BASIC_KINDS | {"rerank"}
+
     def __init__(self, profile: str, source: str) -> None:
         self._early = profile == "2024"
         self._protocol_name = source
@@ -156,7 +161,7 @@ class OvmsUpstream:
         self.health_request = UpstreamRequest(path, b"", method="GET")
 
     def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
+        self, request: Request | RerankRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         reducer = self._reduce_request(request, names)
@@ -165,10 +170,10 @@ class OvmsUpstream:
             *self._openai_writer.unsupported_parameters(reducer.request, names),
         )
 
-    def encode_request(self, request: Request) -> UpstreamRequest:
+    def encode_request(self, request: Request | RerankRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``. Rejects prompts of token ids."""
         adapted = self._reduce_request(request, {}).request
-        if isinstance(adapted, EmbeddingRequest):
+        if isinstance(adapted, EmbeddingRequest | RerankRequest):
             return self._openai_writer.encode_request(adapted)
         if not all(isinstance(prompt, str) for prompt in adapted.prompts):
             raise UnsupportedFeature(
@@ -178,11 +183,13 @@ class OvmsUpstream:
         self._adjust_body(body, adapted)
         return UpstreamRequest(f"{_ROOT}/{path}", _encode(body), _JSON_HEADERS)
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
+    def create_decoder(self, request: Request | RerankRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         complaint = partial(errors.raise_worker_error, judge=map_worker_error)
         if isinstance(request, EmbeddingRequest):
             return EmbeddingDecoder(request, complaint=complaint)
+        if isinstance(request, RerankRequest):
+            return RerankDecoder(request, complaint)
         adapted = self._reduce_request(request, {}).request
         echoes = self._openai_writer.expects_echo(adapted)
         return GenerationDecoder(adapted, echoes=echoes, complaint=complaint)
@@ -193,11 +200,13 @@ class OvmsUpstream:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def _reduce_request(self, request: Request, names: Mapping[str, str]) -> RequestReducer[Any]:
+    def _reduce_request(
+        self, request: Request | RerankRequest, names: Mapping[str, str]
+    ) -> RequestReducer[Any]:
         """Reduce the request to what the worker supports."""
         reducer: RequestReducer[Any] = RequestReducer(request, names)
         reducer.drop_foreign_extra(self._protocol_name)
-        if isinstance(request, EmbeddingRequest):
+        if not isinstance(request, GenerationRequest):
             return reducer
         keep_first_prompt(reducer)
         reducer.drop_fields("sampling.logit_bias")

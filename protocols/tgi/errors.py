@@ -1,4 +1,4 @@
-"""Worker errors.
+"""Our errors in TGI's form, and worker errors.
 
 TGI's own endpoints return errors as ``{"error", "error_type"}``, with a status or, in a stream of
 ``/generate_stream``, without one. A stream of ``/v1`` sends ``{"error": {"message"}}`` with 422 for
@@ -7,11 +7,155 @@ any error, so only the text tells errors apart (``router/src/infer/mod.rs``).
 
 import re
 from collections.abc import Mapping
+from math import ceil
 from typing import Final
+
+from msgspec import Struct
 
 from protocols.chat import errors
 from protocols.chat.errors import WorkerErrorBody, map_worker_error
-from protocols.core.errors import ContextTooLong, GatewayError
+from protocols.core.errors import (
+    ClientDisconnected,
+    ClientError,
+    ContextTooLong,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidParameter,
+    MalformedRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    PathNotFound,
+    QuotaExceeded,
+    RateLimitExceeded,
+    RequestTooLarge,
+    StreamBroken,
+    Unauthorized,
+    WorkerError,
+    WorkerUnreachable,
+)
+from protocols.core.interfaces import Headers, HttpResponse
+from protocols.json_body import encode_ascii
+from protocols.params import Param
+
+# Errors for clients.
+
+JSON_HEADERS: Headers = (("Content-Type", "application/json"),)
+_OVERLOADED: Final = "Model is overloaded"
+_FAILED: Final = "Request failed during generation: "
+
+
+class TgiError(Struct, frozen=True):
+    """The body of every error. Clients choose an exception by ``error_type``."""
+
+    error: str
+    error_type: str
+
+
+_STATUSES: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
+    ClientError: (422, "validation"),
+    MalformedRequest: (400, "validation"),
+    ModelNotFound: (404, "not_found"),
+    PathNotFound: (404, "not_found"),
+    MethodNotAllowed: (405, "method_not_allowed"),
+    RequestTooLarge: (413, "validation"),
+    Unauthorized: (401, "authentication"),
+    RateLimitExceeded: (429, "overloaded"),
+    QuotaExceeded: (429, "overloaded"),
+    ClientDisconnected: (499, "generation"),
+    Overloaded: (503, "overloaded"),
+    DeadlineExceeded: (504, "generation"),
+    StreamBroken: (500, "incomplete_generation"),
+    WorkerError: (424, "generation"),
+    WorkerUnreachable: (503, "overloaded"),
+    InternalError: (500, "internal"),
+    GatewayError: (500, "internal"),
+}
+ERROR_STATUSES: Final = tuple((kind, status) for kind, (status, _) in _STATUSES.items())
+"""The status of each error class."""
+
+_RANGE_TEXTS: Final[Mapping[str, str]] = {
+    "best_of": "`best_of` must be > 0 and <= {limit}. Given: {value}",
+    "temperature": "`temperature` must be strictly positive",
+    "repetition_penalty": "`repetition_penalty` must be strictly positive",
+    "frequency_penalty": "`frequency_penalty` must be >= -2.0 and <= 2.0",
+    "top_k": "`top_k` must be strictly positive",
+    "top_p": "`top_p` must be > 0.0 and < 1.0",
+    "typical_p": "`typical_p` must be > 0.0 and < 1.0",
+    "max_new_tokens": "`max_new_tokens` must be strictly positive",
+    "truncate": "`truncate` must be strictly positive and less than {limit}. Given: {value}",
+    "top_n_tokens": "`top_n_tokens` must be >= 0 and <= {limit}. Given: {value}",
+}
+"""The texts of values outside a parameter's range."""
+
+
+def build_error_body(error: GatewayError, *, in_stream: bool = False) -> TgiError:
+    """The body of an error; ``in_stream``: after the response has begun."""
+    _, kind = _find_status(error)
+    text = _get_error_text(error)
+    return TgiError(
+        f"{text} stream" if in_stream and isinstance(error, StreamBroken) else text, kind
+    )
+
+
+def build_error_response(error: GatewayError) -> HttpResponse:
+    """The response to ``error``."""
+    status, _ = _find_status(error)
+    headers = (*JSON_HEADERS, *_build_headers(error))
+    return HttpResponse(status, encode_ascii(build_error_body(error)), headers)
+
+
+def _find_status(error: GatewayError) -> tuple[int, str]:
+    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+
+
+def _get_error_text(error: GatewayError) -> str:
+    match error:
+        case InvalidParameter(expected=Param() as row, problem="below" | "above" | "too_long"):
+            return f"Input validation error: {_describe_range(error, row)}"
+        case ContextTooLong(tokens=int() as tokens, limit=int() as limit):
+            text = f"`inputs` must have less than {limit} tokens. Given: {tokens}"
+            return f"Input validation error: {text}"
+        case Unauthorized():
+            return "unauthorized"
+        case RateLimitExceeded() | QuotaExceeded() | Overloaded() | WorkerUnreachable():
+            return _OVERLOADED
+        case DeadlineExceeded():
+            return f"{_FAILED}timeout"
+        case StreamBroken():
+            return "Incomplete generation"
+        case WorkerError():
+            return f"{_FAILED}{error.message}"
+        case _:
+            return error.message
+
+
+def _describe_range(error: InvalidParameter, row: Param) -> str:
+    if row.wire == "stop":
+        count = len(error.value)
+        return f"`stop` supports up to {row.max_items} stop sequences. Given: {count}"
+    text = _RANGE_TEXTS.get(row.wire)
+    if text is None:
+        return error.message
+    return text.format(limit=row.maximum, value=error.value)
+
+
+def _build_headers(error: GatewayError) -> Headers:
+    match error:
+        case Unauthorized():
+            return (("WWW-Authenticate", "Bearer"),)
+        case MethodNotAllowed(allowed=allowed):
+            return (("Allow", ", ".join(allowed)),)
+        case GatewayError(retry_after=float() | int() as seconds):
+            return (("Retry-After", str(max(1, ceil(seconds)))),)
+        case WorkerUnreachable():
+            return (("Retry-After", "1"),)
+        case _:
+            return ()
+
+
+# Errors of workers.
 
 _CONTEXT_LENGTH_PATTERN = re.compile(
     r"`inputs` must have less than (?P<limit>\d+) tokens\. Given: (?P<prompt>\d+)"

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -11,7 +10,6 @@ from msgspec.structs import replace
 
 from protocols import params
 from protocols.chat.decoder import GenerationDecoder
-from protocols.chat.params import replace_params
 from protocols.chat.upstream import RequestWriter, WorkerProfile, uses_chat_endpoint
 from protocols.core import loss
 from protocols.core.errors import GatewayError
@@ -37,70 +35,20 @@ from protocols.core.request import (
     VideoPart,
 )
 from protocols.json_body import JSON_ERRORS
-from protocols.params import Param, ParamTable
+from protocols.params import Param
 from protocols.prompt import build_prompt, require_generation
 from protocols.tgi import errors
 from protocols.tgi.decoder import GenerateDecoder
 from protocols.tgi.errors import raise_worker_error
-
-# Parameters that TGI accepts: scalars and output formats.
-#
-# Source: text-generation-inference 3.3, ``router/src/lib.rs`` and ``validation.rs``. A row gives
-# the accepted range: values outside are clamped and reported.
-
-MIN_POSITIVE = 1e-6
-"""The smallest value of a parameter that must be above 0."""
-MAX_TOP_TOKENS = 5
-"""The maximum number of alternatives for a token: the launcher's default; not reported."""
-
-
-class TgiLimits(Struct, frozen=True):
-    """Limits that the server's operator sets; the defaults are the launcher's."""
-
-    max_stop_strings: int = 4
-    max_best_of: int = 2
-    max_prompt_tokens: int | None = None
-    """The maximum prompt length in tokens, if reported."""
-
-
-_STOP = Param(
-    wire="stop",
-    field="stopping.stop",
-    type="strings",
-    loss_reason="approximated",
-    description="stays in the text, and is seen only where a token ends with it",
+from protocols.tgi.params import (
+    FREQUENCY_PENALTY,
+    MAX_TOP_TOKENS,
+    SEED,
+    STOP,
+    TOP_P,
+    TgiLimits,
+    build_generate_table,
 )
-_SEED = Param("seed", "sampling.seed", "int", 0, 2**64 - 1)
-_TOP_P = Param("top_p", "sampling.top_p", "float", MIN_POSITIVE, 1)
-_FREQUENCY_PENALTY = Param("frequency_penalty", "sampling.frequency_penalty", "float", -2, 2)
-
-_GENERATE_PARAMS: tuple[Param, ...] = (
-    Param("best_of", "best_of", "int", 1),
-    Param("temperature", "sampling.temperature", "float", MIN_POSITIVE),
-    Param("repetition_penalty", "sampling.repetition_penalty", "float", MIN_POSITIVE),
-    _FREQUENCY_PENALTY,
-    Param("top_k", "sampling.top_k", "int", 1, 2**31 - 1),
-    _TOP_P,
-    Param("typical_p", "sampling.typical_p", "float", MIN_POSITIVE, 1),
-    Param("do_sample", "sampling.do_sample", "bool"),
-    Param("max_new_tokens", "stopping.max_tokens", "int", 1),
-    _STOP,
-    Param("truncate", "stopping.truncate_prompt", "int", 1),
-    Param("watermark", "sampling.watermark", "bool"),
-    _SEED,
-    Param("adapter_id", "adapter", "str"),
-)
-
-
-@lru_cache(maxsize=64)
-def build_generate_table(limits: TgiLimits) -> ParamTable:
-    """The ``parameters`` of ``/generate``."""
-    rows = replace_params(
-        _GENERATE_PARAMS,
-        best_of={"maximum": limits.max_best_of},
-        truncate={"maximum": limits.max_prompt_tokens},
-    )
-    return ParamTable(*rows)
 
 
 def write_output_format(output: OutputFormat) -> dict[str, Any] | None:
@@ -124,10 +72,10 @@ CHAT_PROFILE = WorkerProfile(
         Param("model", "adapter", "str"),
         Param("max_tokens", "stopping.max_tokens", "int", 1),
         Param("temperature", "sampling.temperature", "float", 0),
-        _TOP_P,
-        _FREQUENCY_PENALTY,
-        replace(_SEED, maximum=2**63 - 1),
-        _STOP,
+        TOP_P,
+        FREQUENCY_PENALTY,
+        replace(SEED, maximum=2**63 - 1),
+        STOP,
     ),
     completion=(),
     labels=(),
@@ -371,8 +319,8 @@ class _ServerInfo(Struct):
 _decode_info = msgspec.json.Decoder(_ServerInfo).decode
 
 
-class TGI:
-    """Hugging Face's Text Generation Inference, for workers only.
+class TgiUpstream:
+    """Text Generation Inference, towards workers.
 
     Chat requests go to ``/v1/chat/completions``, where the server has the model's chat template;
     prompts go to ``/generate`` and ``/generate_stream``, which accept more parameters and report

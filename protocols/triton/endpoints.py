@@ -10,7 +10,6 @@ from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import (
     ClientError,
     GatewayError,
-    InternalError,
     InvalidParameter,
     MalformedRequest,
     Overloaded,
@@ -30,13 +29,20 @@ from protocols.core.interfaces import (
     RoutingInfo,
     UpstreamRequest,
 )
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.request import AnyRequest, GenerationRequest
 from protocols.triton import errors, openapi, passthrough, requests
 from protocols.triton.errors import StatusMode
 from protocols.triton.metadata import InfoHandler
-from protocols.triton.params import GUIDE_PARAM_NAMES, PROFILES, TritonProfile
+from protocols.triton.params import (
+    EMBEDDING,
+    GUIDE_PARAM_NAMES,
+    PROFILES,
+    RERANK,
+    TritonProfile,
+    select_profile,
+)
 from protocols.triton.requests import PromptMode
-from protocols.triton.responses import GenerateEncoder, InferEncoder
+from protocols.triton.responses import GenerateEncoder, InferEncoder, NumberEncoder
 from protocols.triton.upstream import TritonUpstream
 
 _MODEL_PATH = "/v2/models/{model}"
@@ -141,25 +147,30 @@ class Triton(TritonUpstream):
         stream = requests.read_stream_flag(call, self._profile)
         return RoutingInfo(call.path_params["model"], _read_version(call), stream)
 
-    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> Request:
+    def decode_request(self, call: ClientRequest, model: ModelInfo | None = None) -> AnyRequest:
         """Decode the request. Raises MalformedRequest, InvalidParameter and UnsupportedFeature."""
-        del model
         is_infer = call.endpoint.operation == "infer"
         read = requests.read_infer_request if is_infer else requests.read_generate_request
-        request = read(call, self._profile)
+        profile = select_profile(model, self._profile)
+        request = read(call, profile)
+        if profile is EMBEDDING:
+            return requests.build_embedding_request(request)
+        if profile is RERANK:
+            return requests.build_rerank_request(request)
         stream = requests.is_streamed(call, self._profile, flag=request.streaming)
         return requests.build_request(request, self._profile, self._templating_mode, stream=stream)
 
     def create_encoder(
-        self, call: ClientRequest, request: Request, about: ResponseContext
+        self, call: ClientRequest, request: AnyRequest, about: ResponseContext
     ) -> ResponseEncoder:
         """Create the encoder of the response."""
-        if not isinstance(request, GenerationRequest):
-            raise InternalError("there is no answer to this kind of request")
-        if call.endpoint.operation == "infer":
-            outputs = requests.read_requested_outputs(call)
-            return InferEncoder(request, about, self._profile, outputs)
+        is_infer = call.endpoint.operation == "infer"
+        outputs = requests.read_requested_outputs(call) if is_infer else None
         framed = call.endpoint.operation == "generate_stream"
+        if not isinstance(request, GenerationRequest):
+            return NumberEncoder(request.client_id, about, outputs, framed=framed)
+        if outputs is not None:
+            return InferEncoder(request, about, self._profile, outputs)
         return GenerateEncoder(request, about, self._profile, framed=framed)
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:

@@ -14,7 +14,7 @@ from protocols.core.interfaces import ClientRequest, HttpResponse
 from protocols.triton import rapidjson
 from protocols.triton.errors import ErrorBody, StatusMode, build_type_error
 from protocols.triton.formats import JSON_HEADERS, PLAIN_TEXT_HEADERS, encode_json
-from protocols.triton.params import Datatype, TritonProfile
+from protocols.triton.params import Datatype, TritonProfile, select_profile
 
 _SERVER_METADATA: Final = encode_json(
     {
@@ -107,7 +107,8 @@ class InfoHandler:
         return PLAIN_TEXT_HEADERS if self._status_mode == "strict" else JSON_HEADERS
 
     def _get_metadata(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        model, profile = _find_model(call, catalog), self._profile
+        model = _find_model(call, catalog)
+        profile = select_profile(model, self._profile)
         if not model.ready:
             return _build_unavailable_response(call)
         inputs = [
@@ -124,7 +125,8 @@ class InfoHandler:
         )
 
     def _get_config(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:
-        model, profile = _find_model(call, catalog), self._profile
+        model = _find_model(call, catalog)
+        profile = select_profile(model, self._profile)
         if not model.ready:
             return _build_unavailable_response(call)
         config = {
@@ -139,7 +141,7 @@ class InfoHandler:
             "output": [
                 ConfigOutput(o.name, _get_config_type(o.datatype), o.dims) for o in profile.outputs
             ],
-            "model_transaction_policy": {"decoupled": not profile.max_batch_size},
+            "model_transaction_policy": {"decoupled": profile.is_decoupled},
         }
         return _build_json_response(config)
 

@@ -28,6 +28,8 @@ class TensorSpec(Struct, frozen=True):
     datatype: str
     dims: tuple[int, ...] = (1,)
     optional: bool = True
+    shape: tuple[int, ...] | None = None
+    """The shape with the batch, if known."""
 
 
 class WorkerModel(Struct, frozen=True):
@@ -37,6 +39,10 @@ class WorkerModel(Struct, frozen=True):
     outputs: frozenset[str]
     decoupled: bool | None = None
     """Whether the model is decoupled (can stream); None if unknown."""
+    is_known: bool = False
+    """Whether the worker described it; otherwise it is the profile's."""
+    has_generate: bool = True
+    """Whether its server has the generate extension."""
 
 
 class _ConfigTensor(Struct):
@@ -50,13 +56,26 @@ class _TransactionPolicy(Struct):
     decoupled: bool = False
 
 
+class _MetadataTensor(Struct):
+    name: str
+    datatype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+class _ModelMetadata(Struct):
+    inputs: list[_MetadataTensor]
+    outputs: list[_MetadataTensor] = field(default_factory=list[_MetadataTensor])
+
+
 class _ModelConfig(Struct):
     input: list[_ConfigTensor]
     output: list[_ConfigTensor] = field(default_factory=list[_ConfigTensor])
     model_transaction_policy: _TransactionPolicy = field(default_factory=_TransactionPolicy)
+    max_batch_size: int = 0
 
 
 _decode_config = msgspec.json.Decoder(_ModelConfig, strict=False).decode
+_decode_metadata = msgspec.json.Decoder(_ModelMetadata, strict=False).decode
 
 
 def build_model_from_profile(profile: TritonProfile) -> WorkerModel:
@@ -79,12 +98,33 @@ def parse_model_config(body: bytes, profile_names: Mapping[str, str]) -> WorkerM
         return None
     inputs = {
         profile_names.get(tensor.name, tensor.name): TensorSpec(
-            _parse_datatype(tensor.data_type), tensor.dims, tensor.optional
+            _parse_datatype(tensor.data_type),
+            tensor.dims,
+            tensor.optional,
+            (-1, *tensor.dims) if config.max_batch_size else tensor.dims,
         )
         for tensor in config.input
     }
     outputs = frozenset(profile_names.get(tensor.name, tensor.name) for tensor in config.output)
-    return WorkerModel(inputs, outputs, config.model_transaction_policy.decoupled)
+    decoupled = config.model_transaction_policy.decoupled
+    return WorkerModel(inputs, outputs, decoupled, is_known=True)
+
+
+def parse_model_metadata(body: bytes, profile_names: Mapping[str, str]) -> WorkerModel | None:
+    """The same of metadata, which every V2 server has; None if it describes no model.
+
+    A server without configurations is no Triton, so it has no generate extension either.
+    """
+    try:
+        metadata = _decode_metadata(body)
+    except JSON_ERRORS:
+        return None
+    inputs = {
+        profile_names.get(tensor.name, tensor.name): TensorSpec(tensor.datatype, shape=tensor.shape)
+        for tensor in metadata.inputs
+    }
+    outputs = frozenset(profile_names.get(tensor.name, tensor.name) for tensor in metadata.outputs)
+    return WorkerModel(inputs, outputs, decoupled=False, is_known=True, has_generate=False)
 
 
 def convert_value(value: Any, tensor: TensorSpec) -> Any:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from protocols.core.catalog import ModelInfo, ModelTask
 from protocols.params import Param, ParamTable
 
 Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
@@ -87,6 +88,11 @@ class TritonProfile(Struct, frozen=True, kw_only=True, dict=True):
     """As a worker: whether a stop string may stay in the text."""
     removed_params: tuple[str, ...] = ()
     """As a worker: parameters that current releases reject."""
+
+    @cached_property
+    def is_decoupled(self) -> bool:
+        """Whether the model may answer with several responses: a stream."""
+        return not self.max_batch_size and PROMPT_INPUT in self.inputs
 
     @cached_property
     def required_inputs(self) -> tuple[str, ...]:
@@ -322,6 +328,43 @@ PLAIN: Final = TritonProfile(
     accepts_extra_params=True,
     keeps_stop_strings=True,
 )
+
+EMBEDDING_OUTPUT: Final = "embedding"
+QUERY_INPUT: Final = "query"
+DOCUMENTS_INPUT: Final = "documents"
+SCORES_OUTPUT: Final = "scores"
+
+EMBEDDING: Final = TritonProfile(
+    name="embedding",
+    platform="python",
+    backend="python",
+    inputs=index_inputs(_PROMPT_SPEC),
+    outputs=(OutputSpec(EMBEDDING_OUTPUT, "FP32"),),
+    parameters=ParamTable(),
+    max_batch_size=2048,
+)
+RERANK: Final = TritonProfile(
+    name="rerank",
+    platform="python",
+    backend="python",
+    inputs=index_inputs(
+        InputSpec(QUERY_INPUT, "BYTES", optional=False),
+        InputSpec(DOCUMENTS_INPUT, "BYTES", (-1,), optional=False),
+    ),
+    outputs=(OutputSpec(SCORES_OUTPUT, "FP32"),),
+    parameters=ParamTable(),
+)
+TASK_PROFILES: Final[Mapping[ModelTask, TritonProfile]] = {
+    "embedding": EMBEDDING,
+    "rerank": RERANK,
+}
+"""The tensors of models that generate no text, whatever the profile of the listener."""
+
+
+def select_profile(model: ModelInfo | None, profile: TritonProfile) -> TritonProfile:
+    """The profile of a model; ``profile`` is that of the listener, for models of text."""
+    return profile if model is None else TASK_PROFILES.get(model.task, profile)
+
 
 PROFILES: Final[Mapping[str, TritonProfile]] = {
     one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)

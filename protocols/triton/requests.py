@@ -18,23 +18,27 @@ from protocols.core.errors import (
 from protocols.core.interfaces import ClientRequest
 from protocols.core.request import (
     ChoiceFormat,
+    EmbeddingRequest,
     GenerationRequest,
     GrammarFormat,
     JsonObjectFormat,
     JsonSchemaFormat,
     OutputFormat,
     RegexFormat,
+    RerankRequest,
     ResponseOptions,
 )
 from protocols.json_body import JSON_ERRORS
 from protocols.params import Param, ParamType, ParsedParams
 from protocols.triton import errors, rapidjson, tensors
 from protocols.triton.params import (
+    DOCUMENTS_INPUT,
     GUIDE_OBJECT_PARAMS,
     GUIDE_PARAM_NAMES,
     GUIDE_TEXT,
     GUIDE_TYPE,
     PROMPT_INPUT,
+    QUERY_INPUT,
     OutputSpec,
     TritonProfile,
 )
@@ -195,6 +199,31 @@ def build_request(
         timeout=request.timeout,
         extra=_collect_extra_fields(fields, raw_fields, profile),
         **values.build_request_arguments(),
+    )
+
+
+def build_embedding_request(request: TritonRequest) -> EmbeddingRequest:
+    """Build the internal request for the tensors of ``params.EMBEDDING``."""
+    return EmbeddingRequest(
+        model=request.model,
+        inputs=tuple(request.inputs[PROMPT_INPUT].values),
+        client_id=request.id,
+        priority=request.priority,
+        timeout=request.timeout,
+        extra={name: raw for name, raw in request.parameters.items() if name != "id"},
+    )
+
+
+def build_rerank_request(request: TritonRequest) -> RerankRequest:
+    """Build the internal request for the tensors of ``params.RERANK``."""
+    return RerankRequest(
+        model=request.model,
+        queries=tuple(request.inputs[QUERY_INPUT].values),
+        documents=tuple(request.inputs[DOCUMENTS_INPUT].values),
+        client_id=request.id,
+        priority=request.priority,
+        timeout=request.timeout,
+        extra={name: raw for name, raw in request.parameters.items() if name != "id"},
     )
 
 

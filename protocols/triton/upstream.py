@@ -9,15 +9,42 @@ from urllib.parse import quote
 import msgspec
 
 from protocols import prompt as protocols_prompt
-from protocols.core.errors import GatewayError
-from protocols.core.interfaces import PromptRenderer, ResponseDecoder, UpstreamRequest
-from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import GenerationRequest, Request
+from protocols.core.errors import GatewayError, UnsupportedFeature, WorkerFailed
+from protocols.core.interfaces import BASIC_KINDS, PromptRenderer, ResponseDecoder, UpstreamRequest
+from protocols.core.loss import UnsupportedParameter, find_unsupported_parameters
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    RequestKind,
+    RerankRequest,
+)
 from protocols.triton import decoder, errors, model_config
 from protocols.triton.decoder import GenerateDecoder
 from protocols.triton.formats import JSON_HEADERS
-from protocols.triton.model_config import PACKED_PARAMETERS, ModelAdapter, WorkerModel
-from protocols.triton.params import GUIDE_PARAM_NAMES, PROMPT_INPUT, TritonProfile
+from protocols.triton.infer import (
+    InferDecoder,
+    describe_inputs,
+    encode_infer_request,
+    takes_several,
+)
+from protocols.triton.model_config import (
+    PACKED_PARAMETERS,
+    ModelAdapter,
+    TensorSpec,
+    WorkerModel,
+)
+from protocols.triton.params import (
+    DOCUMENTS_INPUT,
+    EMBEDDING_OUTPUT,
+    GUIDE_PARAM_NAMES,
+    PROMPT_INPUT,
+    QUERY_INPUT,
+    SCORES_OUTPUT,
+    TEXT_OUTPUT,
+    TritonProfile,
+)
+from protocols.triton.tensors import flatten_values
 
 _encode = msgspec.json.Encoder().encode
 _VERSIONED_MODEL: Final = re.compile(r"([^/]+)(/versions/[0-9]+)")
@@ -26,12 +53,22 @@ _MAX_REMEMBERED_MODELS: Final = 1024
 """The maximum number of models whose metadata is cached."""
 
 
+_TEXT_TENSORS: Final[Mapping[str, TensorSpec]] = {
+    PROMPT_INPUT: TensorSpec("BYTES"),
+    QUERY_INPUT: TensorSpec("BYTES", shape=(1,)),
+    DOCUMENTS_INPUT: TensorSpec("BYTES", shape=(-1,)),
+}
+"""The inputs of a model whose worker does not describe it."""
+
+
 class TritonUpstream:
     """Encodes requests for the workers of one profile, and caches the metadata of their models.
 
     ``fields``: the names that these workers' models use for the profile's names. ``max_tokens``
     is for a model that requires it if the client sent none.
     """
+
+    request_kinds: frozenset[RequestKind] = BASIC_KINDS | {"rerank"}
 
     def __init__(
         self,
@@ -52,25 +89,41 @@ class TritonUpstream:
         self._adapters: dict[str, ModelAdapter] = {}
 
     def metadata_requests(self, model: str) -> Sequence[UpstreamRequest]:
-        """See ``protocols.core.interfaces.ModelMetadataReader``. Requests the configuration."""
-        return (UpstreamRequest(f"{build_model_path(model)}/config", b"", method="GET"),)
+        """See ``protocols.core.interfaces.ModelMetadataReader``.
+
+        Requests the configuration, and the metadata of servers that have no configurations.
+        """
+        path = build_model_path(model)
+        return (
+            UpstreamRequest(f"{path}/config", b"", method="GET"),
+            UpstreamRequest(path, b"", method="GET"),
+        )
 
     def load_metadata(self, model: str, answers: Sequence[bytes | None]) -> int | None:
         """See ``protocols.core.interfaces.ModelMetadataReader``. Returns no request limit."""
         has_room = model in self._adapters or len(self._adapters) < _MAX_REMEMBERED_MODELS
-        for answer in filter(None, answers):
-            config = model_config.parse_model_config(answer, self._profile_field_names)
+        parsers = (model_config.parse_model_config, model_config.parse_model_metadata)
+        for parse, answer in zip(parsers, answers, strict=False):
+            config = None if answer is None else parse(answer, self._profile_field_names)
             if config is not None and has_room:
                 self._adapters[model] = self._build_adapter(config)
+                break
         return None
 
-    def encode_request(self, request: Request) -> UpstreamRequest:
+    def encode_request(self, request: Request | RerankRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if not isinstance(request, GenerationRequest):
+            return self._encode_infer(request)
         request, adapter = self._get_adapter(request)
+        self._check_tensors(adapter.model, request.model, (PROMPT_INPUT,), (TEXT_OUTPUT,))
         payload = adapter.build_payload(request)
         prompt = protocols_prompt.build_prompt(request, self._renderer)
         body = {PROMPT_INPUT: prompt, **payload.tensors}
         parameters = self._rename_fields(payload.parameters)
+        if not adapter.model.has_generate:
+            inputs = adapter.model.inputs  # a flag of the profile may not be among them
+            values = {name: flatten_values(body[name]) for name in body if name in inputs}
+            return self._build_infer(adapter.model, request.model, values, TEXT_OUTPUT, parameters)
         if adapter.packs_parameters:
             # Even if empty, it keeps the model from reading the other fields as parameters.
             body[PACKED_PARAMETERS] = _encode(parameters).decode()
@@ -81,9 +134,11 @@ class TritonUpstream:
         return UpstreamRequest(path, _encode(self._rename_fields(body)), JSON_HEADERS)
 
     def unsupported_parameters(
-        self, request: Request, names: Mapping[str, str]
+        self, request: Request | RerankRequest, names: Mapping[str, str]
     ) -> tuple[UnsupportedParameter, ...]:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if not isinstance(request, GenerationRequest):
+            return self._find_infer_losses(request, names)
         request, adapter = self._get_adapter(request)
         unsupported = adapter.find_unsupported_parameters(request, names)
         unsupported += protocols_prompt.find_prompt_losses(request, self._renderer, names)
@@ -98,17 +153,87 @@ class TritonUpstream:
             unsupported.append(UnsupportedParameter(wire, "approximated", detail, "stream"))
         return tuple(unsupported)
 
-    def create_decoder(self, request: Request) -> ResponseDecoder:
+    def create_decoder(self, request: Request | RerankRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if not isinstance(request, GenerationRequest):
+            embeds = isinstance(request, EmbeddingRequest)
+            output = EMBEDDING_OUTPUT if embeds else SCORES_OUTPUT
+            return InferDecoder(request, self._get_own_name(output))
         request, adapter = self._get_adapter(request)
         prompt = None
         if adapter.must_cut_prompt(request):
             prompt = protocols_prompt.build_prompt(request, self._renderer)
-        return GenerateDecoder(request, self._output_names, adapter, prompt)
+        decoder = GenerateDecoder(request, self._output_names, adapter, prompt)
+        return decoder if adapter.model.has_generate else InferDecoder(request, "", decoder)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         return errors.read_worker_error(status, headers, body)
+
+    def _get_model(self, name: str) -> WorkerModel:
+        return self._adapters.get(name, self._default_adapter).model
+
+    def _get_own_name(self, name: str) -> str:
+        return self._model_field_names.get(name, name)
+
+    def _check_tensors(
+        self, model: WorkerModel, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
+    ) -> None:
+        """Raise WorkerFailed, which names the model's tensors, if these are not among them."""
+        if not model.is_known:
+            return
+        missing = [tensor for tensor in inputs if tensor not in model.inputs]
+        if model.outputs:
+            missing += [tensor for tensor in outputs if tensor not in model.outputs]
+        if missing:
+            wanted = ", ".join(f"{tensor}: NAME" for tensor in missing)
+            raise WorkerFailed(
+                f"The worker's model {name} takes the inputs {describe_inputs(model)} and returns "
+                f"{', '.join(sorted(model.outputs)) or 'nothing'}; say which of them are meant by "
+                f"fields: {{{wanted}}} in the options of the backend's protocol."
+            )
+
+    def _encode_infer(self, request: EmbeddingRequest | RerankRequest) -> UpstreamRequest:
+        """Encode a request for vectors or scores, whose shapes only infer keeps."""
+        model = self._get_model(request.model)
+        if isinstance(request, EmbeddingRequest):
+            texts, output = protocols_prompt.require_texts(request), EMBEDDING_OUTPUT
+            values: dict[str, Sequence[Any]] = {PROMPT_INPUT: texts}
+        else:
+            if len(request.queries) > 1:
+                text = "The model's workers compare one text with several, not pairs of texts."
+                raise UnsupportedFeature(text, param="text_1")
+            values = {QUERY_INPUT: request.queries, DOCUMENTS_INPUT: request.documents}
+            output = SCORES_OUTPUT
+        self._check_tensors(model, request.model, tuple(values), (output,))
+        return self._build_infer(model, request.model, values, output, {})
+
+    def _build_infer(
+        self,
+        model: WorkerModel,
+        name: str,
+        values: Mapping[str, Sequence[Any]],
+        output: str,
+        parameters: Mapping[str, Any],
+    ) -> UpstreamRequest:
+        tensors = {
+            self._get_own_name(key): (model.inputs.get(key) or _TEXT_TENSORS[key], elements)
+            for key, elements in values.items()
+        }
+        body = encode_infer_request(tensors, [self._get_own_name(output)], parameters)
+        return UpstreamRequest(f"{build_model_path(name)}/infer", body, JSON_HEADERS)
+
+    def _find_infer_losses(
+        self, request: EmbeddingRequest | RerankRequest, names: Mapping[str, str]
+    ) -> tuple[UnsupportedParameter, ...]:
+        """Nothing but the texts is sent; several texts only to a model that takes several."""
+        unsupported = find_unsupported_parameters(request, {}, names)
+        if isinstance(request, EmbeddingRequest) and len(request.inputs) > 1:
+            spec = self._get_model(request.model).inputs.get(PROMPT_INPUT)
+            if spec is not None and not takes_several(spec):
+                wire = names.get("inputs", "input")
+                unsupported += (UnsupportedParameter(wire, "dropped", path="inputs"),)
+        return unsupported
 
     def _rename_fields(self, values: dict[str, Any]) -> dict[str, Any]:
         """Rename values to the model's own names."""
@@ -120,8 +245,7 @@ class TritonUpstream:
         prompt_support = protocols_prompt.build_prompt_support(self._renderer)
         return ModelAdapter(self._profile, model, self._max_tokens, prompt_support)
 
-    def _get_adapter(self, request: Request) -> tuple[GenerationRequest, ModelAdapter]:
-        request = protocols_prompt.require_generation(request)
+    def _get_adapter(self, request: GenerationRequest) -> tuple[GenerationRequest, ModelAdapter]:
         return request, self._adapters.get(request.model, self._default_adapter)
 
 
@@ -146,6 +270,7 @@ def _check_fields(fields: Mapping[str, str], profile: TritonProfile) -> None:
     known = {
         *profile.inputs, *(one.name for one in profile.outputs), *profile.stream_flags,
         *(row.wire for row in profile.parameters), *GUIDE_PARAM_NAMES[profile.guide_style],
+        EMBEDDING_OUTPUT, QUERY_INPUT, DOCUMENTS_INPUT, SCORES_OUTPUT,
     }  # fmt: skip
     if unknown := fields.keys() - known:
         names, listed = ", ".join(sorted(unknown)), ", ".join(sorted(known))

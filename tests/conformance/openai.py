@@ -1,4 +1,4 @@
-"""OpenAI: cases W1 to W83.
+"""OpenAI: cases W1 to W83, and those of the Responses API.
 
 In the docstrings C is a chat request for the model ``mock``, P a completion and E an embeddings
 request.
@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
+from tests.conformance import azure
 from tests.conformance.cases import EVENTS, KEY, Case, Response, expect, match
+from tests.conformance.openai_responses import RESPONSES_CASES
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -1006,4 +1008,6 @@ CASES = (
     *COMPLETIONS,
     *EMBEDDINGS,
     *MODEL_LISTS,
+    *azure.CASES,
+    *RESPONSES_CASES,
 )

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
+from tests.conformance import __main__ as command
 from tests.conformance.cases import cases_of
 from tests.conftest import ANYWHERE, CONFORMANCE
 from tests.integration.test_command import Command
@@ -52,7 +54,8 @@ def urls() -> Iterator[list[str]]:
 
 def list_invocations(protocol: str) -> list[tuple[int, str, list[str]]]:
     """Listener, path and arguments by which, as the configuration says, a protocol is called."""
-    known = [(0, "/mindie" if protocol == "mindie" else "", ["--protocol", protocol])]
+    prefix = f"/{protocol}" if protocol in ("mindie", "tgi") else ""
+    known = [(0, prefix, ["--protocol", protocol])]
     for port, path, rest in re.findall(r"# http://127.0.0.1:800(\d)(\S*) (--.*)", CONFORMANCE):
         arguments = rest.split()
         if arguments[1] == protocol:
@@ -107,7 +110,6 @@ WRONG = [
     (["127.0.0.1:1", "--protocol", "openai"], "is not a URL"),
     (["http://127.0.0.1:1"], "Missing option '--protocol'"),
     (["http://127.0.0.1:1", "--protocol", "nope"], "'nope' is not one of"),
-    (["http://127.0.0.1:1", "--protocol", "tgi"], "there are no cases of tgi"),
     (["http://127.0.0.1:1", "--protocol", "ovms", "--only", "OV-99"], "has no case OV-99"),
     (["http://127.0.0.1:1", "--protocol", "ovms", "--profile", "x"], "it has 2026, 2024"),
     (["http://127.0.0.1:1", "--protocol", "ovms", "--set", "v2=true"], "it has v1, kserve"),
@@ -124,3 +126,8 @@ def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], said: str)
     assert told.returncode == 2
     assert said in told.stdout + told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_protocol_without_cases_is_an_error() -> None:
+    with pytest.raises(click.UsageError, match="there are no cases of unheard"):
+        command._select_cases("unheard", ())

@@ -6,8 +6,10 @@ from typing import Any, Final, Literal
 
 import httpx
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tests.cross.script import PROMPT, TOOL, Json, RequestOptions
+from tests.cross.workers.table import WAYS, Losses, Worker
 
 Kind = Literal["chat", "text"]
 _JSON: Final = {"Content-Type": "application/json"}
@@ -53,17 +55,39 @@ class Client(Struct, frozen=True, kw_only=True):
     can_stream: frozenset[str] = can
     keeps_streamed: bool = False
     """By its contract a stop string stays in the text of a stream."""
+    keeps_whole: bool = False
+    """The same of an answer in one piece."""
+    always_logprobs: bool = False
+    """Its details hold each token's probability, so that it asks for them always."""
+    counts: bool = False
+    """By its contract an answer of so many tokens as it may have has reached its limit."""
     limits: bool = False
     """It always says how long an answer may be, or its dialect does."""
     end: bytes = b"data: [DONE]\n\n"
     """The last thing in a stream that came to its end."""
     prefix: bytes = b"data: "
+    separator: bytes = b"\n\n"
+    content_type: str = "text/event-stream"
+    """Of a stream."""
     names_stop: bool = False
     """Its answers say which stop string ended them."""
 
     def way(self, wish: RequestOptions) -> str:
         """As the workers' rows name it."""
         return f"{self.kind} stream" if wish.stream else self.kind
+
+    def sees(self, row: Worker) -> Worker:
+        """The row of a worker, as it shows to this client."""
+        if self.always_logprobs and row.has_completions:
+            return replace(row, stop={}, silent=(), keeps=WAYS)
+        return row
+
+    def usual(self, row: Worker, *, stream: bool, limited: bool | None = None) -> Losses:
+        """What is lost of each of its questions to this worker."""
+        way = self.way(RequestOptions(stream=stream))
+        lost = row.logprobs.get(way) if self.always_logprobs else None
+        usual = row.usual(self.kind, limited=self.limits if limited is None else limited)
+        return usual | row.loss("logprobs.top", lost)
 
     def asks(self, model: str, wish: RequestOptions) -> httpx.Request:
         """The request, without a host."""
@@ -79,11 +103,13 @@ class Client(Struct, frozen=True, kw_only=True):
             self.read(heard, answer.json())
             heard.done = True
             return heard
-        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["content-type"].startswith(self.content_type)
         body = answer.content
         heard.done = body.endswith(self.end)
-        for block in body.removesuffix(self.end if self.end in body else b"").split(b"\n\n"):
+        for block in body.removesuffix(self.end if self.end in body else b"").split(self.separator):
             part = block.partition(b"\n")[2] if block.startswith(b"event: ") else block
+            if not part:
+                continue
             if not part.startswith(self.prefix):
                 heard.error += part.decode()
                 continue
@@ -261,6 +287,130 @@ def _read_mindie_text(heard: DecodedResponse, got: Any) -> None:
         heard.reasons[0] = details["finish_reason"]
 
 
+# --- Ollama and TGI -------------------------------------------------------------------------------
+
+
+def _build_ollama_body(model: str, wish: RequestOptions) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if wish.most is not None:
+        options["num_predict"] = wish.most
+    if wish.stops:
+        options["stop"] = list(wish.stops)
+    fields: dict[str, Any] = {"model": model, "options": options}
+    if not wish.stream:  # which is its default
+        fields["stream"] = False
+    if wish.top is not None:
+        fields |= {"logprobs": True, "top_logprobs": wish.top}
+    return fields
+
+
+def _build_ollama_chat_body(model: str, wish: RequestOptions) -> Json:
+    fields = _build_ollama_body(model, wish) | {"messages": [{"role": "user", "content": PROMPT}]}
+    if wish.tool:
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        function = {"name": TOOL, "description": "looks up", "parameters": schema}
+        fields["tools"] = [{"type": "function", "function": function}]
+    return fields
+
+
+def _build_ollama_prompt_body(model: str, wish: RequestOptions) -> Json:
+    return _build_ollama_body(model, wish) | {"prompt": PROMPT}
+
+
+def _read_ollama_answer(heard: DecodedResponse, got: Any) -> None:
+    message = got.get("message") or {"content": got.get("response")}
+    heard.more(0, message["content"])
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        arguments = json.dumps(function["arguments"])
+        heard.calls[function["index"]] = [function["name"], arguments]
+    heard.logprobs += [(one["token"], one["logprob"]) for one in got.get("logprobs", ())]
+    if got["done"]:
+        heard.reasons[0] = got["done_reason"]
+        heard.usage = got["prompt_eval_count"], got["eval_count"]
+
+
+_OLLAMA: Final[dict[str, Any]] = {
+    "read": _read_ollama_answer,
+    "words": {"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "stop",
+              "unknown": "stop"},
+    "statuses": {"refused": 400, "limited": 429, "failed": 502, "busy": 503},
+    "told": _get_error_text,
+    "end": b"",
+    "prefix": b"",
+    "separator": b"\n",
+    "content_type": "application/x-ndjson",
+}  # fmt: skip
+
+
+def _build_tgi_body(model: str, wish: RequestOptions) -> Json:
+    parameters: dict[str, Any] = {"details": True, "do_sample": True}
+    if wish.most is not None:
+        parameters["max_new_tokens"] = wish.most
+    if wish.stops:
+        parameters["stop"] = list(wish.stops)
+    if wish.top:
+        parameters["top_n_tokens"] = wish.top
+    return {"model": model, "inputs": PROMPT, "parameters": parameters}
+
+
+def _read_tgi_answer(heard: DecodedResponse, got: Any) -> None:
+    """An event has one token, a whole answer all; only a stream tells the prompt's length."""
+    details = got["details"]
+    tokens = [got["token"]] if "token" in got else details["tokens"]
+    heard.more(0, got["token"]["text"] if "token" in got else got["generated_text"])
+    pairs = [(one["text"], one["logprob"]) for one in tokens]
+    heard.logprobs += [pair for pair in pairs if pair[1] is not None]
+    if details is not None:
+        heard.reasons[0] = details["finish_reason"]
+        heard.usage = details.get("input_length"), details["generated_tokens"]
+
+
+# --- OpenAI's Responses API -----------------------------------------------------------------------
+
+
+def _build_responses_body(model: str, wish: RequestOptions) -> Json:
+    fields: dict[str, Any] = {"model": model, "input": PROMPT, "stream": wish.stream}
+    if wish.most is not None:
+        fields["max_output_tokens"] = wish.most
+    if wish.stops:  # a parameter of vLLM's
+        fields["stop"] = list(wish.stops)
+    if wish.top is not None:
+        fields |= {"include": ["message.output_text.logprobs"], "top_logprobs": wish.top}
+    if wish.tool:
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        tool = {"type": "function", "name": TOOL, "description": "looks up", "parameters": schema}
+        fields |= {"tools": [tool], "tool_choice": "auto"}
+    return fields
+
+
+def _read_response(heard: DecodedResponse, got: Any) -> None:
+    """A response, or an event: only the last has usage, the items, and how it ended."""
+    kind = got.get("type", "")
+    if kind == "response.output_text.delta":
+        heard.more(0, got["delta"])
+    response = got.get("response", got)
+    status = response.get("status")
+    if status == "failed":
+        heard.error += response["error"]["message"]
+    if status not in ("completed", "incomplete"):
+        return
+    details = response["incomplete_details"]
+    heard.reasons[0] = status if details is None else details["reason"]
+    usage = response["usage"]
+    heard.usage = usage["input_tokens"], usage["output_tokens"]
+    heard.more(0, "")
+    for index, item in enumerate(response["output"]):
+        if item["type"] == "function_call":
+            heard.calls[index] = [item["name"], item["arguments"]]
+        else:
+            [part] = item["content"]
+            heard.logprobs += [(one["token"], one["logprob"]) for one in part["logprobs"]]
+            if not kind:
+                heard.more(0, part["text"])
+            assert heard.texts == {0: part["text"]}
+
+
 # --- Anthropic ------------------------------------------------------------------------------------
 
 
@@ -322,6 +472,21 @@ CLIENTS: Final = (
         can=frozenset({"stop", "n", "logprobs"}),
         can_stream=frozenset({"stop", "n", "logprobs"}),
         **_OPENAI,
+    ),
+    Client(
+        name="openai responses",
+        kind="chat",
+        path="/v1/responses",
+        fields=_build_responses_body,
+        **{
+            **_OPENAI,
+            "read": _read_response,
+            "words": {"eos": "completed", "stop": "completed", "length": "max_output_tokens",
+                      "tool_calls": "completed", "unknown": "completed"},
+        },
+        can=frozenset({"stop", "logprobs", "tools"}),
+        can_stream=frozenset({"stop", "logprobs", "tools"}),
+        end=b"",
     ),
     Client(
         name="databricks",
@@ -401,6 +566,44 @@ CLIENTS: Final = (
         can=frozenset({"stop", "logprobs"}),
         can_stream=frozenset({"stop"}),
         **_OVMS,
+    ),
+    Client(
+        name="ollama",
+        kind="chat",
+        path="/api/chat",
+        fields=_build_ollama_chat_body,
+        can=frozenset({"stop", "logprobs", "tools"}),
+        can_stream=frozenset({"stop", "logprobs", "tools"}),
+        **_OLLAMA,
+    ),
+    Client(
+        name="ollama generate",
+        kind="chat",
+        path="/api/generate",
+        fields=_build_ollama_prompt_body,
+        can=frozenset({"stop", "logprobs"}),
+        can_stream=frozenset({"stop", "logprobs"}),
+        **_OLLAMA,
+    ),
+    Client(
+        name="tgi",
+        kind="text",
+        path="/tgi/generate",
+        stream_path="/tgi/generate_stream",
+        fields=_build_tgi_body,
+        read=_read_tgi_answer,
+        words={"eos": "eos_token", "stop": "stop_sequence", "length": "length",
+               "unknown": "eos_token"},
+        statuses={"refused": 422, "limited": 429, "failed": 424, "busy": 503},
+        told=_get_error_text,
+        can=frozenset({"stop", "logprobs"}),
+        can_stream=frozenset({"stop", "logprobs"}),
+        keeps_streamed=True,
+        keeps_whole=True,
+        always_logprobs=True,
+        counts=True,
+        end=b"",
+        prefix=b"data:",
     ),
     Client(
         name="anthropic",

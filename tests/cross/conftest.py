@@ -17,8 +17,16 @@ from tests.cross.script import PLAYS, RequestOptions
 from tests.cross.worker_server import WorkerServer
 from tests.cross.workers.table import WORKERS
 
-PROTOCOLS = ("openai", "databricks", "triton", "ovms", {"name": "mindie", "prefix": "/mindie"},
-             "anthropic")  # fmt: skip
+PROTOCOLS = (
+    "openai",
+    "databricks",
+    "triton",
+    "ovms",
+    "ollama",
+    {"name": "mindie", "prefix": "/mindie"},
+    {"name": "tgi", "prefix": "/tgi"},
+    "anthropic",
+)
 
 
 def build_configuration(url: str) -> bytes:
@@ -32,13 +40,17 @@ def build_configuration(url: str) -> bytes:
             pool, at = name, f"{url}/{name}"
             if row.apart:
                 pool, at = f"{name}-{play}", f"{at}/{play}"
-            backends[pool] = {
-                "protocol": row.dialect,
-                "workers": [at],
-                "retries": {"max": 0},
-                "health": {"interval": "1m"},
-                "breaker": {"consecutive_failures": 10_000, "min_requests": 10_000},
-            } | ({"profile": row.profile} if row.profile else {})
+            backends[pool] = (
+                {
+                    "protocol": row.dialect,
+                    "workers": [at],
+                    "retries": {"max": 0},
+                    "health": {"interval": "1m"},
+                    "breaker": {"consecutive_failures": 10_000, "min_requests": 10_000},
+                }
+                | ({"profile": row.profile} if row.profile else {})
+                | ({"options": row.options} if row.options else {})
+            )
             models[f"{name}-{play}"] = {"backend": pool, "model": play}
     return json.encode(
         {

@@ -20,7 +20,7 @@ SECRETS = ("0x7f00", "77", "12")
 async def test_worker_error_is_translated_to_the_client_status(
     floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = client.sees(WORKERS[worker])
     own = row.alike == client.name
     for play, status in client.statuses.items():
         refusal = row.desk.refusals[play]
@@ -42,7 +42,7 @@ async def test_worker_error_is_translated_to_the_client_status(
 async def test_truncated_stream_ends_with_an_error_and_no_finish_reason(
     floor: CrossEnvironment, client: Client, worker: str, play: str
 ) -> None:
-    row = WORKERS[worker]
+    row = client.sees(WORKERS[worker])
     wish = RequestOptions(stream=True)
 
     heard = await floor.hear(client, worker, wish, play)

@@ -33,10 +33,10 @@ def parametrize_clients_with(feature: str) -> pytest.MarkDecorator:
 async def test_stop_string_ends_the_text(
     floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = asker.sees(WORKERS[worker])
     wish = RequestOptions(stream=streamed, stops=("nie", STOP))
     way = asker.way(wish)
-    keeps = streamed and asker.keeps_streamed
+    keeps = asker.keeps_streamed if streamed else asker.keeps_whole
 
     heard = await floor.hear(asker, worker, wish)
 
@@ -46,7 +46,7 @@ async def test_stop_string_ends_the_text(
     assert heard.reasons == {0: asker.words[ended]}
     assert heard.done
     assert not heard.error
-    lost = row.usual(asker.kind, limited=asker.limits)
+    lost = asker.usual(row, stream=streamed)
     if keeps and way not in row.keeps:
         lost |= row.loss("stopping.include_stop", MADE)
     if not (keeps and way in row.keeps):
@@ -60,7 +60,7 @@ async def test_stop_string_ends_the_text(
 async def test_n_returns_two_choices(
     floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = asker.sees(WORKERS[worker])
     wish = RequestOptions(stream=streamed, n=2)
 
     heard = await floor.hear(asker, worker, wish)
@@ -70,7 +70,7 @@ async def test_n_returns_two_choices(
     assert heard.reasons == {0: ended, 1: ended}
     assert heard.done
     made = None if row.alike == asker.name else row.n.get(asker.way(wish))
-    assert floor.lost == row.usual(asker.kind, limited=asker.limits) | row.loss("n", made)
+    assert floor.lost == asker.usual(row, stream=streamed) | row.loss("n", made)
     assert len(floor.stage.asked) == (2 if made else 1)
     assert heard.usage is not None
     if asker.way(wish) not in row.silent:
@@ -81,14 +81,14 @@ async def test_n_returns_two_choices(
 async def test_logprobs_are_returned_or_reported_as_lost(
     floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = asker.sees(WORKERS[worker])
     wish = RequestOptions(stream=streamed, top=1 if asker.kind == "text" else 0)
 
     heard = await floor.hear(asker, worker, wish)
 
     assert heard.texts == {0: TEXT}
     lost = row.logprobs.get(asker.way(wish))
-    usual = row.usual(asker.kind, limited=asker.limits)
+    usual = asker.usual(row, stream=streamed)
     assert floor.lost == usual | row.loss("logprobs.top", lost)
     values = [value for _, value in heard.logprobs]
     if lost == "dropped":
@@ -102,12 +102,12 @@ async def test_logprobs_are_returned_or_reported_as_lost(
 async def test_tool_call_is_returned_or_tools_are_reported_as_lost(
     floor: CrossEnvironment, asker: Client, worker: str, *, streamed: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = asker.sees(WORKERS[worker])
     wish = RequestOptions(stream=streamed, tool=True)
 
     heard = await floor.hear(asker, worker, wish)
 
-    usual = row.usual(asker.kind, limited=asker.limits)
+    usual = asker.usual(row, stream=streamed)
     assert floor.lost == usual | row.loss("tools", row.tools or None)
     assert heard.done
     if row.tools:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_response_in_small_packets_is_translated(
     floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = client.sees(WORKERS[worker])
     wish = RequestOptions(stream=stream)
 
     heard = await floor.hear(client, worker, wish, "packets")
@@ -22,22 +22,25 @@ async def test_response_in_small_packets_is_translated(
     assert heard.reasons == {0: client.words[row.ends.get("eos", "eos")]}
     assert heard.done
     assert not heard.error
-    assert floor.lost == row.usual(client.kind, limited=client.limits)
+    assert floor.lost == client.usual(row, stream=stream)
     _check_usage(floor, heard.usage, len(TOKENS), told=client.way(wish) not in row.silent)
 
 
 async def test_max_tokens_limits_the_response(
     floor: CrossEnvironment, client: Client, worker: str, *, stream: bool
 ) -> None:
-    row = WORKERS[worker]
+    row = client.sees(WORKERS[worker])
     wish = RequestOptions(stream=stream, most=2)
 
     heard = await floor.hear(client, worker, wish)
 
     assert heard.texts == {0: "".join(TOKENS[:2])}
-    assert heard.reasons == {0: client.words[row.ends.get("length", "length")]}
+    ended = row.ends.get("length", "length")
+    if client.counts and floor.record.usage is not None:
+        ended = ended if floor.record.usage.source == "estimated" else "length"
+    assert heard.reasons == {0: client.words[ended]}
     assert heard.done
-    assert floor.lost == row.usual(client.kind, limited=True)
+    assert floor.lost == client.usual(row, stream=stream, limited=True)
     _check_usage(floor, heard.usage, 2, told=client.way(wish) not in row.silent)
 
 

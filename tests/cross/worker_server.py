@@ -20,7 +20,7 @@ from tests.tcp_server import run_server
 SPLINTER = 11
 """Bytes; no character and no event has a length that it divides."""
 _PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
-            422: "Unprocessable Entity", 429: "Too Many Requests",
+            422: "Unprocessable Entity", 424: "Failed Dependency", 429: "Too Many Requests",
             500: "Internal Server Error", 503: "Service Unavailable",
             529: "Overloaded"}  # fmt: skip
 

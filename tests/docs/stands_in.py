@@ -48,6 +48,8 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/openvino-model-server.md": _OVMS,
     "docs/howto/triton.md": _TRITON,
     "docs/howto/vllm.md": _VLLM,
+    "docs/howto/codex.md": _VLLM,
+    "docs/howto/openai-agents.md": _VLLM,
     "docs/howto/claude-code.md": _VLLM,
     "docs/howto/probe.md": _VLLM,
     "docs/howto/migrate-databricks.md": _VLLM,

@@ -27,7 +27,10 @@ NOT_RUN: Final = {
         "README.md",
         "$ interlingua serve http",
     ): "as docs/howto/load-balancing.md has it, on a port in use",
+    ("docs/howto/codex.md", "$ npm install"): "make clients: tests/clients/others/test_codex.py",
+    ("docs/howto/openai-agents.md", "from agents"): "make clients: tests/clients/agents",
     ("docs/howto/openvino-model-server.md", "$ ovms --rest_port"): "wants the model server",
+    ("docs/howto/langchain.md", "from langchain"): "make clients: test_pages.py",
     ("docs/howto/vllm.md", "$ vllm serve"): "wants vLLM and a GPU",
     ("docs/howto/claude-code.md", "$ vllm serve"): "wants vLLM and a GPU",
     (

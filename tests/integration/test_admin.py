@@ -137,11 +137,11 @@ def test_unready_reason_names_missing_backends_or_the_drain() -> None:
     router = Router({}, draw=lambda: 0.0)
     up, down = StubBackend(ready=True), StubBackend(ready=False)
 
-    assert get_unready_reason(router, [down, up]) is None
-    assert get_unready_reason(router, [down, down]) == "no backend is ready"
-    assert get_unready_reason(router, []) == "no backend is ready"
+    assert get_unready_reason(router, {"a": down, "b": up}) is None
+    assert get_unready_reason(router, {"a": down, "b": down}) == "no backend is ready"
+    assert get_unready_reason(router, {}) == "no backend is ready"
     router.ready = False
-    assert get_unready_reason(router, [up]) == "the gateway drains"
+    assert get_unready_reason(router, {"b": up}) == "the gateway drains"
 
 
 # --- workers -------------------------------------------------------------------------------------

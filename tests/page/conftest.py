@@ -32,7 +32,14 @@ def digest(key: str) -> str:
 CONFIGURATION: Final = f"""
 listeners:
   - address: "127.0.0.1:0"
-    protocols: [openai, databricks, triton, ovms, {{name: mindie, prefix: /mindie}}]
+    protocols:
+      - openai
+      - databricks
+      - triton
+      - ovms
+      - ollama
+      - {{name: mindie, prefix: /mindie}}
+      - {{name: tgi, prefix: /tgi}}
     cors: {{origins: ["http://127.0.0.1:*"]}}
 limits: {{shutdown_delay: 0s}}
 admin: {{address: "127.0.0.1:0", sha256: {digest(ADMIN_KEY)}}}

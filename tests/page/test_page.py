@@ -98,7 +98,7 @@ def test_playground_supports_every_protocol_streamed_and_unary(page: Page) -> No
     page.get_by_label("Max tokens").fill("2")
     page.get_by_label("Temperature").fill("0.5")
     spoken = {way.split(" · ")[0] for way in ways}
-    assert spoken == PROTOCOLS.keys() - {"tgi"}  # which workers alone speak
+    assert spoken == PROTOCOLS.keys()
 
     for stream in (True, False):
         page.get_by_label("Stream").set_checked(stream)

@@ -77,6 +77,8 @@ WORDS = [
     "tools", "tool_choice", "functions", "function_call", "response_format", "echo", "suffix", "id",
     "details", "logit_bias", "extra_params", "instruction", "encoding_format", "dimensions",
     "sampling_parameters", "outputs", "role", "content", "do_sample", "priority", "timeout",
+    "instructions", "include", "text", "reasoning", "previous_response_id", "max_output_tokens",
+    "metadata", "client_metadata", "store", "truncation",
     "query", "documents", "rank_fields", "top_n", "passages", "queries", "text_1", "text_2",
     "tokens",
 ]  # fmt: skip
@@ -87,10 +89,39 @@ messages = st.lists(
     ),
     max_size=3,
 )
+items = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from([
+            "message", "function_call", "function_call_output", "custom_tool_call", "reasoning",
+            "custom_tool_call_output", "item_reference", "additional_tools", "tool_search_call",
+            "tool_search_output", "web_search_call", "nope",
+        ])},
+        optional={
+            "role": st.sampled_from(["user", "developer", "assistant", "bot"]),
+            "content": anything | st.lists(st.dictionaries(
+                st.sampled_from(["type", "text", "image_url", "refusal"]),
+                st.sampled_from(["input_text", "output_text", "refusal", "input_image"]),
+            ), max_size=2),
+            "call_id": st.sampled_from(["a", "b"]) | scalars,
+            "name": st.sampled_from(["f", "g"]) | scalars,
+            "arguments": anything, "input": anything, "output": anything, "tools": anything,
+            "id": anything, "encrypted_content": anything, "summary": anything,
+        },
+    ),
+    max_size=4,
+)  # fmt: skip
 bodies = st.builds(
     lambda known, said, more: {**known, **said, **more},
     st.dictionaries(st.sampled_from(WORDS), anything, max_size=8),
-    st.fixed_dictionaries({}, optional={"messages": messages, "prompt": st.text(max_size=9)}),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "messages": messages,
+            "prompt": st.text(max_size=9),
+            "input": items | st.text(max_size=9),
+            "model": st.just("m"),
+        },
+    ),
     st.dictionaries(st.text(max_size=8), anything, max_size=2),
 )
 
@@ -163,6 +194,7 @@ EVERY_ERROR: list[errors.GatewayError] = [
     errors.VersionNotFound("x", model="m", version="9"),
     errors.PathNotFound("x", method="PUT"),
     errors.RequestNotFound("x", id="i"),
+    errors.StoredObjectNotFound("x", id="i"),
     errors.MethodNotAllowed("x", allowed=("POST",)),
     errors.RequestTooLarge("x", limit=8 << 20),
     errors.Unauthorized("x", missing=True),
@@ -236,7 +268,7 @@ def list_minimal_requests(
 ) -> Iterator[tuple[ClientRequest, GenerationRequest]]:
     """The endpoints that take the smallest request of their kind, with it."""
     for endpoint in list_generate_endpoints(dialect):
-        for field in ("messages", "prompt", "text_input", "inputs"):
+        for field in ("messages", "prompt", "text_input", "inputs", "input"):
             body = {"model": "m", "max_tokens": 9, field: MINIMAL[field]}
             sent = create_client_request(endpoint, msgspec.json.encode(body))
             try:
@@ -299,7 +331,7 @@ def extract_strings(value: Any) -> Iterator[str]:
     match value:
         case dict():
             for key, inner in value.items():
-                if key in {"content", "text", "text_output", "generated_text", "data"}:
+                if key in {"content", "text", "text_output", "generated_text", "response", "data"}:
                     yield from extract_texts(inner)
                 elif key != "details":
                     yield from extract_strings(inner)

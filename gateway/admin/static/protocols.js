@@ -39,6 +39,16 @@ const TRITON = {
   plain: (input) => ({ ...input.sampling(SAME), stream: input.stream }),
 };
 const MINDIE = { ...SAME, max_tokens: "max_new_tokens" };
+const OLLAMA = { ...SAME, max_tokens: "num_predict" };
+
+/** An endpoint of Ollama, whose parameters are options. */
+function ollama(label, content) {
+  return {
+    label,
+    path: () => `/api/${label}`,
+    body: (input) => ({ model: input.model, ...content(input.prompt), options: input.sampling(OLLAMA), stream: input.stream }),
+  };
+}
 
 /** The endpoints of a protocol with this profile. */
 export const ENDPOINTS = {
@@ -57,24 +67,34 @@ export const ENDPOINTS = {
     modelInBody("chat", "/v1/chat/completions", chat),
     generate((input) => ({ parameters: input.sampling(MINDIE) })),
   ],
+  ollama: () => [ollama("chat", chat), ollama("generate", completion)],
+  tgi: () => [
+    {
+      label: "generate",
+      path: (input) => `/generate${input.stream ? "_stream" : ""}`,
+      body: (input) => ({ model: input.model, inputs: input.prompt, parameters: input.sampling(MINDIE) }),
+    },
+  ],
 };
 
 /** The text of an event or of a response; "" if it has none. */
 export function textOf(event) {
   const choice = event?.choices?.[0];
-  const message = choice?.delta ?? choice?.message;
-  const text = message ? message.content || message.reasoning_content || message.reasoning : (choice?.text ?? event?.text_output);
+  const message = choice?.delta ?? choice?.message ?? event?.message;
+  const text = message
+    ? message.content || message.reasoning_content || message.reasoning || message.thinking
+    : (choice?.text ?? event?.text_output ?? event?.response ?? event?.token?.text ?? event?.generated_text);
   return typeof text === "string" ? text : "";
 }
 
 /** The error message of an event or a response, or "". */
 export function errorOf(event) {
   const error = event?.error ?? event?.message;
-  if (event?.choices || error === undefined || error === null) return "";
+  if (event?.choices || event?.message?.role || error === undefined || error === null) return "";
   return typeof error === "string" ? error : String(error.message ?? JSON.stringify(error));
 }
 
 /** The number of completion tokens, or null. */
 export function tokensOf(event) {
-  return event?.usage?.completion_tokens ?? null;
+  return event?.usage?.completion_tokens ?? event?.eval_count ?? null;
 }

@@ -10,7 +10,10 @@ export async function send(path, body, { key, signal, each }) {
   const requestHeaders = headers({ "Content-Type": "application/json" });
   if (key) requestHeaders["x-api-key"] = key;
   const response = await fetch(path, { method: "POST", headers: requestHeaders, body: JSON.stringify(body), signal });
-  const isStream = (response.headers.get("Content-Type") ?? "").startsWith("text/event-stream");
+  const type = response.headers.get("Content-Type") ?? "";
+  const isLines = type.startsWith("application/x-ndjson");
+  const isStream = isLines || type.startsWith("text/event-stream");
+  const parse = isLines ? parseJson : dataOf;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   for (;;) {
@@ -18,11 +21,11 @@ export async function send(path, body, { key, signal, each }) {
     if (done) break;
     buffer += value;
     if (!isStream) continue;
-    const parts = buffer.replaceAll("\r\n", "\n").split("\n\n");
+    const parts = buffer.replaceAll("\r\n", "\n").split(isLines ? "\n" : "\n\n");
     buffer = parts.pop();
-    for (const part of parts) each(part, dataOf(part));
+    for (const part of parts) each(part, parse(part));
   }
-  if (buffer.trim()) each(buffer, isStream ? dataOf(buffer) : parseJson(buffer));
+  if (buffer.trim()) each(buffer, isStream ? parse(buffer) : parseJson(buffer));
   return response.status;
 }
 

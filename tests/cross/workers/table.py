@@ -13,6 +13,7 @@ from tests.cross.workers.anthropic import Anthropic
 from tests.cross.workers.databricks import Databricks
 from tests.cross.workers.mindie import MindIE
 from tests.cross.workers.openai import OpenAI
+from tests.cross.workers.openai_responses import OpenAIResponses
 from tests.cross.workers.ovms import OVMS
 from tests.cross.workers.tgi import TGI
 from tests.cross.workers.triton import Triton
@@ -40,6 +41,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     dialect: str
     desk: WorkerScript
     profile: str | None = None
+    options: Mapping[str, str] = {}
+    """The protocol's further options of its pool."""
     apart: bool = False
     """Its requests name no model: each play has a URL of its own."""
     alike: str = ""
@@ -62,6 +65,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     """What its finish reasons come to, where that is not what they mean."""
     silent: tuple[str, ...] = ()
     """The ways in which it does not tell usage."""
+    has_completions: bool = False
+    """Questions for logprobs go to its completions, which also stop, and tell usage."""
     endless: tuple[str, ...] = ()
     """The ways in which a stream has no mark of its end."""
 
@@ -89,6 +94,7 @@ _MINDIE: Final = Worker(
     stop=map_ways(MADE, TEXTS),
     n=map_ways(MADE, TEXTS),
     silent=TEXTS,
+    has_completions=True,
 )
 
 WORKERS: Final[Mapping[str, Worker]] = {
@@ -102,6 +108,20 @@ WORKERS: Final[Mapping[str, Worker]] = {
         )
         for name, keeps in (("openai", ()), ("vllm", WAYS), ("sglang", WAYS), ("llamacpp", ()))
     },
+    "openai-responses": Worker(
+        dialect="openai",
+        options={"worker_api": "responses"},
+        desk=OpenAIResponses("openai"),
+        stop=map_ways(MADE, CHATS),
+        n=map_ways(MADE, CHATS),
+    ),
+    "openai-both": Worker(
+        dialect="openai",
+        profile="vllm",
+        options={"worker_api": "both"},
+        keeps=WAYS,
+        desk=OpenAIResponses("vllm"),
+    ),
     "triton-vllm": Worker(
         dialect="triton",
         profile="vllm",

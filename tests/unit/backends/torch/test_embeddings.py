@@ -43,7 +43,7 @@ from backends.torch.ipc import (
     TokensEvent,
 )
 from backends.torch.loader import ModelLocation
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 from tests.tiny_model import byte_tokenizer
 
 
@@ -311,7 +311,7 @@ STEPS = [
 
 
 def load_embedding_model(folder: Path, **settings: Any) -> EmbeddingModel:
-    given = EngineSettings(str(folder), device="cpu", **settings)
+    given = TorchSettings(str(folder), device="cpu", **settings)
     return load_encoder(ModelLocation(str(folder), "embed"), given)
 
 

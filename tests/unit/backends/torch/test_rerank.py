@@ -28,7 +28,7 @@ from backends.torch.ipc import (
 from backends.torch.loader import ModelLocation, find_model
 from backends.torch.model_files import ModelError
 from backends.torch.rerank import load_cross_encoder, read_activation
-from backends.torch.settings import EngineSettings
+from backends.torch.settings import TorchSettings
 from tests.tiny_model import byte_tokenizer
 
 DOCUMENTS = ("green pear", "red apple", "a longer text on red cars")
@@ -102,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cross_encoder(folder: Path) -> Any:
-    return load_cross_encoder(ModelLocation(str(folder), "rerank"), EngineSettings(path=""))
+    return load_cross_encoder(ModelLocation(str(folder), "rerank"), TorchSettings(path=""))
 
 
 def test_classifier_with_one_label_is_found_to_rerank(folder: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_classifier_with_several_labels_is_refused(tmp_path: Path) -> None:
     location = save_model(tmp_path, labels=3)
 
     with pytest.raises(ModelError, match="one label, and this one has 3"):
-        load_cross_encoder(location, EngineSettings(path=""))
+        load_cross_encoder(location, TorchSettings(path=""))
 
 
 @pytest.mark.parametrize(

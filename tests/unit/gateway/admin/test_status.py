@@ -96,6 +96,7 @@ STATUS = GatewayStatus(
     listeners=(),
     models=(),
     stats=[FIRST],
+    failures={},
     backends={"a": False, "b": False},
     workers={},
 )
@@ -114,12 +115,14 @@ def test_statuses_of_several_processes_are_merged() -> None:
         recent_seconds=20.0,
         stats=[second, third],
         backends={"a": True},
+        failures={"b": "no such model"},
     )
     told = merge_statuses([STATUS, other], {"pool": []})
 
     assert (told.uptime, told.draining, told.running, told.recent_seconds) == (7.0, False, 3, 30.0)
     assert told.processes == 2
     assert told.backends == {"a": True, "b": False}
+    assert told.failures == {"b": "no such model"}
     assert told.workers == {"pool": []}
     one, two = told.stats
     assert (one.requests, one.errors, one.completion_tokens) == (5, 2, 40)

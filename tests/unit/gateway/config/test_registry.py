@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_text
-from gateway.config.registry import describe_type_mismatch
+from gateway.config.registry import describe_type_mismatch, find_shared_endpoint
 from protocols.core.interfaces import Endpoint
 
 
@@ -152,3 +152,24 @@ def test_pool_accepts_an_upstream_only_protocol() -> None:
 )
 def test_type_mismatch_is_described(value: object, wanted: Any, said: str | None) -> None:
     assert describe_type_mismatch(value, wanted) == said
+
+
+SHARED = [
+    (("GET", "/a/b"), ("GET", "/a/b"), True),
+    (("GET", "/a/b"), ("POST", "/a/b"), False),
+    (("GET", "/a/{}"), ("GET", "/a/b"), True),
+    (("GET", "/a/b"), ("GET", "/{}/b"), True),
+    (("GET", "/{}/c"), ("GET", "/b/{}"), True),
+    (("GET", "/{}/c"), ("GET", "/b/d"), False),
+    (("GET", "/a/{}"), ("GET", "/a"), False),
+    (("GET", "/a/{}"), ("GET", "/a/"), False),
+    (("GET", "/a/{}"), ("GET", "/a/b/c"), False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "shared"), SHARED)
+def test_shared_endpoint_is_found_also_behind_path_parameters(
+    one: tuple[str, str], other: tuple[str, str], *, shared: bool
+) -> None:
+    assert find_shared_endpoint([one], [other]) == (other if shared else None)
+    assert find_shared_endpoint([other], [one]) == (one if shared else None)

@@ -37,6 +37,9 @@ TWO = FakeAdapter(
 )
 
 
+ROOT = FakeAdapter("root", ("/v9",), (Endpoint("POST", "/"),))
+
+
 def make_mount(fake: FakeAdapter, prefix: str = "") -> AdapterMount:
     return AdapterMount(cast("ClientAdapter", cast("Any", fake)), prefix)
 
@@ -108,6 +111,26 @@ def test_wrong_method_error_lists_the_allowed_methods() -> None:
 )
 def test_unknown_path_belongs_to_the_longest_prefix(path: str, dialect: str) -> None:
     assert PATHS.find_owner(path).adapter.name == dialect
+
+
+def test_root_of_a_prefix_has_a_slash_or_none() -> None:
+    router = PathRouter([make_mount(ROOT, "/deep")])
+
+    assert router.find_endpoint("POST", "/deep").endpoint is ROOT.endpoints[0]
+    assert router.find_endpoint("POST", "/deep/").endpoint is ROOT.endpoints[0]
+    with pytest.raises(PathNotFound):
+        router.find_endpoint("POST", "/")
+
+
+PATTERN = FakeAdapter("pattern", ("/v1",), (Endpoint("GET", "/v1/{any}"),))
+FIXED = FakeAdapter("fixed", ("/v1",), (Endpoint("GET", "/v1/models"),))
+
+
+def test_path_that_another_protocols_pattern_matches_is_shared() -> None:
+    match = PathRouter([make_mount(PATTERN), make_mount(FIXED)]).find_endpoint("GET", "/v1/models")
+
+    assert match.endpoint is PATTERN.endpoints[0]
+    assert [one.endpoint for one in match.alternatives] == [FIXED.endpoints[0]]
 
 
 @pytest.mark.parametrize(

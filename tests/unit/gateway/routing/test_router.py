@@ -9,6 +9,7 @@ from gateway.config.schema import OnLoss
 from gateway.routing.router import Model, RequestDefaults, Router, Target, compile_model
 from protocols.core.catalog import ModelInfo
 from protocols.core.errors import Forbidden, ModelNotFound, VersionNotFound
+from protocols.core.interfaces import RoutingInfo
 
 BACKEND = EchoBackend()
 
@@ -182,3 +183,31 @@ def test_passthrough_is_allowed_only_if_the_model_changes_nothing(
     )
 
     assert table.route("any").target.allows_passthrough is as_it_is
+
+
+NAMES = [
+    ("Alpha", ("Alpha:x",), "Alpha"),
+    ("nope", ("Alpha",), "Alpha"),
+    ("ALPHA", ("ALPHA:x",), "Alpha"),
+    ("nope", ("ALPHA",), "Alpha"),
+    ("short", ("short:x",), "short"),
+    ("beta", ("beta:x",), "beta"),
+    ("BETA", ("beta:x",), "BETA"),
+    ("nope", ("nope:x",), "nope"),
+    ("", (), ""),
+]
+
+
+@pytest.mark.parametrize(("name", "others", "found"), NAMES)
+def test_other_names_are_tried_exactly_and_then_without_case(
+    name: str, others: tuple[str, ...], found: str
+) -> None:
+    alpha = make_model("Alpha", {"1": 1}, aliases=("short",))
+    router = make_router(alpha, make_model("beta", {"1": 1}), make_model("BETA", {"1": 1}))
+
+    assert router.find_name(RoutingInfo(name, other_names=others)) == found
+
+
+def test_request_without_a_name_is_for_the_only_model() -> None:
+    assert make_router(make_model("a", {"1": 1})).find_name(RoutingInfo("")) == "a"
+    assert make_router(make_model("*", {"1": 1})).find_name(RoutingInfo("")) == ""

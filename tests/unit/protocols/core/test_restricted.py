@@ -28,6 +28,9 @@ from protocols.core.restricted import PARAMETERS, RestrictedAdapter, remove_para
 
 Asked = dict[str, Any]
 
+REGISTRY = ProtocolRegistry(PROTOCOLS)
+WORKER_PROTOCOLS = [name for name in PROTOCOLS if REGISTRY.serves_workers(name)]
+
 SAID = (Message("user", (TextPart("hi"),)),)
 EVERYTHING = GenerationRequest(
     model="m",
@@ -124,7 +127,7 @@ def test_remove_parameters_keeps_the_other_parameters() -> None:
     assert remove_parameters(EVERYTHING, ["logprobs", "logprobs.top"]).logprobs is None  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", WORKER_PROTOCOLS)
 def test_restricted_adapter_keeps_optional_capabilities(name: str) -> None:
     plain = create_adapter(name)
     limited = RestrictedAdapter(plain, ("n",))

@@ -418,7 +418,7 @@ def test_invalid_completion_field_returns_a_graph_error(
     )
 
 
-@pytest.mark.parametrize("path", ["/v3/foo", "/v3/foo/bar", "/v3/rerank"])
+@pytest.mark.parametrize("path", ["/v3/foo", "/v3/foo/bar", "/v3/score"])
 def test_unknown_v3_path_returns_a_graph_error(make: Any, path: str) -> None:
     call = make(path, build_chat_body())
     assert OVMS().read_routing_info(call).model == "llama3"

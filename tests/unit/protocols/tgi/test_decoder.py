@@ -39,7 +39,7 @@ from protocols.core.request import (
     StopConditions,
     TextPart,
 )
-from protocols.tgi.upstream import TGI
+from protocols.tgi import TGI
 
 
 def make_completion(**fields: Any) -> GenerationRequest:

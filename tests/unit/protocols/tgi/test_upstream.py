@@ -34,7 +34,7 @@ from protocols.core.request import (
     ToolCall,
     VideoPart,
 )
-from protocols.tgi.upstream import TGI
+from protocols.tgi import TGI
 
 SAID = (Message("user", (TextPart("hi"),)),)
 HI = [{"role": "user", "content": "hi"}]

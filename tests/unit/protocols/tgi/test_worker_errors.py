@@ -10,7 +10,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.tgi.upstream import TGI
+from protocols.tgi import TGI
 
 BOTH = (
     b'{"error":"Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. '

@@ -26,6 +26,7 @@ from protocols.core.errors import (
     RequestNotFound,
     RequestTooLarge,
     RetriesExhausted,
+    StoredObjectNotFound,
     StreamBroken,
     Unauthorized,
     UnsupportedFeature,
@@ -33,7 +34,6 @@ from protocols.core.errors import (
     WorkerFailed,
     WorkerUnreachable,
 )
-from protocols.core.request import EmbeddingRequest
 from protocols.triton.formats import CHUNKED_EVENT_HEADERS, JSON_HEADERS
 
 QUEUE = "[request id: 7] Exceeds maximum queue size"
@@ -57,6 +57,7 @@ ERRORS: list[tuple[GatewayError, int, int, str]] = [
     (ContextTooLong("too long"), 400, 400, "too long"),
     (ContentFiltered("not this"), 400, 400, "not this"),
     (RequestNotFound("not running", id="7"), 400, 400, "not running"),
+    (StoredObjectNotFound("not stored", id="7"), 400, 400, "not stored"),
     (UnsupportedFeature("can't"), 400, 400, "can't"),
     (ClientDisconnected("gone"), 400, 400, "gone"),
     (Overloaded("-"), 503, 503, QUEUE),
@@ -138,14 +139,6 @@ def test_queue_full_error_of_infer_has_no_request_id(client: Any) -> None:
     call = client.call("/v2/models/m/infer", b'{"id":"7"}', method="POST")
     reply = client.dialect.encode_error(Overloaded("-"), call)
     assert reply.body == b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
-
-
-def test_embedding_encoder_raises_internal_error(client: Any, describe: Callable[..., Any]) -> None:
-    call = client.call("/v2/models/m/generate", b"{}", method="POST")
-    with pytest.raises(InternalError):
-        client.dialect.create_encoder(
-            call, EmbeddingRequest(model="m", inputs=("a",)), describe("m")
-        )
 
 
 def test_retry_after_header_is_rounded_up(client: Any) -> None:

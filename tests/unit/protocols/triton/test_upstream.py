@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from protocols.core.errors import UnsupportedFeature
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     ChoiceFormat,
-    EmbeddingRequest,
     GenerationRequest,
     GrammarFormat,
     ImagePart,
@@ -161,10 +159,11 @@ def test_stream_flag_is_set_in_path_and_body(profile: str) -> None:
 def test_model_name_is_escaped_except_for_its_version(model: str, path: str) -> None:
     made = Triton()
     request = GenerationRequest(model=model, kind="chat", messages=SAID)
-    [question] = made.metadata_requests(model)
+    question, metadata = made.metadata_requests(model)
 
     assert made.encode_request(request).path == f"{path}/generate"
     assert (question.method, question.path, question.body) == ("GET", f"{path}/config", b"")
+    assert (metadata.method, metadata.path, metadata.body) == ("GET", path, b"")
 
 
 def test_health_check_requests_v2_health_ready() -> None:
@@ -234,16 +233,6 @@ def test_losses_of_a_chat_are_reported_once() -> None:
         "messages",
         "tools",
     ]
-
-
-@pytest.mark.parametrize("profile", Triton.profiles)
-def test_embedding_request_raises_unsupported_feature(profile: str) -> None:
-    request = EmbeddingRequest(model="m", inputs=("a",))
-
-    with pytest.raises(UnsupportedFeature):
-        Triton(profile).encode_request(request)
-    with pytest.raises(UnsupportedFeature):
-        Triton(profile).unsupported_parameters(request, {})
 
 
 # --- losses ---------------------------------------------------------------------------------------

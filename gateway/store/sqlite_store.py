@@ -1,0 +1,140 @@
+"""Stores responses in an SQLite file, which the processes of one machine may share."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from gateway.store.response_store import (
+    UNAVAILABLE_MESSAGE,
+    StoreLimits,
+    StoreUnavailable,
+    count_stored_bytes,
+)
+from protocols.core.interfaces import StoredResponse
+
+log = logging.getLogger("interlingua")
+
+ResultT = TypeVar("ResultT")
+
+_FILE_MODE: Final = 0o600
+"""The mode of a new file, since it holds prompts."""
+_LOCK_TIMEOUT: Final = 2.0
+"""Seconds to wait for another process."""
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS responses (
+    owner TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, size INTEGER NOT NULL,
+    body BLOB NOT NULL, PRIMARY KEY (owner, id)
+);
+CREATE INDEX IF NOT EXISTS responses_at ON responses (at);
+CREATE TABLE IF NOT EXISTS items (
+    owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (owner, id),
+    FOREIGN KEY (owner, response) REFERENCES responses (owner, id) ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS items_response ON items (owner, response);
+"""
+_FIND: Final = """
+SELECT id, body FROM responses WHERE owner = ?1 AND at > ?3
+AND id IN (?2, (SELECT response FROM items WHERE owner = ?1 AND id = ?2))
+"""
+_REMOVE_EXCESS: Final = """
+DELETE FROM responses WHERE owner = ?1 AND id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER newest AS number, sum(size) OVER newest AS total
+        FROM responses WHERE owner = ?1 WINDOW newest AS (ORDER BY at DESC, rowid DESC)
+    ) WHERE number > ?2 OR total > ?3
+)
+"""
+"""Removes the oldest responses of an owner, beyond its count or its bytes."""
+
+
+class SqliteResponseStore:
+    """Stores responses in a file. Its statements run in a thread, one at a time."""
+
+    def __init__(self, path: str, limits: StoreLimits, wall_clock: Callable[[], float]) -> None:
+        self._path = path
+        self._limits = limits
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    async def find_response(self, owner: str, name: str) -> StoredResponse | None:
+        """See ``gateway.store.response_store.ResponseStore``."""
+        return await self._read(lambda database: self._find(database, owner, name))
+
+    async def add_response(self, owner: str, response: StoredResponse) -> None:
+        """See ``gateway.store.response_store.ResponseStore``."""
+        if count_stored_bytes(response) > self._limits.owner_bytes:
+            log.warning("a response of %d bytes is too large to be stored", len(response.body))
+            return
+        try:
+            await asyncio.to_thread(
+                self._run, lambda database: self._add(database, owner, response)
+            )
+        except (sqlite3.Error, OSError) as error:
+            log.warning("a response was not stored in %s: %s", self._path, error)
+
+    async def remove_response(self, owner: str, name: str) -> None:
+        """See ``gateway.store.response_store.ResponseStore``."""
+        statement = "DELETE FROM responses WHERE owner = ? AND id = ?"
+        await self._read(lambda database: database.execute(statement, (owner, name)))
+
+    async def aclose(self) -> None:
+        """See ``gateway.store.response_store.ResponseStore``."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    async def _read(self, action: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        """Run a statement. Raises StoreUnavailable."""
+        try:
+            return await asyncio.to_thread(self._run, action)
+        except (sqlite3.Error, OSError) as error:
+            log.warning("stored responses can't be read from %s: %s", self._path, error)
+            raise StoreUnavailable(UNAVAILABLE_MESSAGE) from error
+
+    def _run(self, action: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect()
+            with self._connection:  # one transaction
+                return action(self._connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        path = Path(self._path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, _FILE_MODE))
+        database = sqlite3.connect(path, timeout=_LOCK_TIMEOUT, check_same_thread=False)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        database.executescript(_SCHEMA)
+        return database
+
+    def _find(self, database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
+        oldest = self._wall_clock() - self._limits.retention
+        row = database.execute(_FIND, (owner, name, oldest)).fetchone()
+        return None if row is None else StoredResponse(row[0], (), row[1])
+
+    def _add(self, database: sqlite3.Connection, owner: str, response: StoredResponse) -> None:
+        now, limits = self._wall_clock(), self._limits
+        database.execute("DELETE FROM responses WHERE at <= ?", (now - limits.retention,))
+        database.execute(
+            "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)",
+            (owner, response.id, now, count_stored_bytes(response), response.body),
+        )
+        database.executemany(
+            "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
+            [(owner, item_id, response.id) for item_id in response.item_ids],
+        )
+        database.execute(_REMOVE_EXCESS, (owner, limits.owner_count, limits.owner_bytes))

@@ -1,0 +1,322 @@
+"""Decodes workers' responses of the Responses API, streaming and unary.
+
+Workers differ in their events: some send no numbers, no ``added`` events or other ids in the end.
+So an item is known by its id or its index, and what its events left out is read from its end, or
+from the final response.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from protocols.chat.decoder import WireLogprobs, read_logprobs, read_text
+from protocols.chat.errors import raise_worker_error
+from protocols.core import sse
+from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.request import GenerationRequest
+from protocols.core.token_counts import MAX_TIMESTAMP, UsageReader, read_integer
+from protocols.openai.responses_api.tools import join_tool_name
+
+_encode = msgspec.json.Encoder().encode
+
+_Object = dict[str, Any]
+
+
+class _WireEvent(Struct):
+    """An event; any field may be missing."""
+
+    type: str = ""
+    delta: Any = None
+    item_id: Any = None
+    output_index: Any = None
+    item: Any = None
+    response: Any = None
+    logprobs: Any = None
+
+
+_decode_event = msgspec.json.Decoder(_WireEvent).decode
+_decode_response = msgspec.json.Decoder(_Object).decode
+_JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DONE_PAYLOAD: Final = b"[DONE]"
+
+_REASONING_DELTAS: Final = frozenset(
+    {"response.reasoning_text.delta", "response.reasoning_summary_text.delta"}
+)
+_CALL_DELTAS: Final = frozenset(
+    {"response.function_call_arguments.delta", "response.custom_tool_call_input.delta"}
+)
+_CALL_KEYS: Final[Mapping[str, str]] = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "tool_search_call": "arguments",
+}
+"""The types of calls, with the field of their arguments."""
+_INCOMPLETE_REASONS: Final[Mapping[Any, FinishReason]] = {
+    "max_output_tokens": "length",
+    "content_filter": "content_filter",
+}
+
+
+class _OutputState(Struct):
+    """An item of the output, as far as its events came."""
+
+    has_output: bool = False
+    call_index: int | None = None
+    arguments: str = ""
+    is_done: bool = False
+
+
+class ResponsesDecoder:
+    """Decodes the response to a request, as a stream or as one JSON body.
+
+    ``complaint`` raises the error in a body that is no response.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, complaint: Callable[[bytes], None] = raise_worker_error
+    ) -> None:
+        self._raise_if_error = complaint
+        self._body_reader = sse.ResponseBodyReader()
+        self._sse_parser = sse.SseParser()
+        self._usage_reader = UsageReader(request)
+        self._items: dict[Any, _OutputState] = {}
+        """By id and by index."""
+        self._call_count = 0
+        self._has_metadata = False
+        self._is_done = False
+        self._pending_error: GatewayError | None = None
+
+    def feed(self, data: bytes) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        payloads = self._sse_parser.feed(self._body_reader.feed(data))
+        events, self._pending_error = sse.collect_events(payloads, self._read_event)
+        return events
+
+    def close(self) -> Sequence[Event]:
+        """See ``protocols.core.interfaces.ResponseDecoder``."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        if self._is_done:
+            return ()
+        if (body := self._body_reader.unary_body) is not None:
+            return self._read_unary(bytes(body))
+        self._sse_parser.close()
+        if self._sse_parser.stray_line is not None:
+            self._raise_if_error(self._sse_parser.stray_line)
+        raise StreamBroken("The worker's stream stopped before its end.")
+
+    def _read_unary(self, body: bytes) -> Sequence[Event]:
+        try:
+            response = _decode_response(body)
+        except _JSON_ERRORS as e:
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        if not isinstance(response.get("output"), list):
+            self._raise_if_error(body)
+            raise WorkerFailed("The worker's answer has no output.")
+        events: list[Event] = []
+        self._end_response(response, events)
+        return events
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _read_event(self, payload: bytes, events: list[Event]) -> None:
+        if self._is_done or not (text := payload.strip()) or text == _DONE_PAYLOAD:
+            return
+        try:
+            event = _decode_event(payload)
+        except _JSON_ERRORS as e:
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        match event.type:
+            case "response.output_text.delta" | "response.refusal.delta":
+                self._read_delta(event, events)
+            case kind if kind in _REASONING_DELTAS:
+                self._find_item(event).has_output = True
+                events.append(ReasoningDelta(_as_text(event.delta)))
+            case kind if kind in _CALL_DELTAS:
+                self._read_call_delta(event, events)
+            case "response.output_item.added":
+                self._read_item(event, events, is_done=False)
+            case "response.output_item.done":
+                self._read_item(event, events, is_done=True)
+            case "response.created" | "response.in_progress":
+                self._read_metadata(_as_object(event.response), events)
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self._end_response(_as_object(event.response), events)
+            case "response.queued" | "response.output_text.done":
+                pass
+            case _:
+                self._raise_if_error(payload)
+
+    def _find_item(self, event: _WireEvent) -> _OutputState:
+        """The item of an event."""
+        item = _as_object(event.item)
+        keys = [
+            key
+            for key in (event.item_id, item.get("id"), event.output_index)
+            if isinstance(key, str | int)
+        ]
+        state = next((self._items[key] for key in keys if key in self._items), None)
+        if state is None:
+            state = _OutputState()
+        self._items |= dict.fromkeys(keys or [len(self._items)], state)
+        return state
+
+    def _read_delta(self, event: _WireEvent, events: list[Event]) -> None:
+        self._find_item(event).has_output = True
+        text = _as_text(event.delta)
+        if event.type == "response.refusal.delta":
+            events.append(RefusalDelta(text))
+            return
+        logprobs = _read_logprobs(event.logprobs)
+        events.append(TextDelta(text, tokens=len(logprobs) or 1, logprobs=logprobs))
+
+    def _read_call_delta(self, event: _WireEvent, events: list[Event]) -> None:
+        state, text = self._find_item(event), _as_text(event.delta)
+        state.arguments += text
+        if state.call_index is not None and text:
+            events.append(ToolCallDelta(0, state.call_index, text))
+
+    def _read_item(self, event: _WireEvent, events: list[Event], *, is_done: bool) -> None:
+        state, item = self._find_item(event), _as_object(event.item)
+        key = _CALL_KEYS.get(_as_text(item.get("type")))
+        if key is not None:
+            self._read_call(state, item, key, events, is_done=is_done)
+        elif is_done and not state.has_output:
+            events += _read_content(item)
+        state.is_done = state.is_done or is_done
+
+    def _read_call(
+        self,
+        state: _OutputState,
+        item: _Object,
+        key: str,
+        events: list[Event],
+        *,
+        is_done: bool,
+    ) -> None:
+        """Start a call when its name is known; at its end, add what its deltas left out."""
+        name = _as_text(item.get("name")) or (
+            "tool_search" if item.get("type") == "tool_search_call" else ""
+        )
+        if state.call_index is None:
+            if not name:
+                if is_done:
+                    raise StreamBroken("The worker called a tool without its name.")
+                return
+            flat = join_tool_name(read_text(item.get("namespace")), name)
+            kind = "custom" if item.get("type") == "custom_tool_call" else "function"
+            call_id = _as_text(item.get("call_id")) or f"call_0_{self._call_count}"
+            state.call_index, self._call_count = self._call_count, self._call_count + 1
+            events.append(ToolCallStart(0, state.call_index, call_id, flat, kind))
+            if state.arguments:
+                events.append(ToolCallDelta(0, state.call_index, state.arguments))
+        if not is_done:
+            return
+        value = item.get(key)
+        complete = value if isinstance(value, str) else _encode(value or {}).decode()
+        rest = complete.removeprefix(state.arguments)
+        if rest and complete.startswith(state.arguments):
+            events.append(ToolCallDelta(0, state.call_index, rest))
+        state.arguments = complete
+
+    def _read_metadata(self, response: _Object, events: list[Event]) -> None:
+        if self._has_metadata:
+            return
+        self._has_metadata = True
+        created = response.get("created_at")
+        events.append(
+            ResponseMetadata(
+                read_text(response.get("model")),
+                None,
+                read_text(response.get("id")),
+                read_integer(
+                    int(created) if isinstance(created, float) else created, MAX_TIMESTAMP
+                ),
+            )
+        )
+
+    def _end_response(self, response: _Object, events: list[Event]) -> None:
+        """The last events, from the final response. Raises the error of one that failed."""
+        status = response.get("status")
+        if status in ("failed", "cancelled"):
+            self._raise_if_error(_encode({"error": response.get("error")}))
+            raise WorkerFailed(f"The worker's response is {status}.")
+        self._read_metadata(response, events)
+        output = response.get("output")
+        for index, item in enumerate(output if isinstance(output, list) else ()):
+            event = _WireEvent(output_index=index, item=item)
+            if not self._find_item(event).is_done:
+                self._read_item(event, events, is_done=True)
+        reason: FinishReason = "tool_calls" if self._call_count else "eos"
+        if status == "incomplete":
+            details = _as_object(response.get("incomplete_details"))
+            reason = _INCOMPLETE_REASONS.get(details.get("reason"), "unknown")
+        events.append(ChoiceEnd(reason))
+        self._is_done = True
+        events += self._usage_reader.build_end(self._read_usage(response.get("usage")))
+
+    def _read_usage(self, value: Any) -> Usage | None:
+        usage = _as_object(value)
+        return self._usage_reader.read_usage(
+            usage.get("input_tokens"),
+            usage.get("output_tokens"),
+            _as_object(usage.get("input_tokens_details")).get("cached_tokens") or None,
+            _as_object(usage.get("output_tokens_details")).get("reasoning_tokens") or None,
+        )
+
+
+def _read_content(item: _Object) -> list[Event]:
+    """The events of a complete message, or of complete reasoning."""
+    events: list[Event] = []
+    content = item.get("content")
+    for value in content if isinstance(content, list) else ():
+        part = _as_object(value)
+        match part.get("type"):
+            case "output_text":
+                logprobs = _read_logprobs(part.get("logprobs"))
+                text = _as_text(part.get("text"))
+                events.append(TextDelta(text, tokens=len(logprobs) or 1, logprobs=logprobs))
+            case "refusal":
+                events.append(RefusalDelta(_as_text(part.get("refusal"))))
+            case "reasoning_text":
+                events.append(ReasoningDelta(_as_text(part.get("text"))))
+            case _:
+                pass
+    summary = item.get("summary")
+    if not events and isinstance(summary, list):
+        texts = [_as_text(_as_object(part).get("text")) for part in summary]
+        events += [ReasoningDelta(text) for text in texts if text]
+    return events
+
+
+def _read_logprobs(value: Any) -> Any:
+    if not value:
+        return ()
+    try:
+        return read_logprobs(msgspec.convert({"content": value}, WireLogprobs))
+    except msgspec.ValidationError as e:
+        raise WorkerFailed("The worker's log probabilities can't be read.") from e
+
+
+def _as_object(value: Any) -> _Object:
+    return value if isinstance(value, dict) else {}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

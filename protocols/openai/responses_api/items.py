@@ -1,0 +1,394 @@
+"""Input items of the Responses API, as messages of the internal request.
+
+Consecutive items of the assistant (reasoning, text, calls) are one message; the outputs of its
+calls follow it directly, wherever they stand in the input.
+"""
+
+import base64
+import binascii
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from protocols.chat.messages import read_object_field, read_optional_string, read_string
+from protocols.chat.params import (
+    conflict_error,
+    invalid_type_error,
+    invalid_value_error,
+    missing_error,
+)
+from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.request import (
+    AudioPart,
+    ContentPart,
+    FilePart,
+    ImagePart,
+    Message,
+    ReasoningPart,
+    RefusalPart,
+    Role,
+    TextPart,
+    ToolCall,
+)
+from protocols.openai.responses_api.tools import ToolCatalog, write_custom_arguments
+
+_encode = msgspec.json.Encoder().encode
+
+Item = Mapping[str, Any]
+"""An input item, decoded."""
+
+_ROLES: Final[Mapping[str, Role]] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "system",  # chat templates of open models do not know developers
+}
+_NO_OUTPUT: Final = "[no output]"
+_IMAGES_FOLLOW: Final = "[image follows]"
+
+# --- reasoning that a client keeps ----------------------------------------------------------------
+
+_SEAL_PREFIX: Final = "gw1:"
+_MAX_SEALED_BYTES: Final = 1 << 22
+
+
+class _SealedReasoning(Struct):
+    text: str
+    signature: str | None = None
+
+
+def seal_reasoning(text: str, signature: str | None) -> str:
+    """The value of ``encrypted_content``: reasoning in a form that clients send back unchanged.
+
+    It is packed and not encrypted, since the client gets the same text in clear.
+    """
+    data = zlib.compress(msgspec.json.encode(_SealedReasoning(text, signature)))
+    return _SEAL_PREFIX + base64.urlsafe_b64encode(data).decode()
+
+
+def open_reasoning(sealed: str) -> ReasoningPart | None:
+    """The reasoning in ``encrypted_content``; None if it is not from a gateway like this one."""
+    if not sealed.startswith(_SEAL_PREFIX):
+        return None
+    try:
+        data = base64.urlsafe_b64decode(sealed.removeprefix(_SEAL_PREFIX))
+        stream = zlib.decompressobj()
+        reasoning = msgspec.json.decode(
+            stream.decompress(data, _MAX_SEALED_BYTES), type=_SealedReasoning
+        )
+    except (binascii.Error, ValueError, zlib.error, msgspec.DecodeError):
+        return None
+    return ReasoningPart(reasoning.text, reasoning.signature)
+
+
+# --- content parts --------------------------------------------------------------------------------
+
+
+def _read_text(part: Item, at: str) -> ContentPart:
+    return TextPart(read_string(part, "text", at))
+
+
+def _read_refusal(part: Item, at: str) -> ContentPart:
+    return RefusalPart(read_string(part, "refusal", at))
+
+
+_DETAILS: Final = ("auto", "low", "high", "original")
+
+
+def _read_image(part: Item, at: str) -> ContentPart:
+    """An image, in this API's form or in that of chat completions."""
+    source = part.get("image_url")
+    fields = part
+    if isinstance(source, dict):
+        fields, source = source, read_string(source, "url", f"{at}.image_url")
+    if source is None and part.get("file_id") is not None:
+        text = "Files are not stored here: send the image as a URL."
+        raise UnsupportedFeature(text, param=f"{at}.file_id")
+    if source is None:
+        raise missing_error(f"{at}.image_url")
+    if not isinstance(source, str):
+        raise invalid_type_error(f"{at}.image_url", "a string", source)
+    detail = read_optional_string(fields, "detail", at)
+    if detail is not None and detail not in _DETAILS:
+        raise invalid_value_error(f"{at}.detail", detail, _DETAILS)
+    return ImagePart(source, "high" if detail == "original" else detail)
+
+
+def _read_file(part: Item, at: str) -> ContentPart:
+    for name in ("file_id", "file_url"):
+        if part.get(name) is not None:
+            text = "Files are not stored here: send the file's data as 'file_data'."
+            raise UnsupportedFeature(text, param=f"{at}.{name}")
+    return FilePart(
+        file_data=read_string(part, "file_data", at),
+        filename=read_optional_string(part, "filename", at),
+    )
+
+
+def _read_audio(part: Item, at: str) -> ContentPart:
+    audio, path = read_object_field(part, "input_audio", at), f"{at}.input_audio"
+    return AudioPart(read_string(audio, "data", path), read_string(audio, "format", path))
+
+
+_PART_READERS: Final[Mapping[str, Callable[[Item, str], ContentPart]]] = {
+    "input_text": _read_text,
+    "output_text": _read_text,
+    "text": _read_text,
+    "input_image": _read_image,
+    "image_url": _read_image,
+    "input_file": _read_file,
+    "input_audio": _read_audio,
+    "refusal": _read_refusal,
+}
+_TEXT_PARTS: Final = ("input_text", "output_text", "text")
+_ALLOWED_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "user": tuple(name for name in _PART_READERS if name != "refusal"),
+    "assistant": (*_TEXT_PARTS, "refusal"),
+    "system": _TEXT_PARTS,
+    "tool": (*_TEXT_PARTS, "input_image", "input_file"),
+}
+
+
+def _read_content(content: Any, role: str, at: str) -> tuple[ContentPart, ...]:
+    if isinstance(content, str):
+        return (TextPart(content),)
+    if content is None:
+        raise missing_error(at)
+    if not isinstance(content, list):
+        raise invalid_type_error(at, "one of a string or array of objects", content)
+    parts = []
+    for k, part in enumerate(content):
+        path = f"{at}[{k}]"
+        if not isinstance(part, dict):
+            raise invalid_type_error(path, "an object", part)
+        kind, allowed = read_string(part, "type", path), _ALLOWED_PARTS[role]
+        if kind not in allowed:
+            raise invalid_value_error(f"{path}.type", kind, allowed)
+        parts.append(_PART_READERS[kind](part, path))
+    return tuple(parts)
+
+
+# --- the conversation -----------------------------------------------------------------------------
+
+
+class _AssistantTurn(Struct):
+    """What the assistant did between two messages of others, and the outputs of its calls."""
+
+    reasoning: list[ReasoningPart] = []
+    texts: list[str] = []
+    refusals: list[RefusalPart] = []
+    calls: list[ToolCall] = []
+    outputs: list[Message] = []
+    images: list[ContentPart] = []
+    """Images and files in outputs, which most workers accept from users only."""
+    open_calls: dict[str, None] = {}
+    """The calls without an output."""
+
+    def build_messages(self) -> list[Message]:
+        """The turn's messages. A call without output gets one that says so."""
+        parts: list[ContentPart] = [*self.reasoning]
+        if self.texts:
+            parts.append(TextPart("\n".join(self.texts)))
+        parts += self.refusals
+        if not self.calls and len(parts) == len(self.reasoning):
+            return []  # no message can hold only reasoning
+        missing = [
+            Message("tool", (TextPart(_NO_OUTPUT),), tool_call_id=one) for one in self.open_calls
+        ]
+        messages = [Message("assistant", tuple(parts), tool_calls=tuple(self.calls))]
+        messages += self.outputs + missing
+        if self.images:
+            messages.append(Message("user", tuple(self.images)))
+        return messages
+
+
+class ConversationReader:
+    """Reads items into messages.
+
+    ``find_item`` returns the stored item of a reference; it raises StoredObjectNotFound.
+    """
+
+    def __init__(self, tools: ToolCatalog, find_item: Callable[[str], Item]) -> None:
+        self._tools = tools
+        self._find_item = find_item
+        self._messages: list[Message] = []
+        self._turn = _AssistantTurn()
+
+    def read_items(self, items: Sequence[Any], at: str = "input") -> list[Item]:
+        """Add items; returns them with references resolved. Raises ClientError."""
+        return [self._read_item(item, f"{at}[{i}]") for i, item in enumerate(items)]
+
+    def add_message(self, message: Message) -> None:
+        """Add a message of the user or the system."""
+        self._end_turn()
+        self._messages.append(message)
+
+    def build_messages(self) -> tuple[Message, ...]:
+        """All messages, after the last item."""
+        self._end_turn()
+        return tuple(self._messages)
+
+    def _end_turn(self) -> None:
+        self._messages += self._turn.build_messages()
+        self._turn = _AssistantTurn()
+
+    def _begin_output(self) -> _AssistantTurn:
+        """The turn that an item of the assistant belongs to."""
+        if self._turn.outputs and not self._turn.open_calls:
+            self._end_turn()
+        return self._turn
+
+    def _read_item(self, item: Any, at: str) -> Item:
+        if not isinstance(item, dict):
+            raise invalid_type_error(at, "an object", item)
+        kind = item.get("type")
+        if kind is None:
+            if item.get("role") is not None:
+                kind = "message"
+            elif isinstance(item.get("id"), str):
+                kind = "item_reference"
+            else:
+                text = f"Invalid '{at}': an item needs a 'type' or a 'role'."
+                raise InvalidParameter(text, param=at, problem="value", got=item)
+        if kind == "item_reference":
+            return self._read_item(self._find_item(read_string(item, "id", at)), at)
+        reader = _ITEM_READERS.get(kind) if isinstance(kind, str) else None
+        if reader is not None:
+            reader(self, item, at)
+        elif kind == "compaction_trigger":
+            raise UnsupportedFeature("Compaction is not supported.", param=f"{at}.type")
+        elif kind not in _SKIPPED_ITEMS:
+            raise invalid_value_error(f"{at}.type", kind, (*_ITEM_READERS, *_SKIPPED_ITEMS))
+        return item
+
+    # --- by type ----------------------------------------------------------------------------------
+
+    def _read_message(self, item: Item, at: str) -> None:
+        name = read_string(item, "role", at)
+        role = _ROLES.get(name)
+        if role is None:
+            raise invalid_value_error(f"{at}.role", name, tuple(_ROLES))
+        parts = _read_content(item.get("content"), role, f"{at}.content")
+        if role != "assistant":
+            self.add_message(Message(role, parts))
+            return
+        turn = self._begin_output()
+        if texts := [part.text for part in parts if isinstance(part, TextPart)]:
+            turn.texts.append("".join(texts))
+        turn.refusals += [part for part in parts if isinstance(part, RefusalPart)]
+
+    def _read_reasoning(self, item: Item, at: str) -> None:
+        sealed = read_optional_string(item, "encrypted_content", at)
+        part = None if sealed is None else open_reasoning(sealed)
+        if part is None:
+            text = "".join(
+                read_string(one, "text", f"{at}.{name}[{k}]")
+                for name in _choose_reasoning_form(item)
+                for k, one in enumerate(_as_objects(item.get(name), f"{at}.{name}"))
+            )
+            part = ReasoningPart(text)
+        if part.text:
+            self._begin_output().reasoning.append(part)
+
+    def _read_function_call(self, item: Item, at: str) -> None:
+        name = self._read_tool_name(item, at)
+        self._add_call(item, at, name, read_string(item, "arguments", at))
+
+    def _read_custom_call(self, item: Item, at: str) -> None:
+        arguments = write_custom_arguments(read_string(item, "input", at))
+        self._add_call(item, at, self._read_tool_name(item, at), arguments)
+
+    def _read_search_call(self, item: Item, at: str) -> None:
+        arguments = item.get("arguments")
+        text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
+        self._add_call(item, at, "tool_search", text)
+
+    def _read_tool_name(self, item: Item, at: str) -> str:
+        namespace = read_optional_string(item, "namespace", at)
+        return self._tools.flatten_name(namespace, read_string(item, "name", at))
+
+    def _add_call(self, item: Item, at: str, name: str, arguments: str) -> None:
+        call_id = read_string(item, "call_id", at)
+        turn = self._begin_output()
+        if call_id in turn.open_calls:
+            text = f"Duplicate call_id: '{call_id[:64]}'."
+            raise InvalidParameter(text, param=f"{at}.call_id", problem="value", got=call_id)
+        turn.calls.append(ToolCall(call_id, name, arguments))
+        turn.open_calls[call_id] = None
+
+    def _read_call_output(self, item: Item, at: str) -> None:
+        parts = _read_content(item.get("output"), "tool", f"{at}.output")
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        if images := [part for part in parts if not isinstance(part, TextPart)]:
+            texts.append(_IMAGES_FOLLOW)
+        self._add_output(item, at, "".join(texts))
+        self._turn.images += images
+
+    def _read_search_output(self, item: Item, at: str) -> None:
+        tools = _as_objects(item.get("tools"), f"{at}.tools")
+        self._add_output(item, at, f"{len(tools)} tools added")
+
+    def _add_output(self, item: Item, at: str, text: str) -> None:
+        call_id = read_string(item, "call_id", at)
+        turn = self._turn
+        if call_id not in turn.open_calls:
+            shown = f"No tool call found for the output of the call '{call_id[:64]}'."
+            raise conflict_error("input", shown)
+        del turn.open_calls[call_id]
+        turn.outputs.append(Message("tool", (TextPart(text),), tool_call_id=call_id))
+
+    def _read_tool_list(self, item: Item, at: str) -> None:
+        """Its tools were read before: see ``requests.read_tools``."""
+
+
+_ITEM_READERS: Final[Mapping[str, Callable[[ConversationReader, Item, str], None]]] = {
+    "message": ConversationReader._read_message,  # noqa: SLF001 - its own table
+    "reasoning": ConversationReader._read_reasoning,  # noqa: SLF001
+    "function_call": ConversationReader._read_function_call,  # noqa: SLF001
+    "function_call_output": ConversationReader._read_call_output,  # noqa: SLF001
+    "custom_tool_call": ConversationReader._read_custom_call,  # noqa: SLF001
+    "custom_tool_call_output": ConversationReader._read_call_output,  # noqa: SLF001
+    "tool_search_call": ConversationReader._read_search_call,  # noqa: SLF001
+    "tool_search_output": ConversationReader._read_search_output,  # noqa: SLF001
+    "additional_tools": ConversationReader._read_tool_list,  # noqa: SLF001
+}
+_SKIPPED_ITEMS: Final = frozenset(
+    {
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_list_tools",
+        "mcp_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "compaction",
+        "program",
+        "program_output",
+    }
+)
+"""Items of hosted tools. Only the server that ran the tool can read them."""
+
+
+def is_skipped_item(item: Any) -> bool:
+    """Whether no message can hold an item."""
+    return isinstance(item, dict) and item.get("type") in _SKIPPED_ITEMS
+
+
+def _choose_reasoning_form(item: Item) -> tuple[str]:
+    """The field with the text: ``content``, or else ``summary``."""
+    return ("content",) if item.get("content") else ("summary",)
+
+
+def _as_objects(value: Any, at: str) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid_type_error(at, "an array of objects", value)
+    for k, one in enumerate(value):
+        if not isinstance(one, dict):
+            raise invalid_type_error(f"{at}[{k}]", "an object", one)
+    return value

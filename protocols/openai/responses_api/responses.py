@@ -1,0 +1,745 @@
+"""Events to the response object and the event stream of ``POST /v1/responses``.
+
+Items never overlap in a stream: an item is closed before the next one begins. While a tool call is
+open, everything but its own arguments waits, because workers interleave parallel calls.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw
+
+from protocols.chat.errors import build_error_body
+from protocols.chat.responses import HeaderBuilder, build_chat_logprobs
+from protocols.core.aggregate import UnaryChoice, UnaryResponse
+from protocols.core.errors import (
+    ClientError,
+    ContextTooLong,
+    GatewayError,
+    QuotaExceeded,
+    RateLimitExceeded,
+)
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    RefusalDelta,
+    StreamEnd,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.interfaces import Headers, HttpResponse, ResponseContext, StoredResponse
+from protocols.openai.responses_api.items import Item, seal_reasoning
+from protocols.openai.responses_api.params import INCLUDE_LOGPROBS, INCLUDE_REASONING
+from protocols.openai.responses_api.requests import ResponsesRequest
+from protocols.openai.responses_api.tools import list_tool_objects
+
+_encode = msgspec.json.Encoder().encode
+
+ItemStatus = Literal["completed", "incomplete"]
+
+
+def build_usage(usage: Usage | None) -> Mapping[str, Any] | None:
+    """The usage object. Codex needs the total, other clients both details."""
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens or 0,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+class EventWriter:
+    """Writes numbered events. The name of each event stands in its ``event:`` line, too."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def write(self, kind: str, **fields: Any) -> bytes:
+        """One event."""
+        data = _encode({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    def write_delta(self, template: tuple[bytes, bytes], delta: bytes) -> bytes:
+        """An event of a template; ``delta`` is JSON."""
+        head, tail = template
+        event = head % self._number + delta + tail
+        self._number += 1
+        return event
+
+
+def build_delta_template(kind: str, place: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """A delta event, split where its delta belongs; the head needs the event's number."""
+    fields = _encode(place)[1:-1].replace(b"%", b"%%")
+    name = kind.encode()
+    head = b'event: %b\ndata: {"type":"%b","sequence_number":%%d,%b,"delta":' % (name, name, fields)
+    tail = b',"logprobs":[]}\n\n' if kind == "response.output_text.delta" else b"}\n\n"
+    return head, tail
+
+
+# --- items ----------------------------------------------------------------------------------------
+
+
+class _MessageItem:
+    """A message, with a part of text, of a refusal, or both."""
+
+    def __init__(self, writer: EventWriter, id: str, index: int, *, logprobs: bool) -> None:  # noqa: A002
+        self._writer = writer
+        self._id = id
+        self._index = index
+        self._includes_logprobs = logprobs
+        self._parts: list[Mapping[str, Any]] = []
+        self._part_type = ""
+        self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._template = b"", b""
+
+    def build(self, status: str) -> dict[str, Any]:
+        """The item."""
+        return {
+            "id": self._id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": self._parts,
+        }
+
+    def begin(self) -> bytes:
+        """The event that adds the item."""
+        added = "response.output_item.added"
+        return self._writer.write(added, output_index=self._index, item=self.build("in_progress"))
+
+    def add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """A piece of text."""
+        begun = b"" if self._part_type == "output_text" else self._begin_part("output_text")
+        self._pieces.append(text)
+        if not logprobs or not self._includes_logprobs:
+            return (
+                begun + self._writer.write_delta(self._template, _encode(text)) if text else begun
+            )
+        self._logprobs += logprobs
+        return begun + self._writer.write(
+            "response.output_text.delta",
+            **self._place,
+            delta=text,
+            logprobs=build_chat_logprobs(logprobs).content,
+        )
+
+    def add_refusal(self, text: str) -> bytes:
+        """A piece of a refusal."""
+        begun = b"" if self._part_type == "refusal" else self._begin_part("refusal")
+        self._pieces.append(text)
+        return begun + self._writer.write_delta(self._template, _encode(text))
+
+    def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
+        """The last events, and the complete item."""
+        ended = self._end_part()
+        item = self.build(status)
+        done = "response.output_item.done"
+        return ended + self._writer.write(done, output_index=self._index, item=item), item
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {
+            "item_id": self._id,
+            "output_index": self._index,
+            "content_index": len(self._parts),
+        }
+
+    def _build_part(self, text: str) -> Mapping[str, Any]:
+        if self._part_type == "refusal":
+            return {"type": "refusal", "refusal": text}
+        logprobs = build_chat_logprobs(self._logprobs).content
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def _begin_part(self, kind: str) -> bytes:
+        ended = self._end_part()
+        self._part_type = kind
+        self._template = build_delta_template(f"response.{kind}.delta", self._place)
+        added = "response.content_part.added"
+        return ended + self._writer.write(added, **self._place, part=self._build_part(""))
+
+    def _end_part(self) -> bytes:
+        if not self._part_type:
+            return b""
+        text, place = "".join(self._pieces), self._place
+        part = self._build_part(text)
+        if self._part_type == "refusal":
+            done = self._writer.write("response.refusal.done", **place, refusal=text)
+        else:
+            done = self._writer.write(
+                "response.output_text.done", **place, text=text, logprobs=part["logprobs"]
+            )
+        done += self._writer.write("response.content_part.done", **place, part=part)
+        self._parts.append(part)
+        self._part_type, self._pieces, self._logprobs = "", [], []
+        return done
+
+
+class _ReasoningItem:
+    """Reasoning: as its own text, or as the summary that the client asked for."""
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        id: str,  # noqa: A002 - the wire's word
+        index: int,
+        *,
+        is_summary: bool,
+        seals: bool,
+    ) -> None:
+        self._writer = writer
+        self._id = id
+        self._is_summary = is_summary
+        self._seals = seals
+        self._index = index
+        self._pieces: list[str] = []
+        self._signature: str | None = None
+        self._part_type = "summary_text" if is_summary else "reasoning_text"
+        self._event = "response.reasoning_summary_text" if is_summary else "response.reasoning_text"
+        part_index = "summary_index" if is_summary else "content_index"
+        self._place = {"item_id": id, "output_index": index, part_index: 0}
+        self._template = build_delta_template(f"{self._event}.delta", self._place)
+
+    def _build(self, status: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._id, "type": "reasoning", "summary": []}
+        if self._is_summary:
+            item["summary"] = parts
+        else:
+            item["content"] = parts
+        return item | {"status": status}
+
+    def _write_part(self, step: str, text: str) -> bytes:
+        name = "reasoning_summary_part" if self._is_summary else "content_part"
+        part = {"type": self._part_type, "text": text}
+        return self._writer.write(f"response.{name}.{step}", **self._place, part=part)
+
+    def begin(self) -> bytes:
+        """The events that add the item and its part."""
+        item = self._build("in_progress")
+        added = "response.output_item.added"
+        begun = self._writer.write(added, output_index=self._index, item=item)
+        return begun + self._write_part("added", "")
+
+    def add(self, text: str, signature: str | None) -> bytes:
+        """A piece of reasoning."""
+        self._signature = signature or self._signature
+        if not text:
+            return b""
+        self._pieces.append(text)
+        return self._writer.write_delta(self._template, _encode(text))
+
+    def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
+        """The last events, and the complete item."""
+        text = "".join(self._pieces)
+        item = self._build(status, {"type": self._part_type, "text": text})
+        if self._seals:
+            item["encrypted_content"] = seal_reasoning(text, self._signature)
+        ended = self._writer.write(f"{self._event}.done", **self._place, text=text)
+        ended += self._write_part("done", text)
+        done = "response.output_item.done"
+        return ended + self._writer.write(done, output_index=self._index, item=item), item
+
+
+_INPUT_START: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_match_characters: Final = re.compile(
+    r'(?:[^"\\]+|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
+    r"|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"
+).match
+"""Matches complete characters of a JSON string, maybe none."""
+_BROKEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}|.?)", re.DOTALL)
+_CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f]")
+
+
+class _CustomArguments(msgspec.Struct):
+    input: str
+
+
+_decode_arguments = msgspec.json.Decoder(_CustomArguments).decode
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class CustomInputReader:
+    """Reads the input of a custom tool out of the arguments of the function that stands for it.
+
+    Only complete characters are returned, so that the pieces joined are exactly the input.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._position = -1
+        """Where the undecoded rest of the string begins; -1 before the string."""
+
+    def feed(self, text: str) -> str:
+        """The characters that ``text`` completes."""
+        self._text += text
+        if self._position < 0:
+            start = _INPUT_START.match(self._text)
+            if start is None:
+                return ""
+            self._position = start.end()
+        return self._decode_complete()
+
+    def close(self) -> str:
+        """The rest of the input. Arguments of another form are the input themselves."""
+        if self._position < 0:
+            try:
+                return _decode_arguments(self._text.encode()).input
+            except msgspec.DecodeError:
+                return self._text
+        pieces = []
+        while (broken := _BROKEN_ESCAPE.match(self._text, self._position)) is not None:
+            self._position = broken.end()
+            pieces += ["\ufffd", self._decode_complete()]
+        return "".join(pieces)
+
+    def _decode_complete(self) -> str:
+        start = self._position
+        self._position = _match_characters(self._text, start).end()  # type: ignore[union-attr]
+        piece = _CONTROL_CHARACTER.sub(_escape, self._text[start : self._position])
+        return _decode_string(f'"{piece}"')
+
+
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+class _CallItem:
+    """A call of a function, a custom tool or the client's tool search."""
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        id: str,  # noqa: A002 - the wire's word
+        index: int,
+        fields: Mapping[str, Any],
+        reader: CustomInputReader | None = None,
+    ) -> None:
+        """``fields`` are constant; ``reader`` takes the input out of the arguments."""
+        self._writer = writer
+        self._id = id
+        self._index = index
+        self._fields = fields
+        self._reader = reader
+        self._kind = fields["type"]
+        self._key = "input" if self._kind == "custom_tool_call" else "arguments"
+        event = (
+            "custom_tool_call_input"
+            if self._kind == "custom_tool_call"
+            else "function_call_arguments"
+        )
+        self._event = f"response.{event}"
+        place = {"item_id": id, "output_index": index}
+        self._template = build_delta_template(f"{self._event}.delta", place)
+        self._pieces: list[str] = []
+
+    def _build(self, status: str, arguments: Any) -> dict[str, Any]:
+        return {"id": self._id, **self._fields, "status": status, self._key: arguments}
+
+    def begin(self) -> bytes:
+        """The event that adds the item."""
+        empty: Any = {} if self._kind == "tool_search_call" else ""
+        item = self._build("in_progress", empty)
+        added = "response.output_item.added"
+        return self._writer.write(added, output_index=self._index, item=item)
+
+    def add(self, text: str) -> bytes:
+        """A piece of the arguments."""
+        return self._add_piece(text if self._reader is None else self._reader.feed(text))
+
+    def _add_piece(self, text: str) -> bytes:
+        if not text:
+            return b""
+        self._pieces.append(text)
+        if self._kind == "tool_search_call":  # its arguments are an object, and not streamed
+            return b""
+        return self._writer.write_delta(self._template, _encode(text))
+
+    def end(self, status: ItemStatus) -> tuple[bytes, Mapping[str, Any]]:
+        """The last events, and the complete item."""
+        ended = b"" if self._reader is None else self._add_piece(self._reader.close())
+        text: Any = "".join(self._pieces)
+        if self._kind == "tool_search_call":
+            text = _parse_search_arguments(text)
+        else:
+            if self._kind == "function_call" and not text and status == "completed":
+                ended += self._add_piece("{}")
+                text = "{}"
+            more = {"name": self._fields["name"]} if self._kind == "function_call" else {}
+            place = {"item_id": self._id, "output_index": self._index}
+            ended += self._writer.write(f"{self._event}.done", **place, **more, **{self._key: text})
+        item = self._build(status, text)
+        done = "response.output_item.done"
+        return ended + self._writer.write(done, output_index=self._index, item=item), item
+
+
+def _parse_search_arguments(text: str) -> Any:
+    try:
+        return _decode_object(text)
+    except msgspec.DecodeError:
+        return {"query": text}
+
+
+_OutputItem = _MessageItem | _ReasoningItem | _CallItem
+
+# --- the response ---------------------------------------------------------------------------------
+
+_GENERATED_CALL_ID: Final = re.compile(r"call_\d{1,4}_\d{1,4}")
+"""An id that a decoder made, because the worker sent none. It would repeat in the next turn."""
+_INCOMPLETE_REASONS: Final[Mapping[FinishReason, str]] = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}
+_ITEM_PREFIXES: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+}
+
+
+class ResponsesEncoder:
+    """Encodes the response to a request of this API. See ``protocols.core.interfaces``."""
+
+    content_type = "text/event-stream; charset=utf-8"
+
+    def __init__(
+        self, decoded: ResponsesRequest, about: ResponseContext, build_headers: HeaderBuilder
+    ) -> None:
+        self.stored_response: StoredResponse | None = None
+        self._decoded = decoded
+        self._about = about
+        self._build_headers = build_headers
+        self._started_at = about.clock()
+        self._token = secrets.token_hex(16)
+        self._writer = EventWriter()
+        self._has_begun = False
+        self._open_item: _OutputItem | None = None
+        self._open_call = -1
+        """The ``call_index`` of the open item, if it is a call."""
+        self._waiting: list[Event] = []
+        """Events that follow an open call."""
+        self._call_ids: set[str] = set()
+        self._item_count = 0
+        self._output: list[Mapping[str, Any]] = []
+        self._usage: Usage | None = None
+        self._incomplete_reason: str | None = None
+        self._final: Mapping[str, Any] = {}
+
+    def headers(self) -> Headers:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return self._build_headers()
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return b"".join([self._encode_event(event) for event in events])
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        events = [event for choice in response.choices for event in list_choice_events(choice)]
+        if response.usage is not None:
+            events.append(response.usage)
+        self.encode_events([*events, StreamEnd()])
+        return HttpResponse(200, _encode(self._final))
+
+    def encode_error_event(self, error: GatewayError) -> bytes:
+        """See ``protocols.core.interfaces.ResponseEncoder``.
+
+        Codex ignores ``error`` events, so a failure is always ``response.failed``. Open calls are
+        left out, since Codex would run them.
+        """
+        begun = self._begin()
+        if isinstance(self._open_item, _CallItem):
+            self._open_item = None
+        begun += self._end_item("incomplete")
+        failure = {"code": _find_failure_code(error), "message": _build_failure_message(error)}
+        failed = self._build_response("failed", error=failure)
+        return begun + self._writer.write("response.failed", response=failed)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _encode_event(self, event: Event) -> bytes:
+        match event:
+            case Usage():
+                self._usage = event
+                return b""
+            case StreamEnd():
+                return self._end_response()
+            case (
+                TextDelta()
+                | ReasoningDelta()
+                | RefusalDelta()
+                | ToolCallStart()
+                | ToolCallDelta()
+                | ChoiceEnd()
+            ):
+                return self._begin() + self._encode_output(event)
+            case _:
+                return b""
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        response = self._build_response("in_progress")
+        created = self._writer.write("response.created", response=response)
+        return created + self._writer.write("response.in_progress", response=response)
+
+    def _encode_output(self, event: Event) -> bytes:
+        if isinstance(event, ChoiceEnd):
+            return self._end_output(event)
+        if self._open_call >= 0:
+            if isinstance(event, ToolCallDelta) and event.call_index == self._open_call:
+                assert isinstance(self._open_item, _CallItem)  # noqa: S101 - as _open_call says
+                return self._open_item.add(event.text)
+            self._waiting.append(event)
+            return b""
+        return self._encode_item_event(event)
+
+    def _encode_item_event(self, event: Event) -> bytes:
+        match event:
+            case TextDelta(text, logprobs=logprobs):
+                if not text and not logprobs:
+                    return b""
+                begun, message = self._open_message()
+                return begun + message.add_text(text, logprobs)
+            case RefusalDelta(text):
+                begun, message = self._open_message()
+                return begun + (message.add_refusal(text) if text else b"")
+            case ReasoningDelta(text, _, signature):
+                return self._encode_reasoning(text, signature)
+            case ToolCallStart():
+                return self._begin_call(event)
+            case _:  # the arguments of a call that parallel_tool_calls forbids
+                return b""
+
+    def _encode_reasoning(self, text: str, signature: str | None) -> bytes:
+        if not text and not signature:
+            return b""
+        item, begun = self._open_item, b""
+        if not isinstance(item, _ReasoningItem):
+            begun = self._end_item("completed")
+            item = _ReasoningItem(
+                self._writer,
+                self._make_item_id("reasoning"),
+                len(self._output),
+                is_summary=self._decoded.uses_summaries,
+                seals=self._seals_reasoning,
+            )
+            self._open_item = item
+            begun += item.begin()
+        return begun + item.add(text, signature)
+
+    @property
+    def _seals_reasoning(self) -> bool:
+        """Whether clients get reasoning packed, because nothing is stored for them."""
+        return INCLUDE_REASONING in self._decoded.include or self._decoded.fields.get(
+            "store"
+        ) == Raw(b"false")
+
+    def _open_message(self) -> tuple[bytes, _MessageItem]:
+        item = self._open_item
+        if isinstance(item, _MessageItem):
+            return b"", item
+        ended = self._end_item("completed")
+        name = self._make_item_id("message")
+        logprobs = INCLUDE_LOGPROBS in self._decoded.include
+        item = _MessageItem(self._writer, name, len(self._output), logprobs=logprobs)
+        self._open_item = item
+        return ended + item.begin(), item
+
+    def _begin_call(self, event: ToolCallStart) -> bytes:
+        if self._call_ids and self._decoded.request.parallel_tools is False:
+            return b""
+        ended = self._end_item("completed")
+        identity = self._decoded.tools.identify(event.name)
+        is_custom = identity.kind == "custom" or event.kind == "custom"
+        kind = "custom_tool_call" if is_custom else "function_call"
+        fields: dict[str, Any] = {"type": kind, "call_id": self._make_call_id(event.id)}
+        if identity.kind == "tool_search":
+            fields = fields | {"type": "tool_search_call", "execution": "client"}
+        else:
+            fields["name"] = identity.name
+        if identity.namespace is not None:
+            fields["namespace"] = identity.namespace
+        reader = CustomInputReader() if is_custom and event.kind != "custom" else None
+        name = self._make_item_id(fields["type"])
+        item = _CallItem(self._writer, name, len(self._output), fields, reader)
+        self._open_item, self._open_call = item, event.call_index
+        return ended + item.begin()
+
+    def _end_item(self, status: ItemStatus) -> bytes:
+        if self._open_item is None:
+            return b""
+        ended, item = self._open_item.end(status)
+        self._output.append(item)
+        self._open_item, self._open_call = None, -1
+        return ended
+
+    def _end_output(self, event: ChoiceEnd) -> bytes:
+        """End the last item; before it, encode what waited for an open call."""
+        self._incomplete_reason = _INCOMPLETE_REASONS.get(event.finish_reason)
+        out = []
+        while self._waiting:
+            out.append(self._end_item("completed"))
+            waiting, self._waiting = self._waiting, []
+            out += [self._encode_output(one) for one in waiting]
+        out.append(self._end_item("incomplete" if self._incomplete_reason else "completed"))
+        return b"".join(out)
+
+    def _end_response(self) -> bytes:
+        begun = self._begin()
+        status = "incomplete" if self._incomplete_reason else "completed"
+        self._final = self._build_response(status)
+        if self._decoded.stores:
+            self.stored_response = self._build_stored()
+        return begun + self._writer.write(f"response.{status}", response=self._final)
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def _make_item_id(self, kind: str) -> str:
+        """A new id, which nobody can guess."""
+        self._item_count += 1
+        return f"{_ITEM_PREFIXES.get(kind, 'item')}_{self._token}{self._item_count:02x}"
+
+    def _make_call_id(self, name: str) -> str:
+        if not name or name in self._call_ids or _GENERATED_CALL_ID.fullmatch(name):
+            name = f"call_{secrets.token_hex(12)}"
+        self._call_ids.add(name)
+        return name
+
+    def _build_response(
+        self, status: str, error: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        decoded, about, fields = self._decoded, self._about, self._decoded.fields
+        reason = self._incomplete_reason if status == "incomplete" else None
+        completed_at = None
+        if status == "completed":
+            completed_at = about.created + int(about.clock() - self._started_at)
+        is_over = status != "in_progress"
+
+        def repeat(name: str, default: Any = None) -> Any:
+            return fields.get(name, default)
+
+        values = {
+            "id": f"resp_{self._token}",
+            "object": "response",
+            "created_at": about.created,
+            "status": status,
+            "completed_at": completed_at,
+            "background": False,
+            "error": error,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "instructions": repeat("instructions"),
+            "max_output_tokens": repeat("max_output_tokens"),
+            "max_tool_calls": repeat("max_tool_calls"),
+            "model": about.model,
+            "output": self._output if is_over else [],
+            "parallel_tool_calls": repeat("parallel_tool_calls", default=True),
+            "previous_response_id": repeat("previous_response_id"),
+            "prompt_cache_key": repeat("prompt_cache_key"),
+            "reasoning": _repeat_reasoning(fields),
+            "safety_identifier": repeat("safety_identifier"),
+            "service_tier": "default" if is_over else repeat("service_tier", "auto"),
+            "store": decoded.stores,
+            "temperature": repeat("temperature"),
+            "text": _repeat_text(fields),
+            "tool_choice": repeat("tool_choice", "auto"),
+            "tools": list_tool_objects(fields.get("tools")),
+            "top_logprobs": repeat("top_logprobs", 0),
+            "top_p": repeat("top_p"),
+            "truncation": repeat("truncation", "disabled"),
+            "usage": build_usage(self._usage) if is_over else None,
+            "user": repeat("user"),
+            "metadata": repeat("metadata", {}),
+        }
+        if "presence_penalty" in fields:
+            values["presence_penalty"] = repeat("presence_penalty")
+        if "frequency_penalty" in fields:
+            values["frequency_penalty"] = repeat("frequency_penalty")
+        return values
+
+    def _build_stored(self) -> StoredResponse:
+        """The response with its input, as ``state`` reads it. Input items get ids."""
+        items: list[Item] = []
+        names = [item["id"] for item in self._output]
+        for item in self._decoded.input:
+            kind = item.get("type") or "message"
+            if item.get("id") is None:
+                name = self._make_item_id(kind)
+                names.append(name)
+                item = {"id": name, "type": kind, **{k: v for k, v in item.items() if k != "id"}}  # noqa: PLW2901 - the item with its id
+            items.append(item)
+        body = {"response": self._final, "input": items, "history": self._decoded.history}
+        return StoredResponse(self._final["id"], tuple(names), _encode(body))
+
+
+def list_choice_events(choice: UnaryChoice) -> list[Event]:
+    """The events of a complete choice, in the order of its items."""
+    events: list[Event] = []
+    if choice.reasoning or choice.reasoning_signature:
+        events.append(ReasoningDelta(choice.reasoning, signature=choice.reasoning_signature))
+    if choice.text or choice.logprobs:
+        events.append(TextDelta(choice.text, logprobs=tuple(choice.logprobs)))
+    if choice.refusal:
+        events.append(RefusalDelta(choice.refusal))
+    for number, call in enumerate(choice.tool_calls):
+        events.append(ToolCallStart(0, number, call.id, call.name, call.kind))
+        events.append(ToolCallDelta(0, number, call.arguments))
+    events.append(ChoiceEnd(choice.finish_reason))
+    return events
+
+
+def _repeat_reasoning(fields: Mapping[str, Raw]) -> Mapping[str, Any]:
+    sent: Mapping[str, Any] = (
+        msgspec.json.decode(fields["reasoning"]) if "reasoning" in fields else {}
+    )
+    summary = sent.get("summary") or sent.get("generate_summary")
+    return {"effort": sent.get("effort"), "summary": summary}
+
+
+def _repeat_text(fields: Mapping[str, Raw]) -> Mapping[str, Any]:
+    sent: Mapping[str, Any] = msgspec.json.decode(fields["text"]) if "text" in fields else {}
+    text = {"format": sent.get("format") or {"type": "text"}}
+    if sent.get("verbosity") is not None:
+        text["verbosity"] = sent["verbosity"]
+    return text
+
+
+def _find_failure_code(error: GatewayError) -> str:
+    match error:
+        case ContextTooLong():
+            return "context_length_exceeded"
+        case RateLimitExceeded():
+            return "rate_limit_exceeded"
+        case QuotaExceeded():
+            return "insufficient_quota"
+        case ClientError():
+            return "invalid_prompt"
+        case _:
+            return "server_error"
+
+
+def _build_failure_message(error: GatewayError) -> str:
+    message = build_error_body(error)[1].message
+    if isinstance(error, RateLimitExceeded) and error.retry_after is not None:
+        return f"{message} Please try again in {error.retry_after:g}s."  # Codex reads the seconds
+    return message

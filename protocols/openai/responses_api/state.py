@@ -1,0 +1,145 @@
+"""Stored responses: references to them in requests, and the endpoints that read them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Raw, Struct
+
+from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.interfaces import ClientRequest, HttpResponse, StoredResponse
+from protocols.json_body import JSON_ERRORS
+from protocols.openai.responses_api.requests import NO_REFERENCES, References
+
+_encode = msgspec.json.Encoder().encode
+
+_CACHE_KEY: Final = "responses_references"
+MAX_REFERENCES: Final = 1024
+"""The largest number of item references that are looked up for a request."""
+_DEFAULT_PAGE: Final = 20
+_MAX_PAGE: Final = 100
+
+
+class _StoredBody(Struct):
+    """``StoredResponse.body``."""
+
+    response: Raw
+    input: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = []
+
+
+class _StoredOutput(Struct):
+    output: list[dict[str, Any]] = []
+
+
+class _ReferenceFields(Struct):
+    previous_response_id: Any = None
+    input: Any = None
+
+
+_decode_reference_fields = msgspec.json.Decoder(_ReferenceFields).decode
+_decode_body = msgspec.json.Decoder(_StoredBody).decode
+_decode_output = msgspec.json.Decoder(_StoredOutput).decode
+
+
+def list_references(body: bytes) -> Sequence[str]:
+    """The id of the previous response, and those of the items that the input refers to."""
+    try:
+        fields = _decode_reference_fields(body)
+    except JSON_ERRORS:
+        return ()
+    names: dict[str, None] = {}
+    if isinstance(fields.previous_response_id, str):
+        names[fields.previous_response_id] = None
+    for item in fields.input if isinstance(fields.input, list) else ():
+        if isinstance(item, dict) and (name := _find_reference(item)) is not None:
+            names[name] = None
+            if len(names) > MAX_REFERENCES:
+                break
+    return tuple(names)
+
+
+def _find_reference(item: Mapping[str, Any]) -> str | None:
+    kind, name = item.get("type"), item.get("id")
+    is_reference = kind == "item_reference" or (kind is None and item.get("role") is None)
+    return name if is_reference and isinstance(name, str) else None
+
+
+def set_references(call: ClientRequest, stored: Mapping[str, StoredResponse] | None) -> None:
+    """Keep what the request refers to; ``get_references`` returns it."""
+    if stored is None:
+        call.__dict__[_CACHE_KEY] = NO_REFERENCES
+        return
+    history: Sequence[Mapping[str, Any]] | None = None
+    items: dict[str, Mapping[str, Any]] = {}
+    for name, response in stored.items():
+        record = _decode_body(response.body)
+        output = _decode_output(record.response).output
+        if response.id == name:
+            history = [*record.history, *record.input, *output]
+        else:
+            for item in (*record.input, *output):
+                if item.get("id") == name:
+                    items[name] = item
+    call.__dict__[_CACHE_KEY] = References(history, items, enabled=True)
+
+
+def get_references(call: ClientRequest) -> References:
+    """What ``set_references`` kept."""
+    references: References = call.__dict__.get(_CACHE_KEY, NO_REFERENCES)
+    return references
+
+
+# --- endpoints ------------------------------------------------------------------------------------
+
+
+def encode_stored(call: ClientRequest, stored: StoredResponse) -> HttpResponse:
+    """Answer GET or DELETE of a response, or GET of its input items."""
+    if call.endpoint.operation == "response items":
+        return _list_input_items(call.query, stored)
+    if call.endpoint.method == "DELETE":
+        body = {"id": stored.id, "object": "response", "deleted": True}
+        return HttpResponse(200, _encode(body))
+    if "true" in parse_qs(call.query).get("stream", ()):
+        text = "Only background responses can be streamed again, which are not supported."
+        raise UnsupportedFeature(text, param="stream")
+    return HttpResponse(200, bytes(_decode_body(stored.body).response))
+
+
+def _list_input_items(query: str, stored: StoredResponse) -> HttpResponse:
+    options = {name: values[-1] for name, values in parse_qs(query).items()}
+    limit = _read_limit(options.get("limit"))
+    order = options.get("order", "desc")
+    if order not in ("asc", "desc"):
+        text = f"Invalid value: '{order[:64]}'. Supported values are: 'asc', 'desc'."
+        raise InvalidParameter(text, param="order", problem="value", got=order)
+    items = _decode_body(stored.body).input
+    if order == "desc":
+        items.reverse()
+    if "after" in options:
+        names = [item.get("id") for item in items]
+        if options["after"] not in names:
+            text = f"Item with id '{options['after'][:128]}' not found."
+            raise InvalidParameter(text, param="after", problem="value", got=options["after"])
+        items = items[names.index(options["after"]) + 1 :]
+    page = items[:limit]
+    body = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0].get("id") if page else None,
+        "last_id": page[-1].get("id") if page else None,
+        "has_more": len(items) > limit,
+    }
+    return HttpResponse(200, _encode(body))
+
+
+def _read_limit(text: str | None) -> int:
+    if text is None:
+        return _DEFAULT_PAGE
+    limit = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0  # noqa: PLR2004
+    if not 1 <= limit <= _MAX_PAGE:
+        message = f"Invalid 'limit': expected an integer from 1 to {_MAX_PAGE}."
+        problem = "above" if limit > _MAX_PAGE else "below"
+        raise InvalidParameter(message, param="limit", problem=problem, got=limit)  # type: ignore[arg-type]
+    return limit

@@ -1,0 +1,181 @@
+"""A worker that answers conversations in OpenAI's Responses API, and prompts as completions.
+
+Source: the types of openai-python 3.54; vLLM 0.32, which ends every stream with
+``response.completed`` and sends an error in a stream as a flat event.
+"""
+
+from typing import Any, Final
+
+from tests.cross.checks import (
+    ALWAYS,
+    Fields,
+    check_fields,
+    equals,
+    integer,
+    is_flag,
+    is_text,
+    number,
+    string_or,
+    strings,
+)
+from tests.cross.script import (
+    ARGUMENTS,
+    OTHER,
+    PROMPT,
+    PROMPT_TOKENS,
+    TOOL,
+    Json,
+    RequestOptions,
+    get_logprob,
+    script_choice,
+)
+from tests.cross.worker_server import ReceivedRequest, ScriptedResponse, StreamEvents
+from tests.cross.workers.openai import OpenAI
+from tests.cross.workers.openai_format import encode_compact_json
+
+_PATH: Final = "/v1/responses"
+_FIELDS: Final[Fields] = {
+    "model": is_text,
+    "input": ALWAYS,
+    "stream": is_flag,
+    "store": equals(wanted=False),
+    "max_output_tokens": integer(1),
+    "temperature": number(0, 2),
+    "top_p": number(0, 1),
+    "top_logprobs": integer(0, 20),
+    "include": ALWAYS,
+    "tools": ALWAYS,
+    "tool_choice": ALWAYS,
+    "parallel_tool_calls": is_flag,
+    "text": ALWAYS,
+    "reasoning": ALWAYS,
+}
+
+
+_OPEN_FIELDS: Final[Fields] = {
+    "stop": string_or(strings(64)),
+    "include_stop_str_in_output": is_flag,
+    "top_k": integer(-1),
+}
+"""What vLLM takes beside."""
+
+
+class OpenAIResponses:
+    """See ``tests.cross.worker_server.WorkerScript``."""
+
+    kind = "text/event-stream; charset=utf-8"
+
+    def __init__(self, profile: str) -> None:
+        self._completions = OpenAI(profile)
+        self._fields = {**_FIELDS, **(_OPEN_FIELDS if profile == "vllm" else {})}
+        self.refusals = self._completions.refusals
+
+    def aside(self, asked: ReceivedRequest) -> ScriptedResponse | None:
+        """A probe."""
+        return self._completions.aside(asked)
+
+    def read(self, asked: ReceivedRequest) -> RequestOptions:
+        """A conversation, or a prompt."""
+        if asked.path != _PATH:
+            return self._completions.read(asked)
+        got = asked.fields()
+        asked.play = got["model"]
+        asked.at(_PATH)
+        check_fields(asked, got, self._fields, ("model", "input", "store"))
+        if PROMPT not in str(got["input"]):
+            asked.faults.append("the conversation is not the client's")
+        for tool in got.get("tools", ()):
+            if tool["type"] != "function" or tool["name"] != TOOL:
+                asked.faults.append(f"an odd tool: {tool}")
+        return RequestOptions(
+            stream=got.get("stream", False),
+            most=got.get("max_output_tokens"),
+            stops=tuple(got.get("stop", ())),
+            keeps=got.get("include_stop_str_in_output", False),
+            top=got.get("top_logprobs") if "include" in got else None,
+            tool="tools" in got,
+        )
+
+    def lines(self, asked: ReceivedRequest, wish: RequestOptions) -> StreamEvents:
+        """See ``tests.cross.worker_server.WorkerScript``."""
+        if asked.path != _PATH:
+            return self._completions.lines(asked, wish)
+        final = _build_response(wish)
+        created = {"type": "response.created", "response": final | {"output": [], "usage": None}}
+        opening = [_format_event(created)]
+        closing = [_format_event({"type": "response.completed", "response": final})]
+        [item] = final["output"]
+        done = _format_event({"type": "response.output_item.done", "output_index": 0, "item": item})
+        place = {"item_id": item["id"], "output_index": 0}
+        empty: Json = {"arguments": ""} if wish.tool else {"content": []}
+        begun = {**item, **empty}
+        added = {"type": "response.output_item.added", "output_index": 0, "item": begun}
+        opening.append(_format_event(added))
+        if wish.tool:
+            kind = "response.function_call_arguments.delta"
+            pieces = [{"type": kind, **place, "delta": piece} for piece in ARGUMENTS]
+        else:
+            kind = "response.output_text.delta"
+            pieces = [
+                {"type": kind, **place, "content_index": 0, "delta": token,
+                 "logprobs": [_build_logprob(token)] if wish.top is not None else []}
+                for token in script_choice(wish).tokens
+            ]  # fmt: skip
+        return StreamEvents(tuple(opening), tuple(map(_format_event, pieces)), (done, *closing))
+
+    def whole(self, asked: ReceivedRequest, wish: RequestOptions) -> bytes:
+        """See ``tests.cross.worker_server.WorkerScript``."""
+        if asked.path != _PATH:
+            return self._completions.whole(asked, wish)
+        return encode_compact_json(_build_response(wish))
+
+    def failure(self, asked: ReceivedRequest) -> bytes:
+        """An event that holds the error."""
+        if asked.path != _PATH:
+            return self._completions.failure(asked)
+        error = {"type": "error", "code": "server_error", "message": "CUDA at 0x7f00"}
+        return _format_event(error)
+
+
+def _build_response(wish: RequestOptions) -> dict[str, Any]:
+    choice = script_choice(wish)
+    is_cut = choice.reason == "length"
+    item: dict[str, Any] = {"id": "msg_7", "type": "message", "role": "assistant"}
+    logprobs = [_build_logprob(token) for token in choice.tokens] if wish.top is not None else []
+    part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+    item |= {"status": "incomplete" if is_cut else "completed", "content": [part]}
+    if wish.tool:
+        item = {"id": "fc_7", "type": "function_call", "call_id": "call_7", "name": TOOL}
+        item |= {"arguments": "".join(ARGUMENTS), "status": "completed"}
+    return {
+        "id": "resp_7",
+        "object": "response",
+        "created_at": 1716825108,
+        "model": "real-name",
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "error": None,
+        "output": [item],
+        "usage": {
+            "input_tokens": PROMPT_TOKENS,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": choice.made,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": PROMPT_TOKENS + choice.made,
+        },
+    }
+
+
+def _build_logprob(token: str) -> Json:
+    return {"token": token, "logprob": get_logprob(token), "bytes": list(token.encode()),
+            "top_logprobs": [{"token": OTHER[0], "logprob": OTHER[1]}]}  # fmt: skip
+
+
+def _format_event(event: Json) -> bytes:
+    return (
+        b"event: "
+        + str(event["type"]).encode()
+        + b"\ndata: "
+        + encode_compact_json(event)
+        + b"\n\n"
+    )

@@ -1,0 +1,322 @@
+"""The Responses API over a socket: what workers see, stored responses, and OpenAI's own client."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response as SdkResponse
+from pydantic import BaseModel
+
+from tests.conformance.openai_responses import CUSTOM_TOOL, TOOL
+from tests.conftest import RunningGateway, Serve
+from tests.fakes import ScriptedWorker
+
+PATH = "/v1/responses"
+ANSWER = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "w",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello world!"},
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+}
+
+
+def respond(body: Any) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    return head.encode() + b"\r\n\r\n" + content
+
+
+class Stage:
+    """A gateway before one chat worker that always says the same."""
+
+    def __init__(self, worker: ScriptedWorker, gateway: RunningGateway) -> None:
+        self._worker = worker
+        self.http = gateway.http
+
+    async def ask(self, **given: Any) -> Any:
+        """The response to R with what is given."""
+        body = {"model": "m", "input": "say hi"} | given
+        answer = await self.http.post(PATH, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    @property
+    def seen(self) -> Any:
+        """The last request of the worker."""
+        return json.loads(self._worker.requests[-1].body)
+
+    @property
+    def messages(self) -> list[tuple[str, Any]]:
+        """The roles and contents of its messages."""
+        return [(one["role"], one["content"]) for one in self.seen["messages"]]
+
+
+@pytest.fixture
+async def stage(serve: Serve) -> AsyncIterator[Stage]:
+    async with ScriptedWorker([respond(ANSWER)], probed=respond({"data": []})) as worker:
+        config = {
+            "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+            "backends": {"w": {"protocol": "openai", "workers": [worker.url]}},
+            "models": {"m": {"backend": "w"}},
+            "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+        }
+        yield Stage(worker, await serve(json.dumps(config)))
+
+
+# --- what workers see -----------------------------------------------------------------------------
+
+
+async def test_rs_05_to_08_messages(stage: Stage) -> None:
+    await stage.ask(input=[{"role": "user", "content": "say hi"}])
+    assert stage.messages == [("user", "say hi")]
+
+    parts = [{"type": "input_text", "text": "say"}, {"type": "input_text", "text": " hi"}]
+    await stage.ask(input=[{"role": "user", "content": parts}])
+    assert [part["text"] for part in stage.messages[0][1]] == ["say", " hi"]
+
+    await stage.ask(instructions="be brief", temperature=None, tools=None, store=None)
+    assert stage.messages == [("system", "be brief"), ("user", "say hi")]
+    assert sorted(stage.seen) == ["messages", "model"]
+
+
+async def test_rs_20_22_23_calls(stage: Stage) -> None:
+    user = {"role": "user", "content": "x"}
+    calls: list[dict[str, Any]] = [
+        {"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"}
+        for n in (1, 2)
+    ]
+    outputs: list[dict[str, Any]] = [
+        {"type": "function_call_output", "call_id": f"c{n}", "output": f"{n}"} for n in (1, 2)
+    ]
+
+    await stage.ask(tools=[TOOL], tool_choice="none", input=[user, *calls, *outputs])
+
+    _, assistant, first, second = stage.seen["messages"]
+    assert [call["id"] for call in assistant["tool_calls"]] == ["c1", "c2"]
+    assert (first["tool_call_id"], first["content"]) == ("c1", "1")
+    assert (second["tool_call_id"], second["content"]) == ("c2", "2")
+    assert stage.seen["tool_choice"] == "none"
+    assert stage.seen["tools"][0]["function"]["name"] == "f"
+
+
+async def test_rs_28_29_34_35_tools_and_format(stage: Stage) -> None:
+    history = [
+        {"type": "custom_tool_call", "call_id": "c9", "name": "p", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "c9", "output": "ok"},
+    ]
+    space = {"type": "namespace", "name": "n", "description": "d", "tools": [TOOL]}
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+
+    await stage.ask(tools=[CUSTOM_TOOL, space], input=history, text={"format": form})
+
+    assistant, tool = stage.seen["messages"]
+    function = assistant["tool_calls"][0]["function"]
+    assert (function["name"], function["arguments"]) == ("p", '{"input":"a"}')
+    assert tool["content"] == "ok"
+    assert [one["function"]["name"] for one in stage.seen["tools"]] == ["p", "n__f"]
+    schema = {name: value for name, value in form.items() if name != "type"}
+    assert stage.seen["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+# --- stored responses -----------------------------------------------------------------------------
+
+
+async def test_rs_52_stored_response_and_its_input(stage: Stage) -> None:
+    made = await stage.ask()
+
+    stored = await stage.http.get(f"{PATH}/{made['id']}")
+    items = (await stage.http.get(f"{PATH}/{made['id']}/input_items")).json()
+
+    assert stored.json() == made
+    [item] = items["data"]
+    assert item["content"] == [{"type": "input_text", "text": "say hi"}]
+    assert item["id"]
+    assert items["has_more"] is False
+
+
+async def test_rs_53_previous_response(stage: Stage) -> None:
+    first = await stage.ask(instructions="A")
+    second = await stage.ask(previous_response_id=first["id"], input="again")
+    await stage.ask(previous_response_id=second["id"], input="and again")
+
+    assert second["previous_response_id"] == first["id"]
+    assert stage.messages == [
+        ("user", "say hi"),
+        ("assistant", "Hello world!"),
+        ("user", "again"),
+        ("assistant", "Hello world!"),
+        ("user", "and again"),
+    ]
+
+
+async def test_rs_54_response_that_is_not_stored(stage: Stage) -> None:
+    made = await stage.ask(store=False)
+
+    answer = await stage.http.get(f"{PATH}/{made['id']}")
+    body = {"model": "m", "input": "x", "previous_response_id": made["id"]}
+    refused = await stage.http.post(PATH, json=body)
+
+    assert answer.status_code == 404
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+
+
+async def test_rs_55_item_references(stage: Stage) -> None:
+    made = await stage.ask()
+    reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+
+    await stage.ask(input=[{"role": "user", "content": "a"}, reference])
+
+    assert stage.messages == [("user", "a"), ("assistant", "Hello world!")]
+    assert (
+        await stage.http.get(f"{PATH}/{reference['id']}")
+    ).status_code == 404  # not a response's
+
+
+async def test_rs_56_deleted_response(stage: Stage) -> None:
+    made = await stage.ask()
+
+    deleted = await stage.http.delete(f"{PATH}/{made['id']}")
+
+    assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
+    assert (await stage.http.get(f"{PATH}/{made['id']}")).status_code == 404
+    assert (await stage.http.delete(f"{PATH}/{made['id']}")).status_code == 404
+
+
+async def test_streamed_response_is_stored_before_its_end_is_sent(mock: RunningGateway) -> None:
+    body = {"model": "mock", "input": "x", "stream": True}
+    async with mock.http.stream("POST", PATH, json=body) as answer:
+        events = [
+            json.loads(line[6:]) async for line in answer.aiter_lines() if line[:5] == "data:"
+        ]
+
+    stored = await mock.http.get(f"{PATH}/{events[-1]['response']['id']}")
+
+    assert events[-1]["type"] == "response.completed"
+    assert stored.json() == events[-1]["response"]
+
+
+async def test_one_key_never_sees_the_responses_of_another(serve: Serve) -> None:
+    digests = {
+        "a": "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
+        "b": "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
+    }
+    config = {
+        "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+        "backends": {"e": {"kind": "echo"}},
+        "models": {"m": {"backend": "e"}},
+        "keys": [{"name": name, "sha256": digest} for name, digest in digests.items()],
+        "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+    }
+    http = (await serve(json.dumps(config))).http
+    own, other = ({"authorization": f"Bearer {name}"} for name in digests)
+    made = (await http.post(PATH, json={"model": "m", "input": "x"}, headers=own)).json()
+    body = {"model": "m", "input": "x", "previous_response_id": made["id"]}
+
+    assert (await http.get(f"{PATH}/{made['id']}", headers=own)).status_code == 200
+    assert (await http.get(f"{PATH}/{made['id']}", headers=other)).status_code == 404
+    assert (await http.delete(f"{PATH}/{made['id']}", headers=other)).status_code == 404
+    assert (await http.post(PATH, json=body, headers=own)).status_code == 200
+    assert (await http.post(PATH, json=body, headers=other)).status_code == 400
+
+
+async def test_without_a_store_nothing_is_stored(serve: Serve) -> None:
+    config = {
+        "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+        "backends": {"e": {"kind": "echo"}},
+        "models": {"m": {"backend": "e"}},
+        "stored_responses": {"enabled": False},
+        "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+    }
+    http = (await serve(json.dumps(config))).http
+
+    made = (await http.post(PATH, json={"model": "m", "input": "x"})).json()
+
+    assert made["store"] is False
+    assert (await http.get(f"{PATH}/{made['id']}")).status_code == 404
+
+
+# --- OpenAI's own client --------------------------------------------------------------------------
+
+
+class Answer(BaseModel):
+    """What ``parse`` reads."""
+
+    x: int
+
+
+@asynccontextmanager
+async def connect(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client, which must not retry."""
+    base_url = f"{gateway.url}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_rs_41_stream_helper(mock: RunningGateway) -> None:
+    async with connect(mock) as client:
+        async with client.responses.stream(model="mock-think", input="say hi") as stream:
+            seen = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        again = await client.responses.retrieve(final.id)
+        items = [item async for item in client.responses.input_items.list(final.id)]
+        await client.responses.delete(final.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(final.id)
+
+    assert final.output_text == "Hello world!"
+    assert seen[-1] == "response.completed"
+    assert again.output_text == "Hello world!"
+    assert len(items) == 1
+
+
+async def test_client_calls_a_tool_and_parses(mock: RunningGateway) -> None:
+    tool: Any = TOOL | {"strict": True}
+
+    async with connect(mock) as client:
+        called = await client.responses.create(
+            model="mock", input="x", tools=[tool], tool_choice="required"
+        )
+        parsed = await client.responses.parse(model="mock", input="x", tools=[tool])
+
+    call = called.output[0]
+    assert call.type == "function_call"
+    assert json.loads(call.arguments) == {"x": 1}
+    assert parsed.output_text == "Hello world!"
+    SdkResponse.model_validate(called.model_dump())
+
+
+async def test_client_with_an_output_type(serve: Serve) -> None:
+    config = {
+        "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+        "backends": {"e": {"kind": "echo", "script": ['{"x"', ":7}"]}},
+        "models": {"m": {"backend": "e"}},
+        "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+    }
+    async with connect(await serve(json.dumps(config))) as client:
+        parsed = await client.responses.parse(model="m", input="x", text_format=Answer)
+        async with client.responses.stream(model="m", input="x", text_format=Answer) as stream:
+            streamed = await stream.get_final_response()
+
+    assert parsed.output_parsed == Answer(x=7)
+    assert streamed.output_parsed == Answer(x=7)
+
+
+async def test_unknown_paths_below_a_response_are_not_found(mock: RunningGateway) -> None:
+    answers = [
+        await mock.http.post(f"{PATH}/resp_1/cancel"),
+        await mock.http.post(f"{PATH}/compact/x"),
+    ]
+
+    assert [one.json()["error"]["code"] for one in answers] == ["unknown_url"] * 2

@@ -1,0 +1,291 @@
+"""Responses of workers, as events."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocols.core.aggregate import UnaryResponse, aggregate
+from protocols.core.errors import (
+    ContextTooLong,
+    GatewayError,
+    RateLimitExceeded,
+    StreamBroken,
+    WorkerError,
+    WorkerFailed,
+)
+from protocols.core.events import (
+    ChoiceEnd,
+    Event,
+    ReasoningDelta,
+    RefusalDelta,
+    ResponseMetadata,
+    StreamEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.request import GenerationRequest, LogprobsOptions
+from protocols.openai.responses_api.decoder import ResponsesDecoder
+from tests.unit.protocols.openai.responses_api.test_responses import TOKEN, create_encoder, end
+
+REQUEST = GenerationRequest(model="m", kind="chat", stream=True)
+TEXT = {"type": "message", "id": "msg_1", "content": [{"type": "output_text", "text": "ab"}]}
+CALL = {
+    "type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": '{"x":1}',
+}  # fmt: skip
+USAGE = {
+    "input_tokens": 2,
+    "input_tokens_details": {"cached_tokens": 1},
+    "output_tokens": 3,
+    "output_tokens_details": {"reasoning_tokens": 1},
+    "total_tokens": 5,
+}
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}", **fields}
+
+
+def finish(*items: Any, kind: str = "completed", **more: Any) -> dict[str, Any]:
+    response = {"id": "r", "model": "w", "created_at": 1.0, "status": kind, "output": items}
+    return event("completed", response=response | {"usage": USAGE} | more)
+
+
+def write(*events: Any) -> bytes:
+    return b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in events)
+
+
+def decode(*events: Any) -> list[Event]:
+    decoder = ResponsesDecoder(REQUEST)
+    found = list(decoder.feed(write(*events)))
+    return [*found, *decoder.close()]
+
+
+def contents(events: Sequence[Event]) -> list[Event]:
+    """Without the metadata and the end."""
+    ends = (ResponseMetadata, ChoiceEnd, Usage, StreamEnd)
+    return [one for one in events if not isinstance(one, ends)]
+
+
+def summarize(response: UnaryResponse) -> Any:
+    [choice] = response.choices
+    calls = [(one.name, one.arguments, one.kind) for one in choice.tool_calls]
+    fields = (choice.text, choice.reasoning, choice.refusal, choice.logprobs)
+    return *fields, calls, choice.finish_reason, response.usage
+
+
+def test_stream_with_all_kinds_of_items_is_read_back() -> None:
+    events: list[Event] = [
+        ReasoningDelta("hm"),
+        TextDelta("a", logprobs=(TOKEN,)),
+        TextDelta("b"),
+        RefusalDelta("no"),
+        ToolCallStart(0, 0, "c0", "f"),
+        ToolCallDelta(0, 0, '{"x"'),
+        ToolCallDelta(0, 0, ":1}"),
+        ToolCallStart(0, 1, "c1", "n__g"),
+        ToolCallDelta(0, 1, "{}"),
+        ToolCallStart(0, 2, "c2", "p", "custom"),
+        ToolCallDelta(0, 2, "text"),
+        ToolCallStart(0, 3, "c3", "tool_search"),
+        ToolCallDelta(0, 3, '{"query":"q"}'),
+        *end("tool_calls"),
+    ]
+    given: Any = {
+        "include": ["message.output_text.logprobs"],
+        "tools": [
+            {"type": "function", "name": "f"},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]},
+            {"type": "custom", "name": "p"},
+            {"type": "tool_search", "execution": "client"},
+        ],
+    }
+    wire = create_encoder(**given).encode_events(events)
+    unary = create_encoder(**given).encode_unary(aggregate(events)).body
+    request = msgspec.structs.replace(REQUEST, logprobs=LogprobsOptions(1))
+
+    for body in (wire, unary):
+        for size in (7, len(body)):
+            decoder = ResponsesDecoder(request)
+            found: list[Event] = []
+            for start in range(0, len(body), size):
+                found += decoder.feed(body[start : start + size])
+            found += decoder.close()
+            assert summarize(aggregate(found)) == summarize(aggregate(events))
+
+
+def test_metadata_comes_once() -> None:
+    created = event("created", response={"id": "r", "model": "w", "created_at": 7})
+
+    found = decode(created, event("in_progress"), finish(TEXT))
+
+    assert found[0] == ResponseMetadata("w", None, "r", 7)
+    assert sum(isinstance(one, ResponseMetadata) for one in found) == 1
+    assert found[-2:] == [Usage(2, 3, 1, 1), StreamEnd()]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [event("output_text.delta", delta="ab"), finish()],
+        [event("output_item.done", item=TEXT, output_index=0), finish(TEXT)],
+        [finish(TEXT)],
+        [event("output_item.added", item=TEXT, output_index=0),
+         event("output_text.delta", item_id="other", output_index=0, delta="ab"),
+         event("output_item.done", item=TEXT, output_index=0), finish(TEXT)],
+    ],
+)  # fmt: skip
+def test_events_may_be_missing(events: list[Any]) -> None:
+    assert aggregate(decode(*events)).choices[0].text == "ab"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [event("output_item.added", item=CALL | {"arguments": ""}, output_index=0),
+         event("function_call_arguments.delta", item_id="fc_1", delta='{"x"'),
+         event("function_call_arguments.delta", item_id="fc_1", delta=""),
+         event("output_item.done", item=CALL, output_index=0)],
+        [event("output_item.added", item={"type": "function_call"}, output_index=0),
+         event("function_call_arguments.delta", output_index=0, delta='{"x"'),
+         event("output_item.done", item=CALL, output_index=0)],
+        [event("output_item.done", item=CALL)],
+        [event("output_item.done", item=CALL | {"arguments": {"x": 1}})],
+        [],
+    ],
+)  # fmt: skip
+def test_calls_are_complete(events: list[Any]) -> None:
+    [choice] = aggregate(decode(*events, finish(CALL))).choices
+
+    [call] = choice.tool_calls
+    assert (call.id, call.name, call.arguments) == ("c", "f", '{"x":1}')
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_deltas_win_over_other_final_arguments() -> None:
+    found = decode(
+        event("output_item.added", item=CALL, output_index=0),
+        event("function_call_arguments.delta", output_index=0, delta="[]"),
+        finish(CALL),
+    )
+
+    assert aggregate(found).choices[0].tool_calls[0].arguments == "[]"
+
+
+def test_call_without_id_gets_one() -> None:
+    found = decode(finish({"type": "function_call", "name": "f"}))
+
+    assert found[1] == ToolCallStart(0, 0, "call_0_0", "f")
+
+
+def test_call_without_name_is_an_error() -> None:
+    with pytest.raises(StreamBroken):
+        decode(finish({"type": "function_call"}))
+
+
+def test_reasoning_from_content_or_summary() -> None:
+    content = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]}
+    summary = {"type": "reasoning", "summary": [{"text": "b"}, {"text": ""}], "content": None}
+    deltas = [
+        event("reasoning_text.delta", output_index=2, delta="c"),
+        event("reasoning_summary_text.delta", output_index=3, delta="d"),
+    ]
+
+    found = decode(*deltas, finish(content, summary))
+
+    assert [one.text for one in contents(found) if isinstance(one, ReasoningDelta)] == list("cdab")
+
+
+def test_refusal_and_unknown_parts() -> None:
+    parts = [{"type": "refusal", "refusal": "no"}, {"type": "audio"}, 5]
+
+    assert contents(decode(finish({"type": "message", "content": parts}))) == [RefusalDelta("no")]
+
+
+def test_items_of_hosted_tools_are_left_out() -> None:
+    found = decode(
+        event("web_search_call.searching", output_index=0),
+        event("output_item.done", output_index=0, item={"type": "web_search_call", "id": "ws"}),
+        finish({"type": "web_search_call", "id": "ws"}, TEXT),
+    )
+
+    assert contents(found) == [TextDelta("ab")]
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        ({"reason": "max_output_tokens"}, "length"),
+        ({"reason": "content_filter"}, "content_filter"),
+        ({"reason": "other"}, "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_incomplete_response(details: Any, reason: str) -> None:
+    found = decode(finish(TEXT, kind="incomplete", incomplete_details=details))
+
+    assert aggregate(found).choices[0].finish_reason == reason
+
+
+def test_events_after_the_end_and_markers_are_ignored() -> None:
+    decoder = ResponsesDecoder(REQUEST)
+    queued = event("queued", response={})
+
+    decoder.feed(write(queued) + b"data:  \n\n" + write(finish(TEXT)) + b"data: [DONE]\n\n")
+
+    assert decoder.feed(write(finish(TEXT))) == []
+    assert decoder.close() == ()
+
+
+@pytest.mark.parametrize(
+    ("events", "kind"),
+    [
+        ([event("failed", response={"status": "failed", "error": {"message": "m"}})], WorkerFailed),
+        ([event("failed", response={"status": "failed", "error": None})], WorkerFailed),
+        ([event("failed", response={"status": "failed", "error": {
+            "code": "context_length_exceeded", "message": "maximum context length is 8 tokens"}})],
+         ContextTooLong),
+        ([{"type": "error", "code": "rate_limit_exceeded", "message": "m"}], RateLimitExceeded),
+        ([{"error": {"message": "m", "code": 500}}], WorkerFailed),
+        ([finish(kind="cancelled")], WorkerFailed),
+        ([event("output_text.delta", delta="a", logprobs=5)], WorkerFailed),
+        ([event("output_text.delta", delta="a", logprobs=[{}])], WorkerFailed),
+    ],
+)  # fmt: skip
+def test_errors_in_a_stream(events: list[Any], kind: type[GatewayError]) -> None:
+    with pytest.raises(kind):
+        decode(*events)
+
+
+def test_error_after_text_comes_after_the_text() -> None:
+    decoder = ResponsesDecoder(REQUEST)
+
+    found = decoder.feed(write(event("output_text.delta", delta="a")) + b"data: {\n\n")
+
+    assert contents(found) == [TextDelta("a")]
+    with pytest.raises(WorkerFailed):
+        decoder.feed(b"")
+    with pytest.raises(WorkerFailed):
+        decoder.close()
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"",
+        write(event("created", response={})),
+        b'{"error":{"message":"m"}}',
+        b'{"object":"list"}',
+        b"{",
+        b'data: {"type":"x"}\n\n{"error":{"message":"m"}}',
+        b'data: {"type":"x"}\n\nno event',
+    ],
+)
+def test_incomplete_answers_are_errors(wire: bytes) -> None:
+    decoder = ResponsesDecoder(REQUEST)
+
+    with pytest.raises(WorkerError):
+        [*decoder.feed(wire), *decoder.close()]

@@ -1,0 +1,200 @@
+"""Stored responses: references in requests, and the endpoints that read them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocols.core.errors import (
+    ClientError,
+    ContextTooLong,
+    GatewayError,
+    Overloaded,
+    RateLimitExceeded,
+    StoredObjectNotFound,
+    UnsupportedFeature,
+)
+from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta
+from protocols.core.interfaces import ClientRequest, ResponseContext, StoredResponse
+from protocols.core.request import GenerationRequest
+from protocols.openai import OpenAI
+from protocols.openai.responses_api import state
+from protocols.openai.responses_api.responses import ResponsesEncoder
+
+ADAPTER = OpenAI()
+OUTPUT = [{"id": "msg_out", "type": "message", "role": "assistant", "content": "b"}]
+STORED = StoredResponse(
+    "resp_1",
+    ("msg_in", "msg_out"),
+    msgspec.json.encode(
+        {
+            "response": {"id": "resp_1", "output": OUTPUT},
+            "input": [{"id": f"msg_{n}", "role": "user", "content": "a"} for n in range(3)],
+            "history": [{"role": "user", "content": "before"}],
+        }
+    ),
+)
+
+
+def create_request(operation: str, body: Any = None, query: str = "", **headers: str) -> Any:
+    endpoint = next(one for one in ADAPTER.endpoints if one.operation == operation)
+    content = b"" if body is None else msgspec.json.encode({"model": "m"} | body)
+    params = {"response_id": "resp_1"}
+    return ClientRequest(endpoint, params, headers, query, content, endpoint.path)
+
+
+def encode(operation: str, query: str = "") -> Any:
+    response = ADAPTER.encode_stored(create_request(operation, query=query), STORED)
+    assert dict(response.headers)["Content-Type"] == "application/json"
+    return msgspec.json.decode(response.body)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({}, []),
+        ({"previous_response_id": "r", "input": "x"}, ["r"]),
+        ({"previous_response_id": 5}, []),
+        ({"input": [5, {"type": "item_reference", "id": "a"}, {"id": "b"}]}, ["a", "b"]),
+        ({"input": [{"type": "message", "id": "a"}, {"role": "user", "id": "b"}]}, []),
+        ({"input": [{"id": 5}]}, []),
+    ],
+)
+def test_references_are_listed(body: Any, wanted: list[str]) -> None:
+    assert list(ADAPTER.list_references(create_request("response", body))) == wanted
+
+
+def test_listing_references_never_fails_and_is_bounded() -> None:
+    items = [{"type": "item_reference", "id": f"i{n}"} for n in range(state.MAX_REFERENCES + 9)]
+
+    assert state.list_references(b"{") == ()
+    names = state.list_references(msgspec.json.encode({"input": items}))
+    assert len(names) == state.MAX_REFERENCES + 1
+
+
+def test_history_and_items_are_found() -> None:
+    body = {"previous_response_id": "resp_1", "input": [{"id": "msg_1"}, {"id": "msg_out"}]}
+    call = create_request("response", body)
+    names = ADAPTER.list_references(call)
+
+    ADAPTER.set_references(call, dict.fromkeys(names, STORED))
+
+    request = ADAPTER.decode_request(call)
+    assert isinstance(request, GenerationRequest)
+    texts = [(one.role, one.text) for one in request.messages]
+    user = ("user", "a")
+    assert texts == [
+        ("user", "before"), user, user, user, ("assistant", "b"), user, ("assistant", "b")
+    ]  # fmt: skip
+
+
+def test_item_that_is_not_in_the_response_is_not_found() -> None:
+    call = create_request("response", {"input": [{"id": "other"}]})
+
+    ADAPTER.set_references(call, {"other": STORED})
+
+    with pytest.raises(StoredObjectNotFound):
+        ADAPTER.decode_request(call)
+
+
+def test_adapter_encodes_the_response_and_offers_it_for_storage() -> None:
+    call = create_request("response", {"input": "x", "stream": False})
+    ADAPTER.set_references(call, {})
+    request = ADAPTER.decode_request(call)
+    about = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
+
+    encoder = ADAPTER.create_encoder(call, request, about)
+    encoder.encode_events([TextDelta("x"), ChoiceEnd("eos"), StreamEnd()])
+
+    assert isinstance(encoder, ResponsesEncoder)
+    assert encoder.stored_response is not None
+
+
+def test_nothing_is_stored_without_a_store() -> None:
+    call = create_request("response", {"input": "x"})
+    ADAPTER.set_references(call, None)
+    request = ADAPTER.decode_request(call)
+    about = ResponseContext("r", 1, "m", "1", "w", lambda: 0.0)
+
+    encoder = ADAPTER.create_encoder(call, request, about)
+    encoder.encode_events([TextDelta("x"), ChoiceEnd("eos"), StreamEnd()])
+
+    assert isinstance(encoder, ResponsesEncoder)
+    assert encoder.stored_response is None
+
+
+def test_stored_response_is_returned_and_deleted() -> None:
+    assert ADAPTER.read_stored_id(create_request("stored response")) == "resp_1"
+    assert encode("stored response") == {"id": "resp_1", "output": OUTPUT}
+    assert encode("response deletion") == {"id": "resp_1", "object": "response", "deleted": True}
+    with pytest.raises(UnsupportedFeature):
+        encode("stored response", "stream=true")
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted", "more"),
+    [
+        ("", ["msg_2", "msg_1", "msg_0"], False),
+        ("order=asc&limit=2", ["msg_0", "msg_1"], True),
+        ("order=asc&after=msg_0", ["msg_1", "msg_2"], False),
+        ("after=msg_0", [], False),
+    ],
+)
+def test_input_items(query: str, wanted: list[str], more: bool) -> None:
+    body = encode("response items", query)
+
+    assert [one["id"] for one in body["data"]] == wanted
+    ends = (wanted[0], wanted[-1]) if wanted else (None, None)
+    assert (body["first_id"], body["last_id"], body["has_more"]) == (*ends, more)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("limit=99999", "limit"),
+     ("order=up", "order"), ("after=x", "after")],
+)  # fmt: skip
+def test_invalid_query_is_rejected(query: str, param: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        encode("response items", query)
+
+    assert caught.value.param == param
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"),
+    [
+        (ContextTooLong("x"), 400, "context_length_exceeded", "input"),
+        (UnsupportedFeature("x", param="messages[0].content"), 400, "unsupported_value", "input"),
+        (StoredObjectNotFound("x", id="r", param="previous_response_id"), 400,
+         "previous_response_not_found", "previous_response_id"),
+        (StoredObjectNotFound("x", id="r"), 404, None, None),
+        (Overloaded("x"), 503, "service_unavailable", None),
+    ],
+)  # fmt: skip
+def test_errors_name_this_apis_fields(
+    error: GatewayError, status: int, code: str | None, param: str | None
+) -> None:
+    response = ADAPTER.encode_error(error, create_request("response", {}))
+
+    body = msgspec.json.decode(response.body)["error"]
+    assert (response.status, body["code"], body["param"]) == (status, code, param)
+
+
+def test_overload_stops_codex() -> None:
+    call = create_request("response", {}, **{"user-agent": "codex_exec/0.169.0"})
+
+    response = ADAPTER.encode_error(Overloaded("x"), call)
+
+    assert msgspec.json.decode(response.body)["error"]["code"] == "server_is_overloaded"
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [(None, "1"), (7.0, "7")])
+def test_rate_limit_always_says_when_to_retry(seconds: float | None, wanted: str) -> None:
+    error = RateLimitExceeded("x", retry_after=seconds)
+
+    response = ADAPTER.encode_error(error, create_request("response", {}))
+
+    assert dict(response.headers)["Retry-After"] == wanted
