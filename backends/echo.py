@@ -73,11 +73,15 @@ TOOL_ARGUMENTS: Final = ('{"x"', ":1}")
 
 
 class ScriptedFailure(ConfigSection, frozen=True):
-    """A simulated failure, after ``after_chunks`` chunks of the response."""
+    """A simulated failure."""
 
     mode: Literal["error", "disconnect", "rate_limit", "unavailable"]
+    """What happens: a worker error, a broken connection, a rate limit of the worker, or no
+    available worker."""
     after_chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """How many chunks of the response come before the failure."""
     retry_after: Duration = 2.0
+    """The time after which a client may try again, for ``rate_limit`` and ``unavailable``."""
 
     def make_error(self) -> GatewayError:
         """The error that is raised."""
@@ -93,18 +97,18 @@ class ScriptedFailure(ConfigSection, frozen=True):
 
 
 class ScriptedTurn(ConfigSection, frozen=True):
-    """What a response holds beside its text.
-
-    The pieces of ``reasoning`` come first, one token each. A ``refusal`` replaces the text.
-    ``finish_reason`` is that of a complete text. ``tool_calls`` is how many tools are called, of
-    those that the request has, with the pieces of ``tool_arguments``.
-    """
+    """What a response holds beside its text."""
 
     reasoning: tuple[str, ...] = ()
+    """The pieces of the reasoning, which comes first, one token each; by default none."""
     refusal: str = ""
+    """A refusal that replaces the text; by default none."""
     finish_reason: Literal["eos", "content_filter"] = "eos"
+    """Why a complete text ends."""
     tool_calls: Annotated[int, Meta(ge=1, le=128)] = 1
+    """How many tools are called, of those that the request has."""
     tool_arguments: tuple[str, ...] = TOOL_ARGUMENTS
+    """The pieces of the arguments of every tool call."""
 
 
 DEFAULT_TURN: Final = ScriptedTurn()

@@ -186,16 +186,16 @@ class Deadline:
 
 
 class Timeouts(ConfigSection, frozen=True):
-    """Time limits of a request, in seconds.
-
-    ``connect``: to connect to a worker. ``first_token``: until the first part of the response.
-    ``idle``: between two parts. ``total``: for the whole response.
-    """
+    """Time limits of a request, in seconds."""
 
     connect: Timeout = 2.0
+    """The time limit to connect to a worker."""
     first_token: Timeout = 60.0
+    """The time limit until the first part of the response."""
     idle: Timeout = 30.0
+    """The longest time between two parts of the response."""
     total: Timeout = 600.0
+    """The time limit for the whole response."""
 
 
 class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
@@ -206,7 +206,7 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
 
     @property
     def kind(self) -> str:
-        """The backend's name in the registry."""
+        """The kind of backend: its name in the registry."""
         return str(self.__struct_config__.tag)
 
 

@@ -37,55 +37,59 @@ from protocols.core.units import (
 
 DEFAULT_MAX_RESPONSE_SIZE: Final = 32 << 20
 RetryReason = Literal["connect", "429", "500", "502", "503", "504", "before_first_token"]
-"""``before_first_token``: the worker accepted the request, then the connection broke, the first
-token timed out, or the response began with an error."""
 _RETRY_REASONS: tuple[RetryReason, ...] = get_args(RetryReason)
 
 
 class RetrySettings(ConfigSection, frozen=True):
-    """Retries at another worker when one fails before its response starts.
-
-    ``max`` is the number of retries per request, not counting workers that cannot be reached.
-    ``budget`` limits retries to a share of the recent requests.
-    """
+    """Retries at another worker when one fails before its response starts."""
 
     max: Annotated[int, Meta(ge=0, le=10)] = 1
+    """The number of retries per request, not counting workers that cannot be reached."""
     budget: Share = 0.2
+    """Limits retries to this share of the recent requests."""
     on: tuple[RetryReason, ...] = _RETRY_REASONS
+    """The failures that are retried. ``before_first_token``: the worker accepted the request, then
+    the connection broke, the first token timed out, or the response began with an error."""
 
 
 class HeaderAuthSettings(ConfigSection, frozen=True):
-    """A key in a header of this name."""
+    """A key in a header."""
 
     name: HeaderName
+    """The header's name, such as ``api-key``."""
     value: Secret
+    """The key."""
 
 
 class QueryAuthSettings(ConfigSection, frozen=True):
-    """A key in a parameter of the URL's query."""
+    """A key in the query of the URL."""
 
     name: NonEmptyStr
+    """The parameter's name."""
     value: Secret
+    """The key."""
 
 
 class BasicAuthSettings(ConfigSection, frozen=True):
     """HTTP Basic authentication."""
 
     user: NonEmptyStr
+    """The user's name."""
     password: Secret
+    """The user's password."""
 
 
 class WorkerAuthSettings(ConfigSection, frozen=True):
-    """Credentials that are sent to a worker, in one of four ways.
-
-    ``bearer`` is a token in the header ``Authorization``; ``header`` a key in a header of another
-    name, such as ``api-key``; ``query`` a key in the URL's query; ``basic`` a user and a password.
-    """
+    """Credentials that are sent to a worker, in one of four ways."""
 
     bearer: Secret | None = None
+    """A token that is sent in the header ``Authorization``."""
     header: HeaderAuthSettings | None = None
+    """A key in a header of another name."""
     query: QueryAuthSettings | None = None
+    """A key in the query of the URL."""
     basic: BasicAuthSettings | None = None
+    """A user and a password, for HTTP Basic authentication."""
 
     def make_credentials(self) -> WorkerCredentials | None:
         """What every request to the worker contains."""
@@ -101,29 +105,32 @@ class WorkerAuthSettings(ConfigSection, frozen=True):
 
 
 class WorkerSourceSettings(ConfigSection, frozen=True):
-    """One worker by its base ``url``, or a source of several.
-
-    A URL may have a path, below which the protocol's own paths are. ``/v1`` is left out of them if
-    the URL names a version itself: ``https://HOST/api/paas/v4``, ``https://HOST/v1beta/openai``.
-
-    Sources are DNS addresses (``dns``, as host:port), a DNS service (``srv``), or a ``file`` that
-    lists workers in this format. A source is read again every ``refresh_interval``; if that fails,
-    the last known workers stay.
-    """
+    """One worker by its URL, or a source of several: DNS addresses, a DNS service or a file."""
 
     shorthand_field: ClassVar[str] = "url"
 
     url: WorkerUrl | None = None
+    """The worker's base URL. It may have a path, below which the protocol's own paths are; ``/v1``
+    is left out of them if the URL names a version itself: ``https://HOST/api/paas/v4``,
+    ``https://HOST/v1beta/openai``."""
     dns: HostPort | None = None
+    """A host name and a port; each address of the name is a worker."""
     srv: SrvName | None = None
+    """The name of a DNS service (SRV); each of its targets is a worker."""
     file: FilePath | None = None
+    """A file that lists workers in this format."""
     refresh_interval: Timeout = 10.0
+    """How often the source is read again; if that fails, the last known workers stay."""
     scheme: Literal["http", "https"] = "http"
+    """The scheme of the URLs of workers that DNS names."""
     nameserver: NameserverAddress | None = None
     """The address of a nameserver to use instead of the system's."""
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """The share of requests that the worker gets, relative to the other workers."""
     max_concurrency: PositiveInt | None = None
+    """Limit of the worker's requests at a time; by default the pool's."""
     auth: WorkerAuthSettings | None = None
+    """Credentials that are sent to the worker; by default none."""
 
 
 WorkerListParser = Callable[[bytes], Sequence[WorkerSourceSettings]]
@@ -131,49 +138,53 @@ WorkerListParser = Callable[[bytes], Sequence[WorkerSourceSettings]]
 
 
 class QueueSettings(ConfigSection, frozen=True):
-    """How many requests may wait for a worker with a free slot, and for how long."""
+    """The queue of requests that wait for a worker with a free slot."""
 
     max: Annotated[int, Meta(ge=0, le=100_000)] = 200
+    """How many requests may wait; further ones are rejected as overload."""
     wait: Duration = 10.0
+    """How long a request may wait."""
 
 
 class ClientTlsSettings(ConfigSection, frozen=True):
-    """The CA certificates that verify the server, in PEM."""
+    """How a server's certificate is verified."""
 
     ca: FilePath
+    """The CA certificates, in PEM."""
 
 
 class HealthCheckSettings(ConfigSection, frozen=True):
-    """Active health checks of each worker, and how a worker returns to rotation.
-
-    ``fall`` failed checks in a row take a worker out of rotation, and ``rise`` successful ones
-    bring it back; its share of the traffic then grows over ``slow_start``. When fewer than
-    ``panic_threshold`` of the workers are healthy, requests go to all of them. ``path`` defaults to
-    the protocol's own health check.
-    """
+    """Active health checks of each worker, and how a worker returns to rotation."""
 
     path: NonEmptyStr | None = None
+    """The path that is requested; by default that of the protocol's own health check."""
     interval: Timeout = 5.0
+    """The time between two checks of a worker."""
     timeout: Timeout = 2.0
+    """The time limit for a check."""
     fall: PositiveInt = 3
+    """How many failed checks in a row take a worker out of rotation."""
     rise: PositiveInt = 2
+    """How many successful checks in a row bring a worker back."""
     slow_start: Duration = 30.0
+    """How long the share of the traffic of a returned worker grows."""
     panic_threshold: Share = 0.3
+    """When fewer than this share of the workers are healthy, requests go to all of them."""
 
 
 class CircuitBreakerSettings(ConfigSection, frozen=True):
-    """When failed requests take a worker out of rotation.
-
-    ``consecutive_failures`` do, or a ``failure_rate`` within ``window``, if the window has at least
-    ``min_requests``. The worker is out for ``open_for`` the first time, and then for twice as long
-    each time.
-    """
+    """When failed requests take a worker out of rotation."""
 
     consecutive_failures: PositiveInt = 5
+    """How many failures in a row take a worker out."""
     failure_rate: Share = 0.25
+    """The share of failed requests within ``window`` that takes a worker out."""
     min_requests: PositiveInt = 20
+    """How many requests the window must have before ``failure_rate`` counts."""
     window: Timeout = 10.0
+    """The time over which ``failure_rate`` is measured."""
     open_for: Timeout = 15.0
+    """How long a worker is out the first time; each further time is twice as long."""
 
 
 class DnsSettings(Struct, frozen=True):
@@ -214,39 +225,50 @@ class WorkerTemplate(Struct, frozen=True):
 
 
 class PoolSettings(BackendSettings, frozen=True, kw_only=True, tag="pool"):
-    """Workers that speak one protocol. ``timeouts`` and ``retries`` default to ``defaults``.
-
-    ``max_concurrency`` is the limit of each worker that has none of its own, ``total_concurrency``
-    that of the whole pool. ``options`` are the protocol's own settings. ``chat_template`` turns a
-    conversation into a prompt, for workers that accept only text: a tokenizer's folder, or a Jinja
-    template. ``max_response_size`` is the largest response of a worker that is not a stream; a
-    larger one is a worker error.
-    """
+    """Workers that speak one protocol."""
 
     implied_by: ClassVar[str | None] = "workers"
     former_files: ClassVar[frozenset[str]] = frozenset({"capabilities"})
     """Former keys that named a file; validation names their replacement."""
 
     protocol: NonEmptyStr
+    """The protocol that the workers speak."""
     workers: Annotated[tuple[WorkerSourceSettings, ...], Meta(min_length=1)]
+    """The workers, or sources of them."""
     profile: NonEmptyStr | None = None
+    """A release or flavour of the protocol; by default the protocol's first one."""
     options: Mapping[str, OptionValue] = {}
+    """The protocol's own settings."""
     fields: Mapping[str, NonEmptyStr] | None = None
     """Parameter names that the workers use, where no profile defines them."""
     unsupported_parameters: tuple[NonEmptyStr, ...] = ()
     """Parameters that the workers don't support, as `interlingua probe --write` prints them: they
     are not sent, and the gateway emulates what it can."""
     chat_template: TemplatePath | None = None
+    """Turns a conversation into a prompt, for workers that accept only text: a tokenizer's folder,
+    or a Jinja template."""
     policy: PolicyName = "least_load"
+    """How a worker is chosen: in turn (``round_robin``), the least loaded one (``least_load``), the
+    less loaded of two random ones (``two_choices``), or the same one for the same beginning of a
+    prompt (``prefix``) or the same user (``session``)."""
     max_concurrency: PositiveInt | None = None
+    """Limit of requests at a time of each worker that has none of its own; by default none."""
     total_concurrency: PositiveInt | None = None
+    """Limit of requests at a time of the whole pool; by default none."""
     queue: QueueSettings = QueueSettings()
+    """How many requests may wait for a worker, and for how long."""
     timeouts: Timeouts | None = None
+    """Time limits of requests; by default ``defaults.timeouts``."""
     retries: RetrySettings | None = None
+    """Retries at another worker; by default ``defaults.retries``."""
     health: HealthCheckSettings = HealthCheckSettings()
+    """Active health checks of the workers."""
     breaker: CircuitBreakerSettings = CircuitBreakerSettings()
+    """When failed requests take a worker out of rotation."""
     tls: ClientTlsSettings | None = None
+    """The CA certificates that verify workers with HTTPS; by default the system's."""
     max_response_size: Size = DEFAULT_MAX_RESPONSE_SIZE
+    """The largest response of a worker that is not a stream; a larger one is a worker error."""
 
     def make_workers(self, sources: Iterable[WorkerSourceSettings]) -> list[WorkerConfig]:
         """The workers that are given by their URL."""

@@ -32,24 +32,27 @@ class WatermarkSettings(ConfigSection, frozen=True, omit_defaults=True):
 
 
 class TorchSettings(BackendSettings, frozen=True, tag="torch"):
-    """A local model.
-
-    ``task`` overrides what the model's files say. ``matryoshka`` lists the dimensions to which
-    embeddings may be truncated; it defaults to those that the model's files name.
-    ``kv_cache_memory`` is the size of the KV cache, including the prefix cache; a context that does
-    not fit is served shorter, which the log says.
-    """
+    """A local model, run by the gateway's own engine."""
 
     path: WeightsPath
+    """The model: a folder, a file, a hub's name or ``package:NAME``."""
     task: Literal["generate", "embedding", "rerank"] | None = None
+    """What the model is used for; by default its files decide."""
     device: DeviceName = "auto"
+    """The device that runs the model; ``auto`` is the accelerator if there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    """``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs."""
+    """The number format of the weights; ``auto`` is float32 on a CPU, elsewhere that of the files.
+    ``int8`` is for text generation on a CPU: faster and smaller, with slightly other outputs."""
     max_concurrency: PositiveInt = 16
+    """How many sequences are computed at a time; further requests wait."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """CPU threads; by default at most one for each core that the process may use."""
     kv_cache_memory: Size = 1 << 30
+    """The size of the KV cache, including the prefix cache; a context that does not fit is served
+    shorter, which the log says."""
     context: TokenCount | None = None
-    """A context length below the model's own, in tokens of prompt and output."""
+    """A context length below the model's own, in tokens of prompt and output; by default the
+    model's own."""
     queue: PositiveInt = 256
     """Limit of waiting prompts; more are rejected as overload."""
     prefill_chunk: Annotated[int, Meta(ge=32, le=65536)] = 256
@@ -59,8 +62,11 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
     """Whether API keys share the prefix cache. This saves memory and time if all keys belong to one
     trusted group; otherwise a key can find out which prompts another has sent."""
     watermark: WatermarkSettings = WatermarkSettings()
+    """The watermark that a request may ask for."""
     chat_template: TemplatePath | None = None
     """A tokenizer's folder, or a chat template file, that replaces the model's own template."""
     trust_request_chat_template: bool = False
     """Whether a request may contain a chat template, which is a program of unbounded cost."""
     matryoshka: Annotated[tuple[TokenCount, ...], Meta(min_length=1)] | None = None
+    """The dimensions to which embeddings may be truncated; by default those that the model's files
+    name."""

@@ -8,8 +8,14 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec import inspect as types
 
-from docs.generate.markdown import HEADER, code, number, prose, table
-from gateway.config.schema import Config
+from docs.generate.configuration_examples import EXAMPLES
+from docs.generate.markdown import HEADER, code, number, table
+from gateway.config.descriptions import (
+    describe_fields,
+    describe_section,
+    list_inner_types,
+    list_sections,
+)
 from protocols.core.units import SCALAR_TYPES
 
 _INTRO = """# Configuration
@@ -24,62 +30,37 @@ anchors and notes.
 def configuration_page() -> str:
     """The page."""
     lines = [HEADER, "", _INTRO]
-    for kind in _structs(types.type_info(Config)):
-        lines.append(_struct(kind))
+    lines += map(_struct, list_sections())
     lines += ["## Units", "", table(("unit", "means"), _units())]
     return "\n".join(lines)
 
 
-def _structs(kind: Any) -> list[types.StructType]:
-    """Every Struct below a type, each once, those of a field behind the one that has it."""
-    found: dict[str, types.StructType] = {}
-    waiting = [kind]
-    while waiting:
-        one = waiting.pop(0)
-        if isinstance(one, types.StructType):
-            if one.cls.__name__ in found:
-                continue
-            found[one.cls.__name__] = one
-        waiting[:0] = _inner(one)
-    return list(found.values())
-
-
-def _inner(kind: Any) -> list[Any]:
-    match kind:
-        case types.StructType():
-            return [field.type for field in kind.fields]
-        case types.Metadata(type=inner):
-            return [inner]
-        case types.UnionType(types=inner):
-            return list(inner)
-        case types.DictType(value_type=inner) | types.VarTupleType(item_type=inner):
-            return [inner]
-        case _:
-            return []
-
-
 def _struct(kind: types.StructType) -> str:
     cls: Any = kind.cls
-    lines = [f"## {cls.__name__}", "", prose(cls), ""]
+    lines = [f"## {cls.__name__}", "", describe_section(cls), ""]
     if short := getattr(cls, "shorthand_field", None):
         lines += [f"A single value in place of the mapping sets `{short}`.", ""]
     rows = list(_rows(kind))
-    return "\n".join([*lines, table(("field", "type", "default"), rows)])
+    lines.append(table(("field", "type", "default", "meaning"), rows))
+    if example := EXAMPLES.get(cls):
+        lines += ["```yaml", example.rstrip(), "```", ""]
+    return "\n".join(lines)
 
 
-def _rows(kind: types.StructType) -> Iterator[tuple[str, str, str]]:
+def _rows(kind: types.StructType) -> Iterator[tuple[str, str, str, str]]:
     cls: Any = kind.cls
+    descriptions = describe_fields(cls)
     if kind.tag_field:
         implied = getattr(cls, "implied_by", None)
         default = f"implied by `{implied}`" if implied else "required"
-        yield code(kind.tag_field), code(kind.tag), default
+        yield code(kind.tag_field), code(kind.tag), default, descriptions[kind.tag_field]
     for field in kind.fields:
         name, inner = code(field.encode_name), field.type
         if field.name == getattr(cls, "extra_field", None):
             keys = getattr(cls, "extra_keys", None)
             name = "any other" if keys is None else ", ".join(map(code, sorted(keys)))
-            inner = _inner(inner)[0]
-        yield name, _type(inner), _default(field)
+            [inner] = list_inner_types(inner)
+        yield name, _type(inner), _default(field), descriptions[field.name]
 
 
 def _type(kind: Any) -> str:

@@ -53,7 +53,7 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
         if as_json:
             click.echo(msgspec.json.encode({"file": file, "issues": error.issues}))
         else:
-            click.echo(str(error), err=True)
+            _print_issues(error)
         sys.exit(1)
     if not as_json:
         click.echo(f"{file}: good: {_format_summary(config)}")
@@ -66,6 +66,13 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
             colour = False if os.environ.get("NO_COLOR") else None
             click.echo(_format_finding(result), color=colour)
     sys.exit(1 if any(result.state == "error" for result in results) else 0)
+
+
+def _print_issues(error: ConfigError) -> None:
+    for issue in error.issues:
+        click.echo(error.format_issue(issue), err=True)
+        if issue.hint:
+            click.echo(f"    {issue.hint}", err=True)
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":

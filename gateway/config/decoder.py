@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec.inspect as types
 import yaml
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from gateway.config import yaml_reader
 from gateway.config.errors import (
@@ -462,8 +462,11 @@ class ConfigDecoder:
                 )
                 self._scalars.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
-                self._add_issue(key_node, _describe_unknown_key(key, kind, alternatives), steps)
-                renamed_to.add(find_new_key(key, kind) or find_closest_name(key, list_keys(kind)))
+                intended = find_new_key(key, kind) or find_closest_name(key, list_keys(kind))
+                message = _describe_unknown_key(key, kind, alternatives)
+                hint = _describe_field(kind, intended)
+                self._issues.add(get_position(key_node.start_mark), message, steps, hint=hint)
+                renamed_to.add(intended)
         for name, field in fields.items():
             if field.required and name not in values:
                 values[name] = UNSET
@@ -489,6 +492,14 @@ def find_new_key(key: str, kind: types.StructType) -> str | None:
     """The new name of a renamed key; None if the section has no such key."""
     names = list_keys(kind)
     return next((name for name in RENAMED_KEYS.get(key, ()) if name in names), None)
+
+
+def _describe_field(kind: types.StructType, name: str | None) -> str | UnsetType:
+    """A field and its description, if it has one."""
+    from gateway.config.descriptions import describe_fields  # noqa: PLC0415 - reads the source
+
+    description = None if name is None else describe_fields(kind.cls).get(name)
+    return UNSET if description is None else f"{name}: {description}"
 
 
 def _get_scalar_type(kind: types.Metadata) -> Any:

@@ -33,7 +33,8 @@ DOCUMENT_START = SourcePosition(1, 1)
 class ConfigIssue(Struct, frozen=True):
     """One issue. ``path`` is as in ``backends.gpu.workers[1].url``, "" the root.
 
-    ``file`` is set for an issue of a file that the configuration names.
+    ``file`` is set for an issue of a file that the configuration names. ``hint`` is the description
+    of the key that was probably meant.
     """
 
     line: int
@@ -41,6 +42,7 @@ class ConfigIssue(Struct, frozen=True):
     message: str
     path: str = ""
     file: str | UnsetType = UNSET
+    hint: str | UnsetType = UNSET
 
 
 class ConfigError(Exception):
@@ -79,10 +81,11 @@ class IssueCollector:
         message: str,
         path: ConfigPath = (),
         file: str | UnsetType = UNSET,
+        hint: str | UnsetType = UNSET,
     ) -> None:
         """Add an issue, of ``file`` if it is set."""
         self.issues.append(
-            ConfigIssue(position.line, position.column, message, format_path(path), file)
+            ConfigIssue(position.line, position.column, message, format_path(path), file, hint)
         )
 
     def build_error(self, position: SourcePosition, message: str) -> ConfigError:

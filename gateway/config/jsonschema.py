@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
+from gateway.config.descriptions import describe_fields, describe_section, list_sections
 from gateway.config.schema import Config
 from protocols.core.units import SCALAR_TYPES, Secret
 
@@ -35,13 +36,15 @@ _ENVIRONMENT_REF = {"$ref": "#/$defs/Environment"}
 def build_schema() -> dict[str, Any]:
     """The schema of the whole file."""
     schema = msgspec.json.schema(Config, schema_hook=schema_hook)
-    structs = {kind.cls.__name__: kind for kind in _collect_structs(types.type_info(Config))}
+    sections = {kind.cls.__name__: kind for kind in list_sections()}
     schema["$defs"] = {
-        name: _describe_input_forms(definition, structs[name])
+        name: _describe_input_forms(definition, sections[name])
         for name, definition in schema["$defs"].items()
     }
     schema["$defs"]["Config"]["patternProperties"] = {"^x-": {}}
     schema = _expand_scalar_types(schema)
+    for name, section in sections.items():
+        _add_descriptions(schema["$defs"][name], section)
     schema["$defs"]["Environment"] = _ENVIRONMENT_SCHEMA
     return {"$schema": _DRAFT, "$id": _ID, "title": "Interlingua configuration", **schema}
 
@@ -51,26 +54,6 @@ def schema_hook(kind: type) -> dict[str, Any]:
     if kind is Secret:
         return dict(_SECRET_SCHEMA)
     raise NotImplementedError
-
-
-def _collect_structs(kind: Any) -> list[types.StructType]:
-    """Every Struct below a type."""
-    structs: list[types.StructType] = []
-    pending = [kind]
-    while pending:
-        match pending.pop():
-            case types.StructType() as struct:
-                structs.append(struct)
-                pending += [field.type for field in struct.fields]
-            case types.Metadata(type=inner):
-                pending.append(inner)
-            case types.UnionType(types=inner):
-                pending += inner
-            case types.DictType(value_type=inner) | types.VarTupleType(item_type=inner):
-                pending.append(inner)
-            case _:
-                pass
-    return structs
 
 
 def _describe_input_forms(definition: dict[str, Any], kind: types.StructType) -> dict[str, Any]:
@@ -89,6 +72,16 @@ def _describe_input_forms(definition: dict[str, Any], kind: types.StructType) ->
     if shorthand := getattr(kind.cls, "shorthand_field", None):
         return {"anyOf": [properties[shorthand], definition]}
     return definition
+
+
+def _add_descriptions(definition: dict[str, Any], kind: types.StructType) -> None:
+    """Set the descriptions of a Struct's schema, and of each of its properties."""
+    definition = definition if "properties" in definition else definition["anyOf"][-1]
+    definition["description"] = " ".join(describe_section(kind.cls).split())
+    descriptions = describe_fields(kind.cls)
+    for name, part in definition["properties"].items():
+        field = name if name in descriptions else kind.cls.extra_field  # type: ignore[attr-defined]
+        part["description"] = descriptions[field]
 
 
 def _expand_scalar_types(schema_part: Any) -> Any:
@@ -117,7 +110,5 @@ def _convert_entry(key: str, value: Any) -> Any:
     match key, value:
         case "propertyNames", {"x-unit": str(name)}:
             return SCALAR_TYPES[name].json_schema
-        case "description", str():
-            return " ".join(value.split())
         case _:
             return _expand_scalar_types(value)

@@ -54,65 +54,67 @@ from protocols.core.units import (
 
 
 class RateLimitConfig(ConfigSection, frozen=True):
-    """Rate limits; a limit that is left out does not apply.
-
-    ``tokens`` and ``budget`` count prompt and completion tokens; ``budget`` is per day, from
-    00:00 UTC. ``concurrent`` is the number of requests at a time; at a local model, of choices.
-    """
+    """Rate limits; a limit that is left out does not apply."""
 
     requests: Rate | None = None
+    """Requests per period."""
     tokens: Rate | None = None
+    """Prompt and completion tokens per period."""
     concurrent: PositiveInt | None = None
+    """The number of requests at a time; at a local model, of choices."""
     budget: Budget | None = None
+    """Prompt and completion tokens per day, from 00:00 UTC."""
 
 
 class KeyRateLimitConfig(RateLimitConfig, frozen=True):
-    """Rate limits of a key for all models together, and additional limits for single models."""
+    """Rate limits of a key for all models together, and of single models."""
 
     models: Annotated[Mapping[NonEmptyStr, RateLimitConfig], Meta(min_length=1)] | None = None
+    """Additional limits for single models, by the model's name."""
 
 
 # Server limits.
 
 
 class ServerLimitsConfig(ConfigSection, frozen=True):
-    """Limits of the server.
-
-    ``body`` and ``header`` are the largest sizes of a request's body and head. All bodies together
-    may take ``buffered_bodies`` of memory; beyond that, requests get status 503.
-
-    ``connections`` is capped at half of the process's limit of open files, since each connection
-    may need one to a worker. At the limit, a new connection closes the one that has been idle
-    longest, or else the one with the slowest body. One client address may have
-    ``connections_per_address``, by default half of ``connections``; loopback addresses are exempt
-    from the default, since local proxies connect from there.
-
-    ``tls_handshake_timeout`` is the time limit for a TLS handshake; ``header_timeout``, for the
-    head of a request; ``body_timeout``, for a pause in its body; ``body_total_timeout``, for the
-    whole body, which must also arrive at ``min_body_rate`` (bytes per second) after its first 20
-    seconds; ``idle_timeout``, for the wait for the next request on a connection.
+    """Limits of the server, so that no client can take all of its memory or connections.
 
     On SIGTERM the gateway reports that it is not ready, closes each connection after its response,
-    and keeps serving for ``shutdown_delay``, so that load balancers notice. Then it accepts no more
-    requests, and running ones have ``drain_timeout`` to finish.
-
-    ``warmup_timeout`` is how long a reload waits for a new backend: for a model to be loaded.
+    and keeps serving for ``shutdown_delay``. Then it accepts no more requests, and running ones
+    have ``drain_timeout`` to finish.
     """
 
     body: Size = 8 << 20
+    """The largest body of a request; a larger one gets status 413."""
     header: Size = 16 << 10
+    """The largest head of a request: its request line and headers."""
     buffered_bodies: Size = 512 << 20
+    """Memory for the bodies of all requests together; beyond that, requests get status 503."""
     connections: PositiveInt = 10_000
+    """Limit of client connections of each listener, at most half of the process's limit of open
+    files, since each may need one to a worker. At the limit, a new connection closes the one that
+    has been idle longest, or else the one with the slowest body."""
     connections_per_address: PositiveInt | None = None
+    """Limit of connections of one client address to a listener. By default it is half of
+    ``connections``, and loopback addresses are exempt, since local proxies connect from there."""
     tls_handshake_timeout: Timeout = 5.0
+    """The time limit for a TLS handshake."""
     header_timeout: Timeout = 10.0
+    """The time limit for the head of a request."""
     body_timeout: Timeout = 10.0
+    """The longest pause in the body of a request."""
     body_total_timeout: Timeout = 300.0
+    """The time limit for the whole body of a request."""
     min_body_rate: PositiveInt = 512
+    """The slowest rate of a body after its first 20 seconds, in bytes per second."""
     idle_timeout: Timeout = 75.0
+    """How long a connection may wait for its next request."""
     shutdown_delay: Duration = 5.0
+    """How long the gateway keeps serving after SIGTERM, so that load balancers notice."""
     drain_timeout: Duration = 60.0
+    """How long running requests may take to finish at shutdown, after ``shutdown_delay``."""
     warmup_timeout: Duration = 120.0
+    """How long a reload waits for a new backend, such as for a model to be loaded."""
 
 
 # JSON Web Tokens.
@@ -123,35 +125,38 @@ JwtAlgorithm = Literal[
 
 
 class JwtClaimsConfig(ConfigSection, frozen=True):
-    """Names of the claims to read. A dotted name refers to a nested claim.
-
-    ``name`` identifies the client; logs and usage show it as ``jwt:NAME``. ``models`` lists the
-    models that the client may use, as a list or a space-separated string (``*``: all models); if
-    this is set and the claim is missing, the client may use none. ``tags`` are for routes.
-    """
+    """Names of the claims to read. A dotted name refers to a nested claim."""
 
     name: NonEmptyStr = "sub"
+    """The claim that identifies the client; logs and usage show it as ``jwt:NAME``."""
     models: NonEmptyStr | None = None
+    """The claim with the models that the client may use, as a list or a space-separated string
+    (``*``: all models). If this is set and a token has no such claim, the client may use none; by
+    default it may use all."""
     tags: NonEmptyStr | None = None
+    """The claim with the client's tags, by which routes match groups of clients."""
 
 
 class JwtConfig(ConfigSection, frozen=True, kw_only=True):
-    """Authentication by JSON Web Tokens of one issuer, in addition to API keys.
-
-    ``audience`` lists the accepted audiences. ``jwks`` is the URL of the issuer's public keys; if
-    left out, ``issuer`` must be a URL, and ``/.well-known/openid-configuration`` there names them.
-    ``leeway`` is the tolerated clock difference. While the issuer is unreachable, the last keys
-    stay valid for ``jwks_max_stale``.
-    """
+    """Authentication by JSON Web Tokens of one issuer, in addition to API keys."""
 
     issuer: NonEmptyStr
+    """The issuer that tokens must name (``iss``); a URL, unless ``jwks`` is set."""
     audience: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)]
+    """The accepted audiences; a token must name one of them (``aud``)."""
     jwks: NonEmptyStr | None = None
+    """The URL of the issuer's public keys. By default, ``/.well-known/openid-configuration`` below
+    ``issuer`` names it."""
     algorithms: Annotated[tuple[JwtAlgorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
+    """The accepted signature algorithms."""
     leeway: Duration = 30.0
+    """The tolerated difference between the clocks of the gateway and the issuer."""
     jwks_max_stale: Timeout = 86400.0
+    """How long the last keys stay valid while the issuer is unreachable."""
     claims: JwtClaimsConfig = JwtClaimsConfig()
+    """The names of the claims to read."""
     tls: ClientTlsSettings | None = None
+    """The CA certificates that verify the issuer; by default the system's."""
 
 
 # State that several gateways share.
@@ -161,21 +166,20 @@ StoreFailurePolicy = Literal["local", "open", "closed"]
 
 
 class SharedStateConfig(ConfigSection, frozen=True):
-    """A Redis server that holds the rate limits of several gateways.
-
-    ``redis`` is its URL, which may contain a password and is never shown: redis://HOST:6379/0, with
-    TLS rediss://, for a local socket unix:///PATH. ``prefix`` starts the names of all Redis keys:
-    gateways with the same prefix share their limits.
-    """
+    """A Redis server that holds the rate limits of several gateways."""
 
     redis: Secret
+    """The server's URL, which may contain a password and is never shown: redis://HOST:6379/0, with
+    TLS rediss://, for a local socket unix:///PATH."""
     on_failure: StoreFailurePolicy = "local"
     """What happens while Redis is unreachable: each gateway applies its share of every limit
     (``local``), admits all requests (``open``), or rejects all that have a limit (``closed``)."""
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """The number of gateways, by which ``local`` divides the limits."""
     prefix: Name = "interlingua"
+    """Starts the names of all Redis keys: gateways with the same prefix share their limits."""
     tls: ClientTlsSettings | None = None
+    """The CA certificates that verify the server; by default the system's."""
 
 
 # Stored responses.
@@ -184,22 +188,29 @@ class SharedStateConfig(ConfigSection, frozen=True):
 class ResponseStoreConfig(ConfigSection, frozen=True):
     """Where responses are stored that later requests may refer to by id.
 
-    They are kept in the memory of each serving process, up to ``memory`` bytes in all; or in
-    ``sqlite``, a file that the processes of one machine share; or in ``redis``, whose URL may
-    contain a password and is never shown. ``prefix`` starts the names of all Redis keys. Each API
-    key sees its own responses only, of which the newest are kept: for ``retention``, and up to
-    ``responses_per_key`` and ``bytes_per_key``. With ``enabled: false`` nothing is stored.
+    Without ``sqlite`` and ``redis``, each serving process keeps them in its memory. Each API key
+    sees its own responses only, of which the newest are kept.
     """
 
     enabled: bool = True
+    """Whether responses are stored."""
     sqlite: OutputPath | None = None
+    """A SQLite file, which the processes of one machine share."""
     redis: Secret | None = None
+    """The URL of a Redis server, which several gateways may share. It may contain a password and is
+    never shown."""
     tls: ClientTlsSettings | None = None
+    """The CA certificates that verify the Redis server; by default the system's."""
     prefix: Name = "interlingua-responses"
+    """Starts the names of all Redis keys."""
     retention: Retention = 86400
+    """How long a response is kept."""
     responses_per_key: PositiveInt = 1000
+    """How many responses of an API key are kept."""
     bytes_per_key: Size = 64 << 20
+    """The size of the responses of an API key that are kept."""
     memory: Size = 256 << 20
+    """The size of all responses that a process keeps in its memory."""
 
 
 # Traces and metrics.
@@ -209,51 +220,51 @@ class CollectorAuthConfig(ConfigSection, frozen=True):
     """Credentials that are sent to a collector."""
 
     bearer: Secret
+    """A token that is sent in the header ``Authorization``."""
 
 
 class TracingConfig(ConfigSection, frozen=True):
-    """Spans of requests, exported by OTLP over HTTP; they never contain a prompt or a response.
-
-    ``otlp`` is the collector's base URL, without ``/v1/traces``. ``sample`` is the share of
-    requests that is traced. The trace context of a client is added as a link; with ``trust`` it
-    becomes the parent, and its sampling decision applies. At most ``buffer`` requests wait for the
-    export; further ones are dropped and counted.
-    """
+    """Spans of requests, exported by OTLP over HTTP; they never contain a prompt or a response."""
 
     shorthand_field: ClassVar[str] = "otlp"
 
     otlp: CollectorUrl
+    """The collector's base URL, without ``/v1/traces``."""
     sample: Share = 0.05
+    """The share of requests that is traced."""
     trust: bool = False
+    """Whether a client's trace context becomes the parent, and its sampling decision applies. By
+    default it is only added as a link."""
     auth: CollectorAuthConfig | None = None
+    """Credentials for the collector; by default none."""
     headers: Mapping[HeaderName, Secret] = {}
     """Headers of each request to the collector."""
     buffer: PositiveInt = 10_000
+    """How many requests may wait for the export; further ones are dropped and counted."""
 
 
 class OtlpMetricsConfig(ConfigSection, frozen=True):
-    """Metrics of OpenTelemetry's conventions for generative AI, exported by OTLP over HTTP.
-
-    ``otlp`` is the collector's base URL, without ``/v1/metrics``.
-    """
+    """Metrics of OpenTelemetry's conventions for generative AI, exported by OTLP over HTTP."""
 
     shorthand_field: ClassVar[str] = "otlp"
 
     otlp: CollectorUrl
+    """The collector's base URL, without ``/v1/metrics``."""
     interval: Timeout = 60.0
+    """The time between two exports."""
     auth: CollectorAuthConfig | None = None
+    """Credentials for the collector; by default none."""
     headers: Mapping[HeaderName, Secret] = {}
+    """Headers of each request to the collector."""
 
 
 class MetricsConfig(ConfigSection, frozen=True):
-    """Prometheus metrics, served by the admin listener under ``/metrics``.
-
-    ``vllm_compat`` adds vLLM's metric names, so that tools made for vLLM can read them. ``push``
-    exports some of the metrics to a collector.
-    """
+    """Prometheus metrics, served by the admin listener under ``/metrics``."""
 
     vllm_compat: bool = False
+    """Whether to add vLLM's metric names, so that tools made for vLLM can read them."""
     push: OtlpMetricsConfig | None = None
+    """A collector to which some of the metrics are exported; by default none."""
 
 
 OnLoss = Literal["report", "reject", "ignore"]
@@ -263,45 +274,48 @@ OnLoss = Literal["report", "reject", "ignore"]
 
 
 class TlsConfig(ConfigSection, frozen=True):
-    """A listener's certificate chain and private key, in PEM."""
+    """A listener's certificate and key."""
 
     cert: FilePath
+    """The certificate chain, in PEM."""
     key: FilePath
+    """The private key, in PEM and without a password."""
 
 
 class CorsConfig(ConfigSection, frozen=True):
-    """Pages of other origins that may use the listener in a browser (CORS).
-
-    ``origins`` are written as the browser sends them: https://app.example. One label of the host,
-    or the port, may be ``*``: https://*.example.org, http://localhost:*. The origin ``*`` is every
-    one. ``headers`` are request headers that pages may send beside those of the protocols' clients,
-    or ``*``. Browsers keep the permission for ``max_age``.
-    """
+    """Pages of other origins that may use the listener in a browser (CORS)."""
 
     origins: Annotated[tuple[CorsOrigin, ...], Meta(min_length=1)]
+    """The origins, as browsers send them: https://app.example. One label of the host, or the port,
+    may be ``*``: https://*.example.org, http://localhost:*. The origin ``*`` is every one."""
     headers: tuple[HeaderName, ...] = ()
+    """Request headers that pages may send beside those of the protocols' clients; ``*`` is every
+    one."""
     max_age: Duration = 600.0
+    """How long browsers keep the permission."""
 
 
 class ListenerProtocolConfig(ConfigSection, frozen=True):
-    """A protocol on a listener. The protocol's own options stand beside ``name``.
-
-    ``keep_alive`` keeps connections after a response also if the protocol's own server closes them,
-    as MindIE does after responses that are not streamed.
-    """
+    """A protocol on a listener. The protocol's own options stand beside ``name``."""
 
     shorthand_field: ClassVar[str] = "name"
     extra_field: ClassVar[str] = "options"
 
     name: NonEmptyStr
+    """The protocol's name, such as ``openai`` or ``triton``."""
     profile: NonEmptyStr | None = None
+    """A release or flavour of the protocol; by default the protocol's first one."""
     prefix: PathPrefix = ""
+    """A path before the protocol's own paths, such as ``/mindie``; by default none."""
     keep_alive: bool = False
+    """Whether to keep connections after a response also if the protocol's own server closes them,
+    as MindIE does after responses that are not streamed."""
     options: Mapping[str, OptionValue] = {}
+    """Options of the protocol."""
 
 
 class ListenerConfig(ConfigSection, frozen=True):
-    """An address and the protocols served there; port 0 chooses a free port.
+    """An address and the protocols served there.
 
     Where several protocols have the same path, a request gets the one that its header
     ``x-interlingua-protocol`` names (if ``protocol_header`` is set), that of its API key, that of
@@ -309,36 +323,45 @@ class ListenerConfig(ConfigSection, frozen=True):
     """
 
     address: ListenAddress
+    """The address to listen on; port 0 chooses a free port."""
     protocols: Annotated[tuple[ListenerProtocolConfig, ...], Meta(min_length=1)]
+    """The protocols that are served."""
     protocol_header: bool = False
+    """Whether the header ``x-interlingua-protocol`` of a request may choose the protocol."""
     tls: TlsConfig | None = None
+    """The certificate and key for HTTPS; without them the listener speaks plain HTTP."""
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
     default_model: NonEmptyStr | None = None
     """The model whose workers get images, audio and moderations that name no model."""
     cors: CorsConfig | None = None
-    """Without it, browsers let no page of another origin use the listener."""
+    """Which pages of other origins may use the listener; by default browsers let none."""
 
 
 class AdminConfig(ConfigSection, frozen=True):
-    """The admin listener. ``sha256`` is the digest of its key, required beyond loopback.
+    """The admin listener: metrics, health, status and control of the gateway.
 
     It has limits of its own: 64 connections, and requests of at most 64 KiB.
     """
 
     address: ListenAddress
+    """The address to listen on; port 0 chooses a free port."""
     sha256: Sha256Digest | None = None
+    """The SHA-256 digest of the admin key, required beyond loopback addresses."""
     key_for: Literal["all", "changes"] = "all"
     """What needs the key: all requests except health checks, or only those that change something
     (workers, reload, drain, cancel), which is possible on loopback addresses."""
 
 
 class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
-    """An API key, stored as its SHA-256. ``models`` are those that it may use; None means all."""
+    """An API key, stored as its digest."""
 
     name: Name
+    """The name that logs, usage and routes have for the key."""
     sha256: Sha256Digest
+    """The SHA-256 digest of the key, as ``interlingua keys new`` prints it."""
     models: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
+    """The models that the key may use; by default all."""
     protocol: NonEmptyStr | None = None
     """The protocol of its requests where several protocols have the same path."""
     tags: tuple[Name, ...] = ()
@@ -346,33 +369,41 @@ class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     explain: bool = False
     """Whether ``x-interlingua-explain: 1`` is allowed, which explains how a request is routed."""
     limits: KeyRateLimitConfig | None = None
-    """Replaces ``defaults.limits`` entirely."""
+    """Rate limits of the key; they replace ``defaults.limits`` entirely."""
 
 
 # --- backends ------------------------------------------------------------------------------------
 
 
 class DefaultsConfig(ConfigSection, frozen=True):
-    """Defaults of pools, models and keys.
-
-    ``limits`` apply to each key that has none of its own and to each token's client; without keys
-    and tokens they apply to all clients together.
-    """
+    """Defaults of pools, models and keys."""
 
     timeouts: Timeouts = Timeouts()
+    """Time limits of pools that have none of their own."""
     retries: RetrySettings = RetrySettings()
+    """Retries of pools that have none of their own."""
     on_loss: OnLoss = "report"
+    """What happens to a request with a parameter that its target does not support: it is served and
+    the parameter reported in the header ``x-interlingua-loss`` (``report``), it gets status 400
+    (``reject``), or it is served without a report (``ignore``)."""
     limits: KeyRateLimitConfig | None = None
+    """Rate limits of each key that has none of its own, and of each token's client. Without keys
+    and tokens they apply to all clients together."""
 
 
 class EchoConfig(BackendSettings, frozen=True, tag="echo"):
-    """Responds without a model: with the chunks of ``script``, or with the prompt itself."""
+    """Responds without a model, for tests and trials."""
 
     script: tuple[str, ...] = ()
+    """The chunks of each response, one token each; without them, the response is the prompt."""
     delay: Duration = 0.0
+    """The pause before each chunk."""
     context: TokenCount | None = None
+    """Limit of a prompt's words, which count as its tokens; by default none."""
     fail: ScriptedFailure | None = None
+    """A simulated failure of each request; by default none."""
     turn: ScriptedTurn = DEFAULT_TURN
+    """What each response holds beside its text."""
 
 
 BackendConfig = EchoConfig | TorchSettings | PoolSettings
@@ -382,88 +413,108 @@ BackendConfig = EchoConfig | TorchSettings | PoolSettings
 
 
 class TargetConfig(ConfigSection, frozen=True):
-    """A backend, and that backend's name for the model (None: the public one)."""
+    """The target of a version."""
 
     backend: NonEmptyStr
+    """The backend's name."""
     model: NonEmptyStr | None = None
+    """The backend's name for the model; by default the public name."""
 
 
 class TrafficSplitConfig(ConfigSection, frozen=True, kw_only=True):
-    """How the traffic is split between versions.
-
-    The first of ``sticky`` that a request has assigns it to a version, always the same one; a
-    request without any is assigned at random. Splits with the same ``name`` (by default the
-    model's) assign the same users to the same versions, in every gateway.
-    """
+    """How the traffic is split between versions."""
 
     name: Name | None = None
+    """Splits with the same name, by default the model's, assign the same users to the same
+    versions, in every gateway."""
     weights: Annotated[Mapping[Name, Weight], Meta(min_length=1)]
+    """Each version's weight, as whole numbers or percentages."""
     sticky: Annotated[tuple[StickySource, ...], Meta(min_length=1)] | None = None
+    """Sources of the user's identity. The first one that a request has assigns it to a version,
+    always the same one; a request without any, as by default, is assigned at random."""
 
 
 class ShadowConfig(ConfigSection, frozen=True, kw_only=True):
-    """Shadow traffic: a share of a model's requests is mirrored, and the responses are discarded.
-
-    ``to`` is a version of the model, or another model. At most ``max_concurrency`` copies run at a
-    time, and further ones are dropped. ``timeout`` limits the whole response to a copy.
-    """
+    """Shadow traffic: a share of a model's requests is mirrored; the responses are discarded."""
 
     to: NonEmptyStr
+    """A version of the model, or another model."""
     share: Share
+    """The share of the requests that is mirrored."""
     max_concurrency: PositiveInt = 4
+    """How many copies run at a time; further ones are dropped."""
     timeout: Duration = 60.0
+    """The time limit for the whole response to a copy."""
 
 
 class ModelLimitsConfig(ConfigSection, frozen=True):
-    """In tokens: ``context`` limits prompt and response together, ``max_tokens`` the response."""
+    """Limits of a model's requests, in tokens. Without them only the backend's own limits apply."""
 
     context: TokenCount | None = None
+    """Limit of prompt and response together."""
     max_tokens: TokenCount | None = None
+    """Limit of the response."""
 
 
 class ModelDefaultsConfig(ConfigSection, frozen=True):
     """Defaults of parameters that a request does not set. A protocol's own defaults come first."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    """The sampling temperature; 0 is greedy decoding."""
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Samples from the most likely tokens with this probability in total."""
     top_k: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """Samples from this number of the most likely tokens."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Excludes tokens below this share of the most likely token's probability."""
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    """Divides the scores of tokens that occurred before; 1 is no penalty."""
     max_tokens: TokenCount | None = None
+    """Limit of the response, in tokens."""
 
 
 class ModelConfig(ConfigSection, frozen=True):
     """A public model: one target, or named versions and how the traffic is split between them.
 
-    Without a split, the highest numbered version gets all the traffic; clients can still name the
-    others. Options of a single protocol stand under that protocol's name.
-
     A model whose name ends with ``*``, such as ``openai/*``, serves every name with this beginning
-    that no other model has; the longest beginning counts. In ``model``, ``*`` is the rest of the
-    requested name. The model ``*`` serves all names, which its workers get as they are.
+    that no other model has; the longest beginning counts. The model ``*`` serves all names, which
+    its workers get as they are.
     """
 
     extra_field: ClassVar[str] = "options"
     extra_keys: ClassVar[frozenset[str]] = frozenset(PROTOCOLS)
 
     aliases: tuple[ModelAlias, ...] = ()
+    """Other names of the model."""
     backend: NonEmptyStr | None = None
+    """The backend of a model with one target; a model has this or ``versions``."""
     model: NonEmptyStr | None = None
+    """The backend's name for the model; by default the public name. In a model whose name ends with
+    ``*``, ``*`` is the rest of the requested name."""
     versions: Annotated[Mapping[Name, TargetConfig], Meta(min_length=1)] | None = None
+    """The target of each version, by the version's name."""
     split: TrafficSplitConfig | None = None
+    """How the traffic is split between versions. By default the highest numbered one gets all of
+    it; clients can still name the others."""
     task: ModelTask = "chat"
+    """What the model does; ``chat`` models serve text completions, too."""
     limits: ModelLimitsConfig = ModelLimitsConfig()
+    """Limits of the model's requests, in tokens."""
     defaults: ModelDefaultsConfig = ModelDefaultsConfig()
+    """Defaults of parameters that a request does not set."""
     on_loss: OnLoss | None = None
+    """What happens to a request with an unsupported parameter; by default ``defaults.on_loss``."""
     protocol: NonEmptyStr | None = None
-    """The protocol of its requests where several protocols have the same path."""
+    """The protocol of the model's requests where several protocols have the same path."""
     fallback: Annotated[tuple[NonEmptyStr, ...], Meta(min_length=1)] | None = None
     """Fallbacks if the target fails: versions of this model or other models, in this order. A
     request that pins a version has no fallback."""
     fallback_requires_access: bool = False
     """Whether to skip fallback models that the request's API key or token may not use."""
     shadow: ShadowConfig | None = None
+    """Shadow traffic to another version or model; by default none."""
     options: Mapping[str, Mapping[str, OptionValue]] = {}
+    """Options of the model in this protocol."""
 
     def resolve_targets(self) -> Mapping[str, TargetConfig]:
         """The target of each version, by the version's name; a single target is version 1."""
@@ -503,27 +554,32 @@ def is_numeric_version(version: str) -> bool:
 
 
 class RouteMatchConfig(ConfigSection, frozen=True):
-    """The conditions of a route; all of them must match. A condition that is left out matches.
-
-    ``header`` and ``body`` list headers and top-level fields of the body with the values that they
-    must have. ``tag`` is one of the key's tags. ``share`` selects a share of the matching requests;
-    if the model's split is sticky, the same users each time.
-    """
+    """The conditions of a route; all of them must match. A condition that is left out matches."""
 
     model: NonEmptyStr | None = None
+    """The model that the request names."""
     protocol: NonEmptyStr | None = None
+    """The protocol of the request."""
     header: Mapping[HeaderName, NonEmptyStr] = {}
+    """Headers with the values that they must have."""
     body: Mapping[NonEmptyStr, OptionValue] = {}
+    """Top-level fields of the body with the values that they must have."""
     key: NonEmptyStr | None = None
+    """The name of the request's API key."""
     tag: NonEmptyStr | None = None
+    """One of the tags of the request's API key or token."""
     share: Share | None = None
+    """Selects this share of the matching requests; if the model's split is sticky, the same users
+    each time."""
 
 
 class RouteTargetConfig(ConfigSection, frozen=True):
     """The target of a route: another model, a version, or a version of another model."""
 
     model: NonEmptyStr | None = None
+    """The other model; by default the requested one."""
     version: NonEmptyStr | None = None
+    """The version; by default the model's split decides."""
 
 
 class RouteConfig(ConfigSection, frozen=True, kw_only=True):
@@ -533,65 +589,85 @@ class RouteConfig(ConfigSection, frozen=True, kw_only=True):
     """
 
     name: Name
+    """The route's name in logs and explanations."""
     when: RouteMatchConfig = RouteMatchConfig()
+    """The conditions; without any, the route matches all requests."""
     to: RouteTargetConfig
+    """Where the matching requests go."""
 
 
 # --- observability -------------------------------------------------------------------------------
 
 
 class AccessLogConfig(ConfigSection, frozen=True):
-    """The access log: a line on standard error at the end of each request.
-
-    ``buffer`` is how many lines may wait to be written; further ones are dropped and counted.
-    """
+    """The access log: a line on standard error at the end of each request."""
 
     format: Literal["json", "off"] = "json"
+    """The format of a line; ``off`` writes none."""
     buffer: PositiveInt = 10_000
+    """How many lines may wait to be written; further ones are dropped and counted."""
 
 
 class UsageConfig(ConfigSection, frozen=True):
     """Usage accounting: a row for each request that reached a model, in SQLite or PostgreSQL.
 
-    The file, or the table ``interlingua_usage``, is created if it does not exist;
-    ``interlingua usage`` summarizes it. ``postgres`` is a URL, which may contain a password and is
-    never shown: postgresql://USER@HOST/DATABASE. Rows older than ``retention`` are removed.
+    ``interlingua usage`` summarizes it.
     """
 
     shorthand_field: ClassVar[str] = "sqlite"
 
     sqlite: OutputPath | None = None
+    """The SQLite file, which is created if it does not exist."""
     postgres: Secret | None = None
+    """The URL of a PostgreSQL database, which may contain a password and is never shown:
+    postgresql://USER@HOST/DATABASE. The table ``interlingua_usage`` is created there."""
     retention: Retention = 90 * 86400
+    """The age at which rows are removed."""
 
 
 class ObservabilityConfig(ConfigSection, frozen=True):
     """What is recorded of requests: never a prompt, a response or a key."""
 
     access_log: AccessLogConfig = AccessLogConfig()
+    """The access log."""
     usage: UsageConfig | None = None
+    """Usage accounting; by default none."""
     traces: TracingConfig | None = None
+    """The export of spans; by default none."""
     metrics: MetricsConfig = MetricsConfig()
+    """Prometheus metrics, and their export."""
 
 
 class Config(ConfigSection, frozen=True, kw_only=True):
-    """The whole file.
-
-    ``keys_file`` names a file of further keys, for many of them: one JSON object a line, with the
-    fields of ``keys``. It is reloaded when it changes.
-    """
+    """The whole file."""
 
     version: Literal[1] = 1
+    """The version of the configuration's format."""
     listeners: Annotated[tuple[ListenerConfig, ...], Meta(min_length=1)] = ()
+    """The addresses for clients, and the protocols served there."""
     admin: AdminConfig | None = None
+    """The admin listener; by default none."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
+    """Limits of the server."""
     defaults: DefaultsConfig = DefaultsConfig()
+    """Defaults of pools, models and keys."""
     backends: Annotated[Mapping[Name, BackendConfig], Meta(min_length=1)]
+    """Pools of workers and local models, by name."""
     models: Annotated[Mapping[ModelName, ModelConfig], Meta(min_length=1)]
+    """The public models, by name."""
     routes: tuple[RouteConfig, ...] = ()
+    """Routes to other models or versions; the first one that matches decides."""
     keys: tuple[ApiKeyConfig, ...] = ()
+    """The API keys. Without ``keys``, ``keys_file`` and ``identity``, clients need none."""
     keys_file: FilePath | None = None
+    """A file of further keys, for many of them: one JSON object a line, with the fields of
+    ``keys``. It is reloaded when it changes."""
     identity: JwtConfig | None = None
+    """Authentication by JSON Web Tokens; by default none."""
     state: SharedStateConfig | None = None
+    """A Redis server that holds the rate limits of several gateways; by default each gateway has
+    its own."""
     stored_responses: ResponseStoreConfig = ResponseStoreConfig()
+    """Where responses are stored that later requests may refer to by id."""
     observe: ObservabilityConfig = ObservabilityConfig()
+    """What is recorded of requests: access log, usage, traces and metrics."""

@@ -1,24 +1,37 @@
 """The reference pages: they stand as the code has them, and say what the rows say."""
 
+import json
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from docs.generate.__main__ import generate_pages, main
 from docs.generate.configuration import configuration_page
+from docs.generate.configuration_examples import EXAMPLES
 from docs.generate.markdown import number
 from docs.generate.protocols import ProtocolProfiles, errors_page, parameter_row, worker_tables
+from gateway.config.loader import load_text
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
 from protocols.core.loss import ParameterSupport, UnsupportedParameter, find_unsupported_parameters
 from protocols.core.request import GenerationRequest, Request
+from protocols.core.units import ConfigSection
 from protocols.params import Param, ParamTableProvider
 
 SPOKEN = list(filter(ProtocolRegistry(PROTOCOLS).serves_clients, PROTOCOLS))
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
+CONFIGURATIONS = Path(__file__).parents[1] / "golden" / "config" / "good"
+SMALLEST = """
+backends: {gpu: {protocol: openai, workers: ["http://127.0.0.1:8001"]}}
+models: {chat: {backend: gpu}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +203,49 @@ def test_text_with_backticks_stays_one_code_span() -> None:
 def test_configuration_page_shows_type_and_default_of_each_field() -> None:
     page = configuration_page()
 
-    assert "| `drain_timeout` | [duration](#units) | `1m` |" in page
-    assert "| `kind` | `pool` | implied by `workers` |" in page
-    assert "| `top_p` | a number above 0 to 1 |  |" in page
+    assert "| `drain_timeout` | [duration](#units) | `1m` | How long running requests may" in page
+    assert "| `kind` | `pool` | implied by `workers` | The kind of backend" in page
+    assert "| `top_p` | a number above 0 to 1 |  | Samples from the most likely tokens" in page
     assert "A single value in place of the mapping sets `url`." in page
+
+
+def test_configuration_page_shows_the_example_of_each_section() -> None:
+    _, *sections = configuration_page().split("\n## ")
+
+    shown = {text.partition("\n")[0]: text for text in sections}
+    assert len(EXAMPLES) > 20
+    for section, example in EXAMPLES.items():
+        assert f"```yaml\n{example}```" in shown[section.__name__]
+
+
+@pytest.mark.parametrize("section", EXAMPLES, ids=lambda section: section.__name__)
+def test_example_of_a_section_is_valid(section: type[ConfigSection], tmp_path: Path) -> None:
+    for name in ("ca.pem", "cert.pem", "key.pem", "workers.txt"):
+        shutil.copy(CONFIGURATIONS / name, tmp_path)
+    document = yaml.safe_load(EXAMPLES[section])
+    for key, entries in yaml.safe_load(SMALLEST).items():
+        document[key] = entries | document.get(key, {})
+    env = dict.fromkeys(re.findall(r"\w+_(?:PASSWORD|KEY|TOKEN)", EXAMPLES[section]), "0" * 64)
+
+    config = load_text(json.dumps(document), str(tmp_path / "gateway.yaml"), env=env)
+
+    assert find_sections(config, section)
+
+
+def find_sections(value: Any, section: type[ConfigSection]) -> list[ConfigSection]:
+    """The Structs of a type that a configuration sets to other values than the defaults."""
+    if isinstance(value, Mapping):
+        return [one for inner in value.values() for one in find_sections(inner, section)]
+    if isinstance(value, tuple):
+        return [one for inner in value for one in find_sections(inner, section)]
+    if not isinstance(value, ConfigSection):
+        return []
+    if type(value) is section:
+        return [value]
+    fields = {one.name: one for one in msgspec.structs.fields(value)}
+    return [
+        one
+        for name, field in fields.items()
+        if (inner := getattr(value, name)) != field.default
+        for one in find_sections(inner, section)
+    ]

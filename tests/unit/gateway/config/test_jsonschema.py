@@ -110,7 +110,7 @@ def test_every_struct_field_is_a_json_schema_property() -> None:
         extra: frozenset[str] = getattr(struct, "extra_keys", frozenset())
         tag = {struct.__struct_config__.tag_field} - {None}
         assert part["properties"].keys() == fields | extra | tag
-        assert part["description"] == " ".join((struct.__doc__ or "").split())
+        assert part["description"] == " ".join((struct.__doc__ or "").replace("``", "`").split())
 
 
 def test_json_schema_has_no_internal_keys() -> None:

@@ -1,15 +1,13 @@
 """Keys of earlier versions are named with what they are called now."""
 
 import pytest
-from msgspec import inspect
 
 from gateway.config.decoder import RENAMED_KEYS, find_new_key, list_keys
+from gateway.config.descriptions import list_sections
 from gateway.config.errors import ConfigError, ConfigIssue
-from gateway.config.jsonschema import _collect_structs
 from gateway.config.loader import load_text
-from gateway.config.schema import Config
 
-SECTIONS = _collect_structs(inspect.type_info(Config))
+SECTIONS = list_sections()
 
 
 @pytest.mark.parametrize(("old", "names"), RENAMED_KEYS.items())
@@ -27,7 +25,8 @@ def test_renamed_key_is_reported_once_with_position_and_new_name() -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(text, "g.yaml", env={})
     message = "'dialect' is now 'protocol'; rename it"
-    assert caught.value.issues == [ConfigIssue(2, 32, message, "backends.a.dialect")]
+    hint = "protocol: The protocol that the workers speak."
+    assert caught.value.issues == [ConfigIssue(2, 32, message, "backends.a.dialect", hint=hint)]
 
 
 def test_rename_hint_appears_only_if_the_section_has_the_new_key() -> None:
