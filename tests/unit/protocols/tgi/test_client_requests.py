@@ -151,7 +151,7 @@ GRAMMARS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("grammar", "output"), GRAMMARS, ids=str)
+@pytest.mark.parametrize(("grammar", "output"), GRAMMARS)
 def test_grammar_is_an_output_format(read: Any, grammar: Any, output: Any) -> None:
     assert read(grammar=grammar).output == output
 
