@@ -789,6 +789,12 @@ def test_another_model_name_is_replaced_if_the_first_is_the_public_name(*, at_on
     assert join_output(out).count(b'"model":"llama"') == 5
 
 
+def test_encoded_chunks_keep_the_time_of_the_worker() -> None:
+    timed = [one.replace(b'"id":"c",', b'"id":"c","created":5,') for one in STREAM]
+    chunks = pass_through(*timed).split(b"\n\n")[:-2]
+    assert [b'"created":5' in chunk for chunk in chunks] == [True] * 4
+
+
 def test_id_in_a_nested_object_is_not_the_chunk_id() -> None:
     inner = [one.replace(b'"delta":{', b'"delta":{"id":"x",') for one in STREAM]
     outer = [one.replace(b'{"id":"c",', b"{").replace(b"]}\n", b'],"id":"c"}\n') for one in inner]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
@@ -205,6 +206,14 @@ def test_chat_template_of_the_client_needs_the_powers_of_the_worker() -> None:
     assert encode(OpenAI("vllm", powers=True), CHAT)[1]["chat_template"] == "t"
     assert [one.path for one in VLLM.unsupported_parameters(CHAT, {})] == ["templating.template"]
     assert OpenAI("vllm", powers=True).unsupported_parameters(CHAT, {}) == ()
+
+
+def test_unknown_fields_reach_the_worker_unless_they_control_it() -> None:
+    extra = {"odd": Raw(b"1"), "kv_transfer_params": Raw(b"{}")}
+    request = TokenizeRequest(model="w", prompt="hi", extra=extra)
+    body = encode(VLLM, request)[1]
+    assert body["odd"] == 1
+    assert "kv_transfer_params" not in body
 
 
 def test_text_is_tokenized_by_sglang_and_llamacpp() -> None:
