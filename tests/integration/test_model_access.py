@@ -38,7 +38,9 @@ ADAPTERS = {
     for name in REGISTRY.names
     if REGISTRY.serves_clients(name)
 }
-PER_REQUEST_HEADERS = {"x-request-id", "date", "req-id", "requestuuid", "starttime", "connection"}
+PER_REQUEST_HEADERS = {
+    "x-request-id", "request-id", "date", "req-id", "requestuuid", "starttime", "connection"
+}  # fmt: skip
 UNKNOWN_NAMES = {
     "hidden": "absent",
     "concealed": "not-there",
@@ -91,7 +93,8 @@ async def send(
                 for name, value in response.getheaders()
                 if name.lower() not in PER_REQUEST_HEADERS
             ]
-            return response.status, kept, response.read()
+            request_id = response.getheader("request-id", "")  # which the body repeats
+            return response.status, kept, response.read().replace(request_id.encode(), b"")
         finally:
             connection.close()
 

@@ -121,6 +121,7 @@ WORKERS: Final[Mapping[str, Worker]] = {
         options={"worker_api": "both"},
         keeps=WAYS,
         desk=OpenAIResponses("vllm"),
+        names_stop=True,
     ),
     "triton-vllm": Worker(
         dialect="triton",
