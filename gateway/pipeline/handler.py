@@ -73,7 +73,8 @@ _TIMEOUT_HEADER = "x-interlingua-timeout"
 """The request header with the client's timeout, in seconds."""
 _LARGE_BODY = 256 << 10
 """A body of so many bytes takes milliseconds to translate, so a thread does it."""
-_PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
+_BODILESS_METHODS: Final = frozenset({"GET", "HEAD"})
+"""The methods of requests whose body is not read."""
 _LONG_LIST: Final = 100
 """Models from which on building their list would delay other requests."""
 _CACHED_LISTS: Final = 32
@@ -227,7 +228,7 @@ class RequestHandler:
         request = ActiveRequest(http, writer, record)
         self.running_count += 1
         try:
-            if http.path in self._static_pages and http.method in _PAGE_METHODS:
+            if http.path in self._static_pages and http.method in _BODILESS_METHODS:
                 send_reply(writer, self._static_pages[http.path](), record)
             else:
                 await self._process_request(request)
@@ -270,7 +271,9 @@ class RequestHandler:
             recorder: ExplainRecorder = NULL_RECORDER
             if EXPLAIN_HEADER in headers and headers[EXPLAIN_HEADER] == "1":
                 recorder = self._start_explanation(request, principal)
-            has_body = match.endpoint.method != "GET" and match.endpoint.task != "proxy"
+            has_body = match.endpoint.method not in _BODILESS_METHODS and (
+                match.endpoint.task != "proxy"
+            )
             body = await http.body(self._settings.max_body_size) if has_body else b""
             if has_body and "content-encoding" in headers:
                 body = await self._decompress_body(http, body)

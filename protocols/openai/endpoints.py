@@ -521,22 +521,24 @@ class OpenAI:
             """
         )
         models = build_response(types["ModelList"])
+        offered = {endpoint.operation for endpoint in self.endpoints}
+        operations = {
+            **openapi.build_operations(self._request_rules, failures, error),
+            **responses_openapi.build_operations(
+                failures,
+                allows_unknown_fields=self._request_rules.unknown_fields != "reject",
+            ),
+            **openapi.build_rerank_operations(self._request_rules, failures),
+            "models": build_operation("List the models.", models, failures),
+            "model": build_operation(
+                "Describe one model.", build_response(ref("ModelCard")), failures
+            ),
+        }
         return OpenApiFragment(
-            {
-                **openapi.build_operations(self._request_rules, failures, error),
-                **responses_openapi.build_operations(
-                    failures,
-                    allows_unknown_fields=self._request_rules.unknown_fields != "reject",
-                ),
-                **openapi.build_rerank_operations(self._request_rules, failures),
-                "models": build_operation("List the models.", models, failures),
-                "model": build_operation(
-                    "Describe one model.", build_response(ref("ModelCard")), failures
-                ),
-            },
+            {name: operation for name, operation in operations.items() if name in offered},
             {
                 **openapi.build_response_schemas(self._response_style),
-                **responses_openapi.build_schemas(),
+                **(responses_openapi.build_schemas() if "response" in offered else {}),
                 **build_struct_schemas(ModelCard, errors.ErrorBody, *openapi.RERANK_RESPONSE_TYPES),
                 "ErrorAnswer": types["ErrorAnswer"],
             },

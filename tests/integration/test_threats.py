@@ -64,7 +64,7 @@ BODY = b'{"model": "mock", "messages": [{"role": "user", "content": "hi"}]}'
 def list_endpoints() -> Iterator[tuple[str, Endpoint]]:
     """Every endpoint of every dialect, and the prefix under which it is."""
     for name in filter(REGISTERED.serves_clients, REGISTERED.names):
-        prefix = "/mindie" if name == "mindie" else ""
+        prefix = f"/{name}" if name in ("mindie", "tgi") else ""
         for endpoint in REGISTERED.load_adapter_class(name)(None).endpoints:
             yield prefix, endpoint
 
@@ -92,7 +92,7 @@ async def test_every_non_public_endpoint_requires_a_key(serve: Serve) -> None:
             await get_status(running, endpoint.method, path, **headers)
             refused = running.records[-1].error == "Unauthorized"
             assert refused != endpoint.public, f"{endpoint.method} {path}"
-        assert endpoint.method == "GET" or not endpoint.public, path
+        assert endpoint.method in ("GET", "HEAD") or not endpoint.public, path
 
 
 class PathParameters(dict[str, str]):

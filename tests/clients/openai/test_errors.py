@@ -76,7 +76,7 @@ ROWS: dict[str, tuple[Ask, type[openai.APIStatusError], int, str | None, str | N
         "model",
     ),
     "no such path": (
-        lambda client: client.files.list(),
+        lambda client: client.fine_tuning.jobs.list(),
         openai.NotFoundError,
         404,
         "unknown_url",
