@@ -35,7 +35,8 @@ class PipedGateway:
             stdout=subprocess.DEVNULL,
             stderr=self.writes,
         )
-        self.url, self.admin = re.findall(r"http://\S+", os.read(self.reads, 1 << 16).decode())
+        first_line = os.read(self.reads, 1 << 16).decode().partition("\n")[0]
+        self.url, self.admin = re.findall(r"http://\S+", first_line)
 
     def let_go(self) -> None:
         """Only the gateway has the pipe's other end from now on."""

@@ -112,7 +112,8 @@ async def test_config_endpoint_masks_secrets_and_reports_file_changes(
     assert told.json()["file"] == file
     config = told.json()["config"]
     [worker] = config["backends"]["pool"]["workers"]
-    assert worker["auth"] == {"bearer": "***"}
+    auth = {"bearer": "***", "header": None, "query": None, "basic": None}
+    assert worker["auth"] == auth
     assert config["keys"][0]["sha256"] == "***"
     assert config["admin"]["sha256"] is None
     assert config["backends"]["fast"]["script"] == ["a", "b"]

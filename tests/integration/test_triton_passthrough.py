@@ -44,7 +44,7 @@ async def test_unary_passthrough_changes_only_the_model_name(serve: Serve) -> No
     assert answer.status_code == 200
     assert answer.content == ANSWER.replace(b"llama", b"chat")
     assert get_post_bodies(worker) == [ODD]
-    assert worker.requests[-1].path == "/v2/models/llama/versions/2/generate"
+    assert "/v2/models/llama/versions/2/generate" in [one.path for one in worker.requests]
     record = front.records[0]
     assert record.usage is not None
     assert (record.usage.prompt_tokens, record.usage.completion_tokens) == (3, 1)

@@ -1,6 +1,7 @@
 """Every endpoint that generates text, with its parameters and a request body."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final, Literal
@@ -67,6 +68,11 @@ EQUIVALENT_ENDPOINTS: Final = frozenset(
      "mindie root"}
 )  # fmt: skip
 """Endpoints with the same parameters and code as another; only the response framing differs."""
+NOT_GENERATING: Final = re.compile(r"embed|rank|score|tokenize")
+"""Endpoints that generate no text."""
+APART: Final = frozenset({"anthropic", "ollama", "tgi"})
+"""Protocols whose fields become the same internal request in another way; their own tests hold
+that (tests/unit/protocols). So do those of the Responses API."""
 
 
 class EndpointCase(Struct, frozen=True):
@@ -112,7 +118,9 @@ def list_endpoint_cases() -> Iterator[EndpointCase]:
         for profile in family.profiles:
             adapter = family(profile, **options)
             for key, rows in getattr(adapter, "param_tables", {}).items():
-                if "embedding" in key or (name, key, rows) in known:
+                if name in APART or f"{name} {key}" == "openai response":
+                    continue
+                if NOT_GENERATING.search(key) or (name, key, rows) in known:
                     continue
                 known.append((name, key, rows))
                 manner = profile if name == "triton" else key
