@@ -409,7 +409,14 @@ def build_rerank_operations(rules: RequestRules, errors: Mapping[str, Schema]) -
         "tokenize": ("Tokenize a text or a conversation.", tokenize, "TokenizeResponse"),
         "detokenize": ("Convert tokens to text.", detokenize, "DetokenizeResponse"),
     }
+    not_implemented = errors["400"] | {"description": "The model has no tokenizer."}
+    tokenizer_errors = errors | {"501": not_implemented}
     return {
-        name: build_operation(text, build_response(ref(answer)), errors, request=request)
+        name: build_operation(
+            text,
+            build_response(ref(answer)),
+            tokenizer_errors if "tokenize" in name else errors,
+            request=request,
+        )
         for name, (text, request, answer) in rows.items()
     }

@@ -8,12 +8,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import schemathesis
 from msgspec import Struct, field
+from schemathesis.core.failures import ServerError
 from schemathesis.engine import events, from_schema
 from schemathesis.engine.recorder import ScenarioRecorder
 
@@ -124,10 +126,18 @@ def record_scenario(found: SchemathesisReport, recorder: ScenarioRecorder, *, ra
     found.findings += list_findings(recorder)
 
 
+def is_documented_refusal(info: Any) -> bool:
+    """Whether a "server error" is 501: the model lacks what was asked for, as the document says."""
+    return (
+        isinstance(info.failure, ServerError)
+        and info.failure.status_code == HTTPStatus.NOT_IMPLEMENTED
+    )
+
+
 def list_findings(recorder: ScenarioRecorder) -> Iterator[Finding]:
     for checks in recorder.checks.values():
         for check in checks:
-            if (info := check.failure_info) is not None:
+            if (info := check.failure_info) is not None and not is_documented_refusal(info):
                 why = f"{info.failure.title}: {info.failure.message}"
                 yield Finding(recorder.label, check.name, why, info.code_sample)
 

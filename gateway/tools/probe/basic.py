@@ -439,7 +439,10 @@ async def _base64_embedding(worker: WorkerClient) -> str:
 
 
 async def _embedding_usage(worker: WorkerClient) -> str:
-    usage = (await worker.send(worker.embedding_request(*_TEXTS))).answer.usage
+    request = worker.embedding_request(*_TEXTS)
+    if not reports_usage(worker.adapter, request):
+        raise NotOffered("the protocol can't express usage of embeddings")
+    usage = (await worker.send(request)).answer.usage
     is_reported = usage is not None and usage.source == "worker" and usage.prompt_tokens > 0
     expect(is_reported, "the response has no usage")
     return f"{usage.prompt_tokens if usage else 0} tokens"

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from backends.interfaces import Deadline, RequestContext
 from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.aggregate import ResponseAccumulator, UnaryChoice, UnaryResponse, aggregate
+from protocols.core.catalog import ModelInfo, ModelTask
 from protocols.core.errors import (
     ClientError,
     GatewayError,
@@ -24,7 +25,7 @@ from protocols.core.errors import (
     UnsupportedFeature,
     WorkerFailed,
 )
-from protocols.core.events import ChoiceEnd, Event, StreamEnd, TextDelta, Usage
+from protocols.core.events import ChoiceEnd, Embedding, Event, StreamEnd, TextDelta, Usage
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -377,7 +378,7 @@ _INVALID: Final = (
 _EVENTS: Final[tuple[Event, ...]] = (TextDelta("hi"), ChoiceEnd("eos"), Usage(3, 1), StreamEnd())
 
 
-def reports_usage(adapter: UpstreamAdapter, request: GenerationRequest) -> bool:
+def reports_usage(adapter: UpstreamAdapter, request: GenerationRequest | EmbeddingRequest) -> bool:
     """Whether a response to ``request`` can hold usage."""
     client = _client_adapter(adapter)
     if client is None:
@@ -404,7 +405,9 @@ def _client_adapter(adapter: UpstreamAdapter) -> ClientAdapter | None:
 
 
 def _encode_response(
-    client: ClientAdapter, adapter: UpstreamAdapter, request: GenerationRequest
+    client: ClientAdapter,
+    adapter: UpstreamAdapter,
+    request: GenerationRequest | EmbeddingRequest,
 ) -> bytes:
     upstream_request = adapter.encode_request(request)
     match = PathRouter([AdapterMount(client)]).find_endpoint(
@@ -416,12 +419,16 @@ def _encode_response(
     )
     context = RequestContext("probe", Deadline(_frozen_clock, 60.0), _frozen_clock)
     response_context = ResponseContext("probe", 1, request.model, "1", request.model, context.clock)
-    encoder = client.create_encoder(
-        call, cast("Request", client.decode_request(call)), response_context
-    )
+    task: ModelTask = "embedding" if isinstance(request, EmbeddingRequest) else "chat"
+    decoded = client.decode_request(call, ModelInfo(request.model, (), task))
+    encoder = client.create_encoder(call, cast("Request", decoded), response_context)
     if request.stream:
         return encoder.encode_events(_EVENTS)
-    return encoder.encode_unary(aggregate(_EVENTS)).body
+    events = _EVENTS
+    if isinstance(request, EmbeddingRequest):
+        vectors = [Embedding(index, (0.5,)) for index in range(len(request.inputs))]
+        events = (*vectors, Usage(3), StreamEnd())
+    return encoder.encode_unary(aggregate(events)).body
 
 
 def _frozen_clock() -> float:
