@@ -377,8 +377,13 @@ RERANK_RESPONSE_TYPES: Final = (
 """The responses of these operations, which refer to them by name."""
 
 
-def build_rerank_operations(rules: RequestRules, errors: Mapping[str, Schema]) -> dict[str, Schema]:
-    """The operations that OpenAI's API does not have: see ``rerank`` and ``tokenization``."""
+def build_rerank_operations(
+    rules: RequestRules, errors: Mapping[str, Schema], cohere_errors: Mapping[str, Schema]
+) -> dict[str, Schema]:
+    """The operations that OpenAI's API does not have: see ``rerank`` and ``tokenization``.
+
+    ``cohere_errors`` are the error responses of the paths that Cohere's clients use.
+    """
     content = _RERANK_CONTENT
     query = {"query": content["query"], "documents": content["documents"]}
     rank_fields = {"rank_fields": content["rank_fields"]}
@@ -409,14 +414,15 @@ def build_rerank_operations(rules: RequestRules, errors: Mapping[str, Schema]) -
         "tokenize": ("Tokenize a text or a conversation.", tokenize, "TokenizeResponse"),
         "detokenize": ("Convert tokens to text.", detokenize, "DetokenizeResponse"),
     }
-    not_implemented = errors["400"] | {"description": "The model has no tokenizer."}
-    tokenizer_errors = errors | {"501": not_implemented}
+    not_implemented = {**errors["400"], "description": "The model has no tokenizer."}
+    tokenizer_errors = {**errors, "501": not_implemented}
+    other_errors = {
+        **dict.fromkeys(("rerank_v1", "rerank_v2"), cohere_errors),
+        **dict.fromkeys(("tokenize", "detokenize"), tokenizer_errors),
+    }
     return {
         name: build_operation(
-            text,
-            build_response(ref(answer)),
-            tokenizer_errors if "tokenize" in name else errors,
-            request=request,
+            text, build_response(ref(answer)), other_errors.get(name, errors), request=request
         )
         for name, (text, request, answer) in rows.items()
     }

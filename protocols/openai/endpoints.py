@@ -517,6 +517,7 @@ class OpenAI:
         types = parse_types(
             """
             ErrorAnswer = {error: ErrorBody}
+            CohereErrorAnswer = {error: ErrorBody, message: string}
             ModelList = {object: "list", data: ModelCard[]}
             """
         )
@@ -528,7 +529,11 @@ class OpenAI:
                 failures,
                 allows_unknown_fields=self._request_rules.unknown_fields != "reject",
             ),
-            **openapi.build_rerank_operations(self._request_rules, failures),
+            **openapi.build_rerank_operations(
+                self._request_rules,
+                failures,
+                build_error_responses(errors.ERROR_STATUSES, ref("CohereErrorAnswer")),
+            ),
             "models": build_operation("List the models.", models, failures),
             "model": build_operation(
                 "Describe one model.", build_response(ref("ModelCard")), failures
@@ -540,7 +545,7 @@ class OpenAI:
                 **openapi.build_response_schemas(self._response_style),
                 **(responses_openapi.build_schemas() if "response" in offered else {}),
                 **build_struct_schemas(ModelCard, errors.ErrorBody, *openapi.RERANK_RESPONSE_TYPES),
-                "ErrorAnswer": types["ErrorAnswer"],
+                **{name: types[name] for name in ("ErrorAnswer", "CohereErrorAnswer")},
             },
         )
 
