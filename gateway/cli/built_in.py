@@ -26,6 +26,7 @@ from backends.torch.model_files import EngineTask, ModelError, detect_task, find
 from gateway.config.loader import ConfigFetcher, ConfigText
 from gateway.config.validate import is_loopback
 from protocols.core.units import parse_alias, parse_worker_url
+from protocols.json_body import encode_ascii
 
 ADMIN_PORT: Final = 9901
 """The admin listener's port if none is chosen; another one if it is in use."""
@@ -128,7 +129,7 @@ def build_serve_config(target: str | None, options: ServeOptions) -> BuiltInConf
     admin_key = None if name == "conformance" else _add_admin_listener(config, options)
     url = config["backends"]["worker"]["workers"][0] if name == "proxy" else None
     return BuiltInConfig(
-        msgspec.json.encode(config),
+        encode_ascii(config),
         f"<{name}>",
         admin_key,
         name == "local",
@@ -314,7 +315,7 @@ class WorkerProxyFetcher:
             return self._template
         config: dict[str, Any] = msgspec.json.decode(self._template.data)
         config["models"] = {name: {"backend": "worker"} for name in self._names}
-        return replace(self._template, data=msgspec.json.encode(config))
+        return replace(self._template, data=encode_ascii(config))
 
 
 def list_worker_models(url: str) -> Sequence[str] | None:

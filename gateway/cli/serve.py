@@ -37,6 +37,7 @@ from gateway.observability.access_log import AccessLogWriter, open_access_log
 from gateway.runtime.process import get_loop_factory, raise_fd_limit, tune_gc
 from gateway.runtime.shutdown import SHUTDOWN_MESSAGE, ShutdownSignal
 from protocols.core.errors import WorkerError
+from protocols.json_body import encode_ascii
 
 if TYPE_CHECKING:
     from gateway.runtime.gateway import Gateway
@@ -404,7 +405,7 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     load_config = partial(
         load_bytes,
-        msgspec.json.encode(build_worker_config(**options)),
+        encode_ascii(build_worker_config(**options)),
         "<worker>",
         env=os.environ,
         insecure=insecure,

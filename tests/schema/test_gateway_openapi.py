@@ -43,8 +43,9 @@ ACCEPTED = {
 }
 """Findings that are none, by root and check."""
 
-NEVER = "/stopInfer"
-"""The end of what can't be answered here: no request runs that it could stop."""
+NEVER = ("/stopInfer", "/detokenize", "/responses/{response_id}", "/input_items")
+"""The ends of what can't be answered here: no request runs that it could stop, the scripted backend
+has no tokens of its own, and no response has a random id."""
 
 NAMES = {"owner": "org", "version": "1", "served": "1", "probe": "timed-5"}
 """What a path may hold beside a model's name, which is ``m1`` behind an owner's."""

@@ -173,3 +173,10 @@ def test_model_options_are_only_for_models() -> None:
     for options in ({"served_model_name": "x"}, {"task": "generate"}):
         with pytest.raises(click.UsageError, match="only for MODEL"):
             build("h:1", **options)
+
+
+def test_texts_keep_characters_that_end_a_line_of_yaml() -> None:
+    built = build_serve_config("conformance", ServeOptions())
+    config = load_bytes(built.data, built.name, env={}).config
+    script = config.backends["mock-uni"].script  # type: ignore[union-attr]
+    assert script == ("a\u2028", "\u0085b\u00e9")
