@@ -38,6 +38,7 @@ listeners:
       - triton
       - ovms
       - ollama
+      - anthropic
       - {{name: mindie, prefix: /mindie}}
       - {{name: tgi, prefix: /tgi}}
     cors: {{origins: ["http://127.0.0.1:*"]}}

@@ -39,6 +39,7 @@ const TRITON = {
   plain: (input) => ({ ...input.sampling(SAME), stream: input.stream }),
 };
 const MINDIE = { ...SAME, max_tokens: "max_new_tokens" };
+const ANTHROPIC = { max_tokens: "max_tokens", temperature: "temperature", top_p: "top_p" };
 const OLLAMA = { ...SAME, max_tokens: "num_predict" };
 
 /** An endpoint of Ollama, whose parameters are options. */
@@ -68,6 +69,13 @@ export const ENDPOINTS = {
     generate((input) => ({ parameters: input.sampling(MINDIE) })),
   ],
   ollama: () => [ollama("chat", chat), ollama("generate", completion)],
+  anthropic: () => [
+    {
+      label: "messages",
+      path: () => "/v1/messages",
+      body: (input) => ({ model: input.model, max_tokens: 1024, ...chat(input.prompt), ...input.sampling(ANTHROPIC), stream: input.stream }),
+    },
+  ],
   tgi: () => [
     {
       label: "generate",
@@ -79,6 +87,8 @@ export const ENDPOINTS = {
 
 /** The text of an event or of a response; "" if it has none. */
 export function textOf(event) {
+  if (Array.isArray(event?.content)) return event.content.map((block) => block.text ?? block.thinking ?? "").join("");
+  if (event?.type === "content_block_delta") return event.delta.text ?? event.delta.thinking ?? "";
   const choice = event?.choices?.[0];
   const message = choice?.delta ?? choice?.message ?? event?.message;
   const text = message
@@ -96,5 +106,5 @@ export function errorOf(event) {
 
 /** The number of completion tokens, or null. */
 export function tokensOf(event) {
-  return event?.usage?.completion_tokens ?? event?.eval_count ?? null;
+  return event?.usage?.completion_tokens ?? event?.usage?.output_tokens ?? event?.eval_count ?? null;
 }
