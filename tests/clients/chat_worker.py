@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nobody reads it."""
+        """Discard the log lines of the server."""
 
 
 def _stream(model: str, message: Mapping[str, Any], reason: str) -> Iterator[bytes]:

@@ -44,7 +44,7 @@ def test_every_case_number_is_covered_and_ids_are_unique() -> None:
 
 
 async def send(serve: Serve, body: Any, path: str = "/api/chat") -> tuple[dict[str, Any], str]:
-    """What the worker gets of a request, and the losses that the client is told."""
+    """The request that the worker gets, and the losses that the client gets in a header."""
     async with ScriptedWorker([make_reply(msgspec.json.encode(ANSWER))]) as worker:
         gateway = await serve(BEFORE_A_WORKER.format(url=worker.url))
 

@@ -28,7 +28,7 @@ UNKNOWN = {
     "/v3/chat/completions": (404, "is not found"),
     "/mindie/v1/chat/completions": (422, "model nope, but not found"),
 }
-"""What a client of each protocol is told of an unknown model."""
+"""The error of an unknown model in each protocol."""
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "text_input": "hi"}
 
 

@@ -460,7 +460,7 @@ class PlannedFigure(Struct, frozen=True):
     """Per version."""
 
 
-class TestPlan(Struct, frozen=True):
+class ComparisonPlan(Struct, frozen=True):
     """How many requests an A/B test of a model needs."""
 
     source: str
@@ -483,7 +483,7 @@ class TestPlan(Struct, frozen=True):
 
 def plan_test(
     source: str, query: UsageQuery, evidence: Evidence, relative: float, confidence: float
-) -> TestPlan:
+) -> ComparisonPlan:
     """Plan a test from the requests that a model had so far. Raises ComparisonError."""
     versions = {version: stats for (_, version), stats in evidence.variants.items()}
     if not versions:
@@ -502,4 +502,4 @@ def plan_test(
         if row.figure in _VERDICT_FIGURES and row.a is not None and row.variance is not None
         if (difference := find_relevant_difference(row, relative))
     ]
-    return TestPlan(source, query.model, version, relative, confidence, tuple(figures))
+    return ComparisonPlan(source, query.model, version, relative, confidence, tuple(figures))

@@ -1,4 +1,4 @@
-"""Clients that try HTTP/2 without asking are told that only HTTP/1.1 is served."""
+"""Clients that try HTTP/2 without asking get an error that only HTTP/1.1 is served."""
 
 import asyncio
 import ssl
