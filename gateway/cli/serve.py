@@ -117,12 +117,13 @@ class ServerProcess(Struct, frozen=True):
             await gateway.stop()
             return 0
         models = _format_names([info.name for info in gateway.router.list_models()])
-        click.echo(f"interlingua serves {models} on {' and '.join(urls)}", err=True)
+        lines = [f"interlingua serves {models} on {' and '.join(urls)}"]
         if gateway.admin_server is not None:
             page = listeners.build_ui_url(urls[-1], self.options.admin_key)
-            click.echo(f"web UI: {page}", err=True)
+            lines.append(f"web UI: {page}")
             if self.options.open_browser:
                 click.launch(page)
+        click.echo("\n".join(lines), err=True)  # at once: a full pipe blocks a second write
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(reload_trigger.run())]
             if handover is not None:

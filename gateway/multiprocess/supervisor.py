@@ -224,11 +224,10 @@ class Supervisor(Collector):
         )
         names, addresses = ", ".join(models) or "any", " and ".join(urls)
         count = self._plan.process_count
-        click.echo(f"interlingua serves {names} on {addresses} ({count} processes)", err=True)
+        lines = [f"interlingua serves {names} on {addresses} ({count} processes)"]
         if self._admin_proxy is not None:
-            click.echo(
-                f"web UI: {listeners.build_ui_url(urls[-1], self._plan.admin_key)}", err=True
-            )
+            lines.append(f"web UI: {listeners.build_ui_url(urls[-1], self._plan.admin_key)}")
+        click.echo("\n".join(lines), err=True)
 
     async def _wait_closed(self) -> None:
         """Wait until all processes have exited."""
