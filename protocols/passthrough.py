@@ -387,22 +387,59 @@ class NameReplacer:
             return False
 
 
+_VALUE: Final = rb'(\[[^][]*+\]|\{[^{}]*+\}|"(?:[^"\\]|\\.)*+"|[^][{}",\s]++)'
+"""A JSON value that holds at most one list or object."""
+
+
+class TokenCountReplacer:
+    """Replaces the values of a key that holds a worker's implausible token count.
+
+    ``keeps_lists``: a value in a list stays in a list.
+    """
+
+    def __init__(self, key: str, *, keeps_lists: bool = False) -> None:
+        self._keeps_lists = keeps_lists
+        quoted_key = re.escape(b'"%b"' % key.encode())
+        self._value = re.compile(rb"(%b\s*+:\s*+)%b" % (quoted_key, _VALUE))
+        self._member = re.compile(
+            rb"(?:,\s*+%b\s*+:\s*+%b)|(?:%b\s*+:\s*+%b\s*+,?+)"
+            % (quoted_key, _VALUE, quoted_key, _VALUE)
+        )
+
+    def replace(self, data: bytes, count: int) -> bytes:
+        """``data`` with this count."""
+
+        def write_count(found: re.Match[bytes]) -> bytes:
+            in_list = self._keeps_lists and found[2][:1] == b"["
+            return found[1] + (b"[%d]" if in_list else b"%d") % count
+
+        return self._value.sub(write_count, data)
+
+    def remove(self, data: bytes) -> bytes:
+        """``data`` without the key."""
+        return self._member.sub(b"", data)
+
+
+CountCorrection = Callable[[bytes, Sequence[Event]], bytes]
+"""Corrects the token counts in a response or an event, for which these events were decoded."""
+
+
 class UnaryPassthroughReader:
     """Reads a unary response that may hold anything; a stream is encoded.
 
-    ``encodes_implausible_usage``: a response whose token counts are ignored is encoded, too.
+    ``correct_counts`` is applied if the token counts are implausible; without it, such a response
+    is encoded.
     """
 
     def __init__(
         self,
         decoder: ResponseDecoder,
         names: NameReplacer,
-        *,
-        encodes_implausible_usage: bool = False,
+        correct_counts: CountCorrection | None = None,
     ) -> None:
         self._decoder = decoder
         self._names = names
-        self._encodes_implausible_usage = encodes_implausible_usage
+        self._correct_counts = correct_counts
         self._chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
@@ -414,8 +451,12 @@ class UnaryPassthroughReader:
         """See ``protocols.core.interfaces.PassthroughReader``."""
         body = b"".join(self._chunks).strip()
         events = self._decoder.close()
-        if body[:1] != b"{" or (self._encodes_implausible_usage and _has_ignored_usage(events)):
+        if body[:1] != b"{":
             return None, events
+        if _has_ignored_usage(events):
+            if self._correct_counts is None:
+                return None, events
+            body = self._correct_counts(body, events)
         return self._names.replace(body), events
 
 
@@ -699,19 +740,26 @@ class StreamPassthroughReader:
 
 
 class VerbatimStreamReader(StreamPassthroughReader):
-    """Reads a stream whose events hold more than an encoder could write: all data is forwarded."""
+    """Reads a stream whose events hold more than an encoder could write: all data is forwarded.
+
+    ``correct_counts`` corrects the token counts of each event.
+    """
 
     def __init__(
         self,
         decoder: ResponseDecoder,
         names: NameReplacer,
+        correct_counts: CountCorrection,
         max_event_bytes: int = _MAX_EVENT_BYTES,
     ) -> None:
         super().__init__(decoder, None, forwards=False)
         self._names = names
+        self._correct_counts = correct_counts
         self._max_event_bytes = max_event_bytes
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
-        del events
         lines = [line for line in block.splitlines() if line.startswith(b"data:")]
-        return self._names.replace(b"\n".join(lines)) + b"\n\n" if lines else b""
+        if not lines:
+            return b""
+        data = self._correct_counts(b"\n".join(lines), events)
+        return self._names.replace(data) + b"\n\n"

@@ -4,6 +4,7 @@ A client's own message goes to a worker as it is, with the worker's model name: 
 more of the protocol than the internal request does.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,7 +24,7 @@ from protocols.anthropic.requests import (
 from protocols.chat.tools import restrict_tools
 from protocols.core import loss
 from protocols.core.errors import InvalidParameter, UnsupportedFeature, WorkerFailed
-from protocols.core.events import Event, StreamEnd
+from protocols.core.events import Event, StreamEnd, TextDelta
 from protocols.core.interfaces import (
     ClientRequest,
     Headers,
@@ -51,6 +52,7 @@ from protocols.core.request import (
     Tool,
     VideoPart,
 )
+from protocols.core.token_counts import has_implausible_counts
 from protocols.json_body import JSON_ERRORS, read_fields
 from protocols.params import Param, ParamTable
 from protocols.passthrough import JSON_HEADERS, NameReplacer, VerbatimStreamReader
@@ -59,6 +61,7 @@ from protocols.prompt import require_generation
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_value = msgspec.json.Decoder().decode
 
 MESSAGES_PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
@@ -393,8 +396,8 @@ def build_passthrough(
     def create_reader() -> PassthroughReader:
         decoder = MessageDecoder(request)
         if request.stream:
-            return _StreamReader(decoder, about.model)
-        return _UnaryReader(decoder, about.model)
+            return _StreamReader(decoder, about.model, request)
+        return _UnaryReader(decoder, about.model, request)
 
     return PassthroughRequest(
         request,
@@ -449,9 +452,10 @@ class _CountReader:
 class _UnaryReader:
     """Reads a message, which the client gets with its own name of the model."""
 
-    def __init__(self, decoder: ResponseDecoder, model: str) -> None:
+    def __init__(self, decoder: ResponseDecoder, model: str, request: GenerationRequest) -> None:
         self._decoder = decoder
         self._model = model
+        self._request = request
         self._chunks: list[bytes] = []
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes | None, Sequence[Event]]:
@@ -466,19 +470,50 @@ class _UnaryReader:
         if not body.startswith(b"{"):
             return None, events
         fields: dict[str, Any] = {**_decode_fields(body), "model": self._model}
+        usage = _decode_value(fields.get("usage", b"{}"))
+        if has_implausible_counts(usage, self._request):
+            fields["usage"] = {"input_tokens": 0, "output_tokens": _estimate_tokens(events)}
         return _encode(fields), events
 
 
 class _StreamReader(VerbatimStreamReader):
     """Reads a stream, of which only the first event names the model."""
 
-    def __init__(self, decoder: ResponseDecoder, model: str) -> None:
-        super().__init__(decoder, NameReplacer({"model": model}))
+    def __init__(self, decoder: ResponseDecoder, model: str, request: GenerationRequest) -> None:
+        super().__init__(decoder, NameReplacer({"model": model}), self._correct_usage)
+        self._request = request
+        self._token_count = 0
 
     def _write(self, block: bytes, events: Sequence[Event]) -> bytes:
-        del events
+        self._token_count += _estimate_tokens(events)
         lines = [line for line in block.splitlines() if line.startswith((b"event:", b"data:"))]
         event = b"\n".join(lines)
         if b'"message_start"' in event:
             event = self._names.replace(event)
+        if b'"usage"' in event:
+            event = self._correct_counts(event, events)
         return event + b"\n\n" if lines else b""
+
+    def _correct_usage(self, event: bytes, events: Sequence[Event]) -> bytes:
+        """The event with the gateway's own counts, if the worker's are implausible."""
+        del events
+        head, _, payload = event.partition(b"data:")
+        try:
+            fields = _decode_object(payload)
+        except JSON_ERRORS:
+            return event  # the decoder reports it
+        message = fields.get("message")
+        holder = message if isinstance(message, dict) else fields
+        if "usage" not in holder or not has_implausible_counts(holder["usage"], self._request):
+            return event
+        holder["usage"] = {"input_tokens": 0, "output_tokens": self._token_count}
+        return b"%bdata: %b" % (head, _encode(fields))
+
+
+def _estimate_tokens(events: Sequence[Event]) -> int:
+    """The tokens of the texts in these events: at least one for each four characters."""
+    return sum(
+        max(event.tokens, math.ceil(len(event.text) / 4))
+        for event in events
+        if type(event) is TextDelta
+    )

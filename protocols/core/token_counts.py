@@ -17,6 +17,19 @@ def read_integer(value: Any, maximum: int) -> int | None:
     return value if type(value) is int and 0 <= value <= maximum else None
 
 
+def has_implausible_counts(usage: Any, request: Request) -> bool:
+    """Whether a worker's usage is no object, or has a count that no such request can have."""
+    if not isinstance(usage, dict):
+        return True
+    maximum = request.context_length or MAX_TOKENS
+    return any(
+        has_implausible_counts(value, request)
+        if isinstance(value, dict)
+        else name.endswith("_tokens") and value is not None and read_integer(value, maximum) is None
+        for name, value in usage.items()
+    )
+
+
 class UsageReader:
     """Checks the token counts of one response.
 

@@ -84,6 +84,7 @@ from protocols.passthrough import (
     PassthroughResponse,
     PassthroughRule,
     PassthroughRules,
+    TokenCountReplacer,
     UnaryPassthroughReader,
     VerbatimStreamReader,
     build_body_decoder,
@@ -589,6 +590,8 @@ _PARAMETER_TYPES: Final[Mapping[str, Any]] = {
     "batch_size": Annotated[int, Meta(ge=1, le=INT32_MAX)] | UnsetType,
 }
 
+_GENERATED_TOKENS: Final = TokenCountReplacer("generated_tokens")
+
 _decode_prompt = msgspec.json.Decoder(_PromptString).decode
 
 
@@ -745,12 +748,18 @@ class MindiePassthrough:
 
         def create_reader() -> PassthroughReader:
             counter.tokens = 0
-            decoder = _TokenCountingDecoder(TextDecoder(request, early=self._early), counter)
-            if request.stream:
-                return VerbatimStreamReader(decoder, NameReplacer(names))
-            return UnaryPassthroughReader(
-                decoder, NameReplacer(names), encodes_implausible_usage=True
-            )
+            decoder = TextDecoder(request, early=self._early)
+            counting = _TokenCountingDecoder(decoder, counter)
+            if not request.stream:
+                return UnaryPassthroughReader(counting, NameReplacer(names))
+
+            def correct_counts(data: bytes, events: Sequence[Event]) -> bytes:
+                del events
+                if not decoder.has_ignored_counts:
+                    return data
+                return _GENERATED_TOKENS.replace(data, counter.tokens)
+
+            return VerbatimStreamReader(counting, NameReplacer(names), correct_counts)
 
         def create_encoder() -> ResponseEncoder:
             encoder = TextEncoder(self._config.profile, request, about, headers)

@@ -49,7 +49,8 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import Request
-from protocols.json_body import decode_value, read_object, read_unchecked_fields
+from protocols.core.token_counts import has_implausible_counts
+from protocols.json_body import JSON_ERRORS, decode_value, read_object, read_unchecked_fields
 from protocols.passthrough import NameReplacer, VerbatimStreamReader
 
 PROFILE: Final = "azure"
@@ -59,6 +60,7 @@ DEFAULT_API_VERSION: Final = "2024-10-21"
 _VERSION_PATTERN: Final = re.compile(r"\d{4}-\d\d-\d\d(-preview)?", re.ASCII)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_decode_chunk = msgspec.json.Decoder(dict[str, Any]).decode
 
 _DEPLOYMENT_CALLS: Final = (
     ("chat/completions", "chat"),
@@ -243,8 +245,25 @@ def _query(api_version: str) -> str:
 def create_stream_reader(
     create_decoder: Callable[[Request], ResponseDecoder], request: Request, about: ResponseContext
 ) -> PassthroughReader:
-    """A reader that forwards a worker's chunks with their content-filter fields."""
-    return VerbatimStreamReader(create_decoder(request), NameReplacer({"model": about.model}))
+    """A reader that forwards a worker's chunks with their content-filter fields.
+
+    Implausible usage is null.
+    """
+
+    def correct_usage(data: bytes, events: Sequence[Event]) -> bytes:
+        del events
+        if b'"usage"' not in data:
+            return data
+        try:
+            chunk = _decode_chunk(data.removeprefix(b"data:"))
+        except JSON_ERRORS:
+            return data  # the decoder reports it
+        if chunk.get("usage") is None or not has_implausible_counts(chunk["usage"], request):
+            return data
+        return b"data: %b" % _encode({**chunk, "usage": None})
+
+    names = NameReplacer({"model": about.model})
+    return VerbatimStreamReader(create_decoder(request), names, correct_usage)
 
 
 _SAFE: Final = {

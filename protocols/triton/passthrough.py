@@ -34,7 +34,12 @@ from protocols.core.interfaces import (
 )
 from protocols.core.request import GenerationRequest
 from protocols.core.token_counts import UsageReader
-from protocols.passthrough import NameReplacer, UnaryPassthroughReader, VerbatimStreamReader
+from protocols.passthrough import (
+    NameReplacer,
+    TokenCountReplacer,
+    UnaryPassthroughReader,
+    VerbatimStreamReader,
+)
 from protocols.triton import errors as triton_errors
 from protocols.triton import rapidjson, requests
 from protocols.triton.decoder import FINISH_REASONS
@@ -139,6 +144,10 @@ def _raise_response_error(
 # --- token counts and finish reasons --------------------------------------------------------------
 
 
+_PROMPT_TOKENS: Final = TokenCountReplacer("num_input_tokens")
+_COMPLETION_TOKENS: Final = TokenCountReplacer("num_output_tokens", keeps_lists=True)
+
+
 class _ResponseTracker:
     """Collects what the gateway records of a response."""
 
@@ -175,6 +184,13 @@ class _ResponseTracker:
             )
             events.append(TextDelta(text, tokens=estimate if tokens is None else tokens))
         return events
+
+    def correct_counts(self, data: bytes, events: Sequence[Event]) -> bytes:
+        """``data`` with the gateway's own count of tokens, if the worker's are implausible."""
+        if not self._usage_reader.has_ignored:
+            return data
+        tokens = sum(event.tokens for event in events if type(event) is TextDelta)
+        return _PROMPT_TOKENS.remove(_COMPLETION_TOKENS.replace(data, tokens))
 
     def close(self) -> list[Event]:
         """Raise StreamBroken if the model reports finish reasons, and sent none."""
@@ -218,8 +234,9 @@ class _UnaryDecoder:
     """Decodes what the gateway records of a unary response."""
 
     def __init__(self, request: GenerationRequest, names: ModelNames) -> None:
-        self._request = request
         self._names = names
+        self._tracker = _ResponseTracker(request, token_per_event=False)
+        self.correct_counts = self._tracker.correct_counts
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -234,8 +251,7 @@ class _UnaryDecoder:
             raise StreamBroken("The worker's answer is empty.")
         outputs = _parse_object(body)
         _raise_response_error(outputs, self._names, 200, framed=False)
-        tracker = _ResponseTracker(self._request, token_per_event=False)
-        return [*tracker.add(outputs), *tracker.close()]
+        return [*self._tracker.add(outputs), *self._tracker.close()]
 
 
 class _StreamDecoder:
@@ -244,6 +260,7 @@ class _StreamDecoder:
     def __init__(self, request: GenerationRequest, names: ModelNames) -> None:
         self._names = names
         self._tracker = _ResponseTracker(request, token_per_event=True)
+        self.correct_counts = self._tracker.correct_counts
         self._sse_parser = sse.SseParser(limit=_MAX_EVENT_BYTES)
 
     def feed(self, data: bytes) -> Sequence[Event]:
@@ -300,10 +317,12 @@ def build_passthrough(
 
     def create_reader() -> PassthroughReader:
         if stream:
+            events = _StreamDecoder(request, names)
             return VerbatimStreamReader(
-                _StreamDecoder(request, names), names.replacer, _MAX_EVENT_BYTES
+                events, names.replacer, events.correct_counts, _MAX_EVENT_BYTES
             )
-        return UnaryPassthroughReader(_UnaryDecoder(request, names), names.replacer)
+        body = _UnaryDecoder(request, names)
+        return UnaryPassthroughReader(body, names.replacer, body.correct_counts)
 
     return PassthroughRequest(
         request,

@@ -89,6 +89,49 @@ def test_stream_is_forwarded_with_the_clients_model(make: MakeCall, about: Respo
     assert Usage(1, 1) in [*events, *last]
 
 
+@pytest.mark.parametrize("claim", [-1, 2**62, 2.5, "2", [2]])
+def test_implausible_usage_of_a_stream_does_not_reach_the_client(
+    make: MakeCall, about: ResponseContext, claim: Any
+) -> None:
+    passed = prepare(make({"stream": True}), about)
+    assert passed is not None
+    reader = passed.create_reader()
+    count = b'_tokens":%b'
+
+    data, events = reader.feed([STREAM.replace(count % b"1", count % msgspec.json.encode(claim))])
+
+    assert data is not None
+    sent = [msgspec.json.decode(line[6:]) for line in data.splitlines() if line[:5] == b"data:"]
+    assert sent[0]["message"]["usage"] == {"input_tokens": 0, "output_tokens": 0}
+    assert sent[0]["message"]["model"] == "m"
+    assert sent[3]["usage"] == {"input_tokens": 0, "output_tokens": 1}
+    assert StreamEnd(has_ignored_usage=True) in [*events, *reader.close()[1]]
+
+
+def test_broken_usage_of_a_stream_ends_in_an_error(make: MakeCall, about: ResponseContext) -> None:
+    passed = prepare(make({"stream": True}), about)
+    assert passed is not None
+    with pytest.raises(WorkerFailed):
+        passed.create_reader().feed([b'event: message_delta\ndata: {"usage": {"output\n\n', STREAM])
+
+
+def test_implausible_usage_of_a_message_does_not_reach_the_client(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    passed = prepare(make(), about)
+    assert passed is not None
+    reader = passed.create_reader()
+    usage = {"input_tokens": 3, "output_tokens": -7, "cache": {"read_tokens": 1}}
+    sent = {"content": [{"type": "text", "text": "a" * 9}], "stop_reason": "end_turn"}
+
+    reader.feed([msgspec.json.encode(sent | {"usage": usage})])
+    body, events = reader.close()
+
+    assert body is not None
+    assert msgspec.json.decode(body)["usage"] == {"input_tokens": 0, "output_tokens": 3}
+    assert events[-1] == StreamEnd(has_ignored_usage=True)
+
+
 def test_error_event_is_not_forwarded(make: MakeCall, about: ResponseContext) -> None:
     passed = prepare(make({"stream": True}), about)
     assert passed is not None

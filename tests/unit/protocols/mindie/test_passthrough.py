@@ -275,6 +275,16 @@ def test_passthrough_stream_ends_with_the_finish_reason_event() -> None:
     assert list(more[-2:]) == [ChoiceEnd("length"), StreamEnd()]
 
 
+@pytest.mark.parametrize("claim", [b"-1", b"3000000000000", b'"2"', b"2.5", b"[2]", b"{}"])
+def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(claim: bytes) -> None:
+    reader = require_passthrough(TEXTS + "_stream", TOLD).create_reader()
+    count = b'"generated_tokens":%b'
+    data, events = reader.feed([STREAM.replace(count % b"2", count % claim)])
+    assert data == SHOWN
+    assert list_text_deltas(events) == [("Hel", 1), ("lo", 1)]
+    assert events[-1] == StreamEnd(has_ignored_usage=True)
+
+
 def test_stream_without_final_newlines_is_complete() -> None:
     for lacking in (b"\n", b"\n\n"):
         passage = require_passthrough(TEXTS + "_stream", TOLD).create_reader()

@@ -321,6 +321,43 @@ def test_only_azure_clients_get_the_chunks_of_an_azure_worker(about: ResponseCon
     assert others.create_reader().feed([wire])[0] == b""
 
 
+@pytest.mark.parametrize(
+    ("usage", "shown"),
+    [
+        (
+            {"prompt_tokens": 1, "completion_tokens": 2},
+            {"prompt_tokens": 1, "completion_tokens": 2},
+        ),
+        ({"prompt_tokens": 1, "completion_tokens": 2**62}, None),
+        ({"prompt_tokens": 1, "details": {"reasoning_tokens": -1}}, None),
+        ("2", None),
+        (None, None),
+    ],
+)
+def test_implausible_usage_does_not_reach_azure_clients(
+    about: ResponseContext, usage: Any, shown: Any
+) -> None:
+    call = make_call(CHAT, {**HI, "model": "other", "stream": True})
+    passed = AZURE.prepare_passthrough(AZURE, call, about)
+    assert passed is not None
+    chunk = {"id": "c", "created": 1, "model": "w", "choices": []}
+
+    data, _ = passed.create_reader().feed(
+        [b"data: %b\n\n" % json.dumps(chunk | {"usage": usage}).encode()]
+    )
+
+    assert data is not None
+    assert json.loads(data[6:]) == chunk | {"usage": shown, "model": about.model}
+
+
+def test_broken_usage_ends_in_an_error(about: ResponseContext) -> None:
+    call = make_call(CHAT, {**HI, "model": "other", "stream": True})
+    passed = AZURE.prepare_passthrough(AZURE, call, about)
+    assert passed is not None
+    with pytest.raises(GatewayError):
+        passed.create_reader().feed([b'data: {"usage": {"prompt\n\n'])
+
+
 def test_request_is_translated_where_the_gateway_changes_it(about: ResponseContext) -> None:
     call = make_call(CHAT, {**HI, "model": "other"})
     own_data = make_call(CHAT, {**HI, "model": "other", "data_sources": []})

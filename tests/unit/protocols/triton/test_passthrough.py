@@ -236,8 +236,6 @@ def test_only_the_model_name_value_is_replaced() -> None:
         (b'{"text_output":"a","num_output_tokens":4}',
          [TextDelta("a", tokens=4), ChoiceEnd("unknown"),
          StreamEnd()]),
-        (b'{"text_output":"a","num_input_tokens":-1,"finish_reason":"cancelled"}',
-         [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd(has_ignored_usage=True)]),
         (b'{"text_output":"a","finish_reason":"None"}',
          [TextDelta("a"), ChoiceEnd("unknown"), StreamEnd()]),
         (b'{"text_output":"a","finish_reason":7}',
@@ -255,6 +253,28 @@ def test_usage_and_finish_reason_of_a_response_are_recorded(
     out, found = read_passthrough(require_passthrough("generate").create_reader(), told)
     assert out[-1] == told
     assert found == events
+
+
+@pytest.mark.parametrize(
+    ("worker", "client"),
+    [
+        (b'{"text_output":"a","num_input_tokens":-1,"finish_reason":"cancelled"}',
+         b'{"text_output":"a","finish_reason":"cancelled"}'),
+        (b'{"num_input_tokens" : "2","text_output":"a"}', b'{"text_output":"a"}'),
+        (b'{"text_output":"abcde","num_output_tokens": 1000000000000000000}',
+         b'{"text_output":"abcde","num_output_tokens": 2}'),
+        (b'{"text_output":"a","num_output_tokens":[2.5],"num_input_tokens":[3]}',
+         b'{"text_output":"a","num_output_tokens":[1]}'),
+        (b'{"num_output_tokens":{"tokens":2},"text_output":"\\"num_output_tokens\\":9"}',
+         b'{"num_output_tokens":6,"text_output":"\\"num_output_tokens\\":9"}'),
+    ],
+)  # fmt: skip
+def test_implausible_token_counts_of_a_response_do_not_reach_the_client(
+    worker: bytes, client: bytes
+) -> None:
+    out, events = read_passthrough(require_passthrough("generate").create_reader(), worker)
+    assert out[-1] == client
+    assert events[-2:] == [ChoiceEnd("unknown"), StreamEnd(has_ignored_usage=True)]
 
 
 def test_megabyte_response_is_passed_through_and_validated() -> None:
@@ -353,6 +373,27 @@ def test_stream_without_events_is_complete() -> None:
         [b""],
         [ChoiceEnd("unknown"), StreamEnd()],
     )
+
+
+def test_implausible_token_counts_of_a_stream_do_not_reach_the_client() -> None:
+    sent = [
+        format_stream_event(text_output="a", num_input_tokens=2, num_output_tokens=1),
+        format_stream_event(text_output="b", num_input_tokens=2, num_output_tokens=2**62),
+        format_stream_event(text_output="c", num_output_tokens=[-1]),
+        format_stream_event(text_output="d", num_output_tokens=True),
+    ]
+    reader = require_passthrough("generate_stream", shown="llama").create_reader()
+    out, events = read_passthrough(reader, *sent)
+    assert join_output(out) == b"".join(
+        [
+            sent[0],
+            format_stream_event(text_output="b", num_output_tokens=1),
+            format_stream_event(text_output="c", num_output_tokens=[1]),
+            format_stream_event(text_output="d", num_output_tokens=1),
+        ]
+    )
+    assert events[-1] == StreamEnd(has_ignored_usage=True)
+    assert not [event for event in events if isinstance(event, Usage)]
 
 
 def test_usage_and_finish_reason_of_a_stream_are_recorded() -> None:
