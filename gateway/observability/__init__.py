@@ -1,6 +1,7 @@
 """What is recorded of requests: metrics, access log, usage rows, traces.
 
 record             the record of one request
+recording          requests with their answers as JSON lines: the format, its reader and writer
 stats              counters and histograms per model, version and traffic split
 access_log         one JSON line per request; repeated messages are rate limited
 background_writer  a thread with a bounded queue: no response waits for a write
