@@ -511,6 +511,7 @@ class PoolBackend:
             slot = self._workers.try_acquire(criteria, now)
             if slot is None:
                 slot = await self._workers.acquire(criteria, request.deadline, context.id)
+            context.worker = slot.worker.config.url
             if reporter is not None:
                 reporter.observe_attempt(slot.worker)
             attempt_request = (

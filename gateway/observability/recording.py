@@ -127,7 +127,8 @@ class RecordedRequest(Struct, omit_defaults=True, kw_only=True):
     answer: RecordedAnswer | None = None
     status: int = 0
     """The HTTP status; 0 if the client got none."""
-    outcome: RequestOutcome = "ok"
+    outcome: RequestOutcome = msgspec.field(default_factory=lambda: "ok")
+    """Written always, as ``format``."""
     error: str = ""
     timing: RecordedTiming = RecordedTiming()
     usage: RecordedUsage | None = None

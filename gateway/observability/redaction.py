@@ -1,0 +1,284 @@
+"""Redaction of recorded requests: personal data and secrets are replaced before they are written.
+
+Rules apply to every string of a JSON value and to the names of its fields:
+
+fields    the values of fields by name, at any depth, or by path from the top
+patterns  regular expressions, the built-in ones and those of the configuration
+data      images, audio and other Base64 data become their size and digest
+
+A string with JSON in it, such as the arguments of a tool call, is redacted inside. A string too
+long to search is replaced as a whole, so that no search delays a response.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.schema import BuiltInPattern, RedactionConfig
+
+MAX_STRING: Final = 256 << 10
+"""The longest string, in characters, that is searched. A search holds the interpreter lock."""
+_MAX_DEPTH: Final = 128
+_MAX_NESTED_JSON: Final = 3
+"""How deep JSON in strings of JSON is followed."""
+_MAX_PLACES: Final = 32
+"""How many places a record names."""
+_BASE64_LENGTH: Final = 256
+"""The shortest string that is taken for Base64 data."""
+_BASE64: Final = re.compile(r"(?:data:[\w.+/;=-]{0,200},)?[A-Za-z0-9+/_\r\n-]{200,}={0,2}\s*")
+_MAX_DIGITS: Final = 19
+_MIN_DIGITS: Final = 13
+
+ANSWER_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "text": frozenset(
+        {"content", "text", "generated_text", "text_output", "output_text", "completion", "outputs"}
+    ),
+    "reasoning": frozenset({"reasoning", "reasoning_content", "thinking"}),
+    "refusal": frozenset({"refusal"}),
+    "arguments": frozenset({"arguments", "input"}),
+}
+"""The names that protocols have for the fields of a ``RecordedAnswer``."""
+
+
+class _Pattern(Struct, frozen=True):
+    """A regular expression, searched only in strings that have one of ``hints``."""
+
+    name: str
+    regex: re.Pattern[str]
+    hints: tuple[str, ...] = ()
+    is_match: Callable[[str], bool] | None = None
+    """Whether what the expression found is meant."""
+
+    def get_replacement(self, match: re.Match[str]) -> str:
+        """What replaces a match."""
+        if self.is_match is not None and not self.is_match(match[0]):
+            return match[0]
+        return f"[redacted:{self.name}]"
+
+
+def _has_card_checksum(text: str) -> bool:
+    """Whether the digits are a card number: their checksum after Luhn is right."""
+    digits = [int(digit) for digit in text if digit.isdigit()]
+    if not _MIN_DIGITS <= len(digits) <= _MAX_DIGITS:
+        return False
+    odd, even = digits[-1::-2], digits[-2::-2]
+    return (sum(odd) + sum(sum(divmod(2 * digit, 10)) for digit in even)) % 10 == 0
+
+
+_BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
+    "private_key": _Pattern(
+        "private_key",
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+            r".*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)",
+            re.DOTALL,
+        ),
+        ("PRIVATE KEY",),
+    ),
+    "bearer": _Pattern(
+        "bearer",
+        re.compile(r"\b(?:bearer|basic)\s{1,8}[\w.~+/-]{8,}=*", re.IGNORECASE),
+        ("earer", "EARER", "asic", "ASIC"),
+    ),
+    "jwt": _Pattern("jwt", re.compile(r"eyJ[\w-]{8,}\.[\w-]{2,}(?:\.[\w-]*)?"), ("eyJ",)),
+    "api_key": _Pattern(
+        "api_key",
+        re.compile(
+            r"sk[-_][\w-]{12,}|pk[-_][\w-]{12,}|rk[-_][\w-]{12,}|nvapi-[\w-]{12,}|xai-[\w-]{12,}"
+            r"|dapi[\w-]{16,}|hf_\w{16,}|gh[pos]_\w{16,}|glpat-[\w-]{16,}|npm_\w{16,}"
+            r"|github_pat_\w{20,}|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|ASIA[A-Z0-9]{16}"
+            r"|AIza[\w-]{30,}"
+        ),
+        (
+            "sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "nvapi-", "xai-", "dapi", "hf_", "ghp_",
+            "gho_", "ghs_", "glpat-", "npm_", "github_pat_", "xox", "AKIA", "ASIA", "AIza",
+        ),
+    ),
+    "email": _Pattern(
+        "email",
+        re.compile(
+            r"(?<![\w.!#$%&'*+/=?^`{|}~-])[\w.!#$%&'*+/=?^`{|}~-]{1,256}"
+            r"@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"
+        ),
+        ("@",),
+    ),
+    "credit_card": _Pattern(
+        "credit_card",
+        re.compile(r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)"),
+        is_match=_has_card_checksum,
+    ),
+    "phone": _Pattern(
+        "phone", re.compile(r"(?<![\w+])\+\d(?:[ ()./-]{0,3}\d){6,14}(?!\d)"), ("+",)
+    ),
+}  # fmt: skip
+"""In the order in which they are searched."""
+
+
+class Redactor:
+    """Redacts the parts of one request after the other, by the same rules."""
+
+    def __init__(self, config: RedactionConfig) -> None:
+        self._patterns = [
+            *(pattern for name, pattern in _BUILT_IN.items() if name in config.builtin),
+            *(_Pattern(name, re.compile(text)) for name, text in config.patterns.items()),
+        ]
+        names = [field.lower() for field in config.fields]
+        self._names = frozenset(name for name in names if "." not in name)
+        self._paths = frozenset(tuple(name.split(".")) for name in names if "." in name)
+        hidden = {*self._names, *(path[-1] for path in self._paths)}
+        self._answer_names = frozenset(
+            name for name, others in ANSWER_FIELDS.items() if hidden & {name, *others}
+        )
+
+    def redact(self, part: str, value: Any, places: list[str]) -> Any:
+        """A JSON value without what the rules find; adds where it was to ``places``.
+
+        ``part`` is ``request``, ``response`` or another part of the record.
+        """
+        return _Redaction(self._patterns, self._names, self._paths, places).run(part, value)
+
+    def redact_answer(self, value: Any, places: list[str]) -> Any:
+        """The same for a ``RecordedAnswer``, whose fields have names in other protocols, too."""
+        names = self._names | self._answer_names
+        return _Redaction(self._patterns, names, self._paths, places).run("answer", value)
+
+
+class _Redaction:
+    """Redacts one JSON value."""
+
+    def __init__(
+        self,
+        patterns: Sequence[_Pattern],
+        names: frozenset[str],
+        paths: frozenset[tuple[str, ...]],
+        places: list[str],
+    ) -> None:
+        self._patterns = patterns
+        self._names = names
+        self._paths = paths
+        self._places = places
+        self._keys: list[str | int] = []
+        """The path to the current value."""
+        self._part = ""
+        self._nested = 0
+
+    def run(self, part: str, value: Any) -> Any:
+        """See ``Redactor.redact``."""
+        self._part = part
+        return self._redact(value)
+
+    def _redact(self, value: Any) -> Any:
+        if type(value) is str:
+            return self._redact_string(value)
+        if type(value) is dict:
+            if len(self._keys) >= _MAX_DEPTH:
+                return self._replace("depth")
+            return dict(self._redact_item(key, one) for key, one in value.items())
+        if type(value) is list:
+            if len(self._keys) >= _MAX_DEPTH:
+                return self._replace("depth")
+            if value and type(value[0]) in (int, float) and not self._needs_items():
+                return self._redact_numbers(value)
+            return [self._redact_element(index, one) for index, one in enumerate(value)]
+        return self._redact_number(value) if type(value) in (int, float) else value
+
+    def _needs_items(self) -> bool:
+        """Whether a rule may name an element of a list by its number."""
+        return bool(self._paths)
+
+    def _redact_numbers(self, value: list[Any]) -> list[Any]:
+        return [
+            one if type(one) is float or (type(one) is int and abs(one) < 10**12) else
+            self._redact_element(index, one)
+            for index, one in enumerate(value)
+        ]  # fmt: skip
+
+    def _redact_number(self, value: float) -> Any:
+        """A number that a pattern finds, such as that of a card, is replaced."""
+        if type(value) is not int or abs(value) < 10**12:
+            return value
+        text = str(value)
+        redacted = self._redact_string(text)
+        return value if redacted == text else redacted
+
+    def _redact_element(self, index: int, value: Any) -> Any:
+        self._keys.append(index)
+        redacted = self._replace("field") if self._is_hidden() else self._redact(value)
+        self._keys.pop()
+        return redacted
+
+    def _redact_item(self, key: str, value: Any) -> tuple[str, Any]:
+        name = self._search(key) if len(key) <= MAX_STRING else "[redacted:long]"
+        self._keys.append(name)
+        if value is not None and (key.lower() in self._names or self._is_hidden()):
+            redacted: Any = self._replace("field")
+        else:
+            redacted = self._redact(value)
+        self._keys.pop()
+        return name, redacted
+
+    def _is_hidden(self) -> bool:
+        """Whether a path of the rules leads here; ``*`` stands for any one step."""
+        return any(
+            len(path) == len(self._keys)
+            and all(
+                step in ("*", str(key).lower())
+                for step, key in zip(path, self._keys, strict=True)
+            )
+            for path in self._paths
+        )  # fmt: skip
+
+    def _redact_string(self, text: str) -> str:
+        if len(text) >= _BASE64_LENGTH and _BASE64.fullmatch(text):
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            return self._replace(f"base64 {len(text)} characters sha256 {digest}")
+        if len(text) > MAX_STRING:
+            return self._replace(f"{len(text)} characters")
+        if text[:1] in ("{", "[") or text[:8].lstrip()[:1] in ("{", "["):
+            return self._redact_nested(text)
+        return self._search(text)
+
+    def _redact_nested(self, text: str) -> str:
+        """A string that may be JSON itself."""
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return self._search(text)
+        if self._nested >= _MAX_NESTED_JSON:
+            return self._replace("nested")
+        self._nested += 1
+        keys, self._keys = self._keys, []
+        places, self._places = self._places, []
+        redacted = self._redact(value)
+        found, self._places, self._keys = self._places, places, keys
+        self._nested -= 1
+        if found:
+            self._add_place()
+            text = msgspec.json.encode(redacted).decode()
+        return self._search(text)
+
+    def _search(self, text: str) -> str:
+        """The text without what the patterns find."""
+        for pattern in self._patterns:
+            hints = pattern.hints
+            if hints and not any(hint in text for hint in hints):
+                continue
+            before, text = text, pattern.regex.sub(pattern.get_replacement, text)
+            if text is not before and text != before:
+                self._add_place()
+        return text
+
+    def _replace(self, reason: str) -> str:
+        self._add_place()
+        return f"[redacted:{reason}]"
+
+    def _add_place(self) -> None:
+        if len(self._places) < _MAX_PLACES:
+            steps = (f"[{key}]" if isinstance(key, int) else f".{key[:64]}" for key in self._keys)
+            place = self._part + "".join(steps)
+            if place not in self._places[-1:]:
+                self._places.append(place)
