@@ -45,9 +45,14 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     RelevanceScore,
+    ResponseMetadata,
+    StreamEnd,
+    StreamStart,
     TextDelta,
+    Timing,
     ToolCallDelta,
     ToolCallStart,
+    Usage,
 )
 
 log = logging.getLogger("interlingua")
@@ -157,51 +162,58 @@ def build_recorded_request(captured: CapturedRequest) -> RecordedRequest:
     if captured.policy.config.bodies != "none":
         _add_bodies(recorded, captured)
     if redactor is not None:
-        _redact(recorded, redactor)
+        _redact_labels(recorded, redactor)
     return recorded
 
 
 def _add_bodies(recorded: RecordedRequest, captured: CapturedRequest) -> None:
     """Add request, response, events and answer."""
-    is_redacted = captured.policy.redactor is not None
-    recorded.request, recorded.request_text = _read_body(captured.body, is_redacted=is_redacted)
-    recorded.response, recorded.response_text = _read_body(
-        captured.response, is_redacted=is_redacted
-    )
-    if is_redacted:
-        recorded.events = [(_round(at), len(data)) for at, data in captured.chunks]
-    else:
+    redactor, places = captured.policy.redactor, recorded.redacted
+    if captured.body:
+        body = _read_body("request", captured.body, redactor, places)
+        recorded.request, recorded.request_text = body
+    if captured.response:
+        body = _read_body("response", captured.response, redactor, places)
+        recorded.response, recorded.response_text = body
+    if redactor is not None:
+        recorded.events = [(round(at, 6), len(data)) for at, data in captured.chunks]
+    elif captured.chunks:
         recorded.events = [
-            (_round(at), data.decode("utf-8", "replace")) for at, data in captured.chunks
+            (round(at, 6), data.decode("utf-8", "replace")) for at, data in captured.chunks
         ]
     if captured.events:
-        recorded.answer = fold_answer(captured.events)
+        answer = recorded.answer = fold_answer(captured.events)
+        if redactor is not None and not redactor.is_clean(msgspec.json.encode(answer)):
+            redacted = redactor.redact_answer(msgspec.to_builtins(answer), places)
+            recorded.answer = msgspec.convert(redacted, RecordedAnswer, strict=False)
 
 
-def _round(seconds: float) -> float:
-    return round(seconds, 6)
-
-
-def _read_body(body: bytes | None, *, is_redacted: bool) -> tuple[Any, str]:
+def _read_body(
+    part: str, body: bytes, redactor: Redactor | None, places: list[str]
+) -> tuple[Any, str]:
     """A body as JSON, or as text. Text that is no JSON has no fields to redact: its size remains.
 
-    JSON to write as it is stays as it is, but on one line.
+    JSON in which nothing is redacted is written as it is, but on one line.
     """
-    if not body or len(body) > MAX_BODY:
+    if len(body) > MAX_BODY:
         return None, ""
     try:
-        if is_redacted:
-            return msgspec.json.decode(body), ""
-        text = body.decode()
-        msgspec.json.decode(body, type=Raw)
-    except (ValueError, RecursionError):  # DecodeError is one
-        if is_redacted:
+        if not body.isascii():
+            body.decode()
+        if redactor is not None and not redactor.is_clean(body):
+            return redactor.redact(part, msgspec.json.decode(body), places), ""
+        _check_json(body)
+    except (ValueError, RecursionError):  # msgspec's error is one
+        if redactor is not None:
             return None, f"[redacted:{len(body)} bytes]"
         return None, body.decode("utf-8", "replace")
-    del text
     if b"\n" in body or b"\r" in body:  # only between tokens: strings have them escaped
         body = body.replace(b"\n", b" ").replace(b"\r", b" ")
     return Raw(body), ""
+
+
+_check_json: Final = msgspec.json.Decoder(Raw).decode
+"""Raises DecodeError unless it is JSON."""
 
 
 def fold_answer(events: Sequence[Event]) -> RecordedAnswer:
@@ -215,46 +227,47 @@ def fold_answer(events: Sequence[Event]) -> RecordedAnswer:
                 pieces = texts[event.index] = []
                 choices.setdefault(event.index, RecordedChoice())
             pieces.append(event.text)
-        elif isinstance(event, Embedding):
-            answer.embeddings.append([*event.values])
-        elif isinstance(event, RelevanceScore):
-            answer.scores.append(event.score)
-        elif isinstance(
-            event, ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta | ChoiceEnd
-        ):
-            _extend_choice(choices.setdefault(event.index, RecordedChoice()), event)
+        elif type(event) is ChoiceEnd:
+            choice = choices.get(event.index) or choices.setdefault(event.index, RecordedChoice())
+            choice.finish_reason = event.finish_reason
+        elif type(event) not in _UNRECORDED_EVENTS:
+            _add_rare_event(event, answer, choices)
     for index, pieces in texts.items():
         choices[index].text = "".join(pieces)
     answer.choices = [choices[index] for index in sorted(choices)]
     return answer
 
 
-def _extend_choice(
-    choice: RecordedChoice,
-    event: ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta | ChoiceEnd,
+_UNRECORDED_EVENTS: Final = frozenset({StreamStart, StreamEnd, Usage, ResponseMetadata, Timing})
+
+
+def _add_rare_event(
+    event: Event, answer: RecordedAnswer, choices: dict[int, RecordedChoice]
 ) -> None:
     match event:
-        case ReasoningDelta(text):
-            choice.reasoning += text
-        case RefusalDelta(text):
-            choice.refusal += text
-        case ToolCallStart():
-            choice.tool_calls.append(RecordedToolCall(event.name))
-        case ToolCallDelta():
-            if event.call_index < len(choice.tool_calls):
-                choice.tool_calls[event.call_index].arguments += event.text
-        case ChoiceEnd(reason):
-            choice.finish_reason = reason
+        case Embedding():
+            answer.embeddings.append([*event.values])
+        case RelevanceScore():
+            answer.scores.append(event.score)
+        case ReasoningDelta() | RefusalDelta() | ToolCallStart() | ToolCallDelta():
+            choice = choices.setdefault(event.index, RecordedChoice())
+            match event:
+                case ReasoningDelta(text):
+                    choice.reasoning += text
+                case RefusalDelta(text):
+                    choice.refusal += text
+                case ToolCallStart():
+                    choice.tool_calls.append(RecordedToolCall(event.name))
+                case ToolCallDelta():
+                    if event.call_index < len(choice.tool_calls):
+                        choice.tool_calls[event.call_index].arguments += event.text
+        case _:
+            pass
 
 
-def _redact(recorded: RecordedRequest, redactor: Redactor) -> None:
-    """Redact everything that a client or a model wrote."""
+def _redact_labels(recorded: RecordedRequest, redactor: Redactor) -> None:
+    """Redact what else a client wrote."""
     places = recorded.redacted
-    recorded.request = redactor.redact("request", recorded.request, places)
-    recorded.response = redactor.redact("response", recorded.response, places)
-    if recorded.answer is not None:
-        answer = redactor.redact_answer(msgspec.to_builtins(recorded.answer), places)
-        recorded.answer = msgspec.convert(answer, RecordedAnswer, strict=False)
     recorded.headers = redactor.redact("headers", recorded.headers, places)
     recorded.path = redactor.redact("path", recorded.path, places)
     recorded.model = redactor.redact("model", recorded.model, places)
