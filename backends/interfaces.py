@@ -256,6 +256,8 @@ class RequestContext(Struct):
     first_attempt_at: float | None = None
     """When the first attempt was queued or sent, by ``clock``."""
     attempt_history: AttemptHistory = field(default_factory=AttemptHistory)
+    worker: str = ""
+    """The URL of the worker that got the last attempt."""
 
 
 class PassthroughSource(Struct, frozen=True):

@@ -204,6 +204,10 @@ def check_path(kind: PathKind, path: str) -> None:
             message = "is not a file"
         case "output" if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):  # noqa: PTH112, PTH120 - as above
             message = "is not in an existing folder"
+        case "folder" if not os.path.isdir(path) and (  # noqa: PTH112 - as above
+            os.path.exists(path) or not os.path.isdir(os.path.dirname(path.rstrip("/")) or ".")  # noqa: PTH110, PTH112, PTH120
+        ):
+            message = "is not a folder, or a new one in an existing folder"
         case "template" if not os.path.exists(path):  # noqa: PTH110 - as above
             message = "is not a file or folder"
         case "weights" if path.startswith(("/", ".", "~")) and not os.path.exists(  # noqa: PTH110

@@ -35,6 +35,7 @@ from protocols.core.units import (
     Name,
     NonEmptyStr,
     OptionValue,
+    OutputFolder,
     OutputPath,
     PathPrefix,
     PositiveInt,
@@ -213,6 +214,61 @@ class ResponseStoreConfig(ConfigSection, frozen=True):
     """The size of all responses that a process keeps in its memory."""
 
 
+# Recordings.
+
+BuiltInPattern = Literal["email", "phone", "credit_card", "api_key", "bearer", "jwt", "private_key"]
+
+
+class RedactionConfig(ConfigSection, frozen=True):
+    """What is replaced in recordings by ``[redacted:NAME]``, before anything is written.
+
+    It applies to every string of requests and responses. Base64 data is replaced by its size and
+    digest, always. Of streams only the times and sizes of their pieces are written, since a secret
+    may be split between two of them.
+    """
+
+    builtin: tuple[BuiltInPattern, ...] = (
+        "email",
+        "phone",
+        "credit_card",
+        "api_key",
+        "bearer",
+        "jwt",
+        "private_key",
+    )
+    """The built-in patterns that are searched for; by default all."""
+    fields: tuple[NonEmptyStr, ...] = ()
+    """Fields of the JSON body whose values are replaced: by name, at any depth (``password``), or
+    by their path from the top, in which ``*`` is any field or element (``messages.*.name``). A
+    name for the text of a response, such as ``content``, also hides the recorded answer's."""
+    patterns: Mapping[Name, NonEmptyStr] = {}
+    """Further regular expressions, by the name that replaces what they find. Of Python's syntax."""
+
+
+class RecordConfig(ConfigSection, frozen=True, kw_only=True):
+    """Records requests with their responses, as JSON lines that replays and comparisons read.
+
+    Writing never delays a response: what can't be written in time is dropped and counted. The files
+    can be read by their owner only.
+    """
+
+    shorthand_field: ClassVar[str] = "to"
+
+    to: OutputFolder
+    """The folder for the files, which is created if it does not exist."""
+    share: Share = 1.0
+    """The share of the requests that is recorded, also of those that fail."""
+    bodies: Literal["redacted", "full", "none"] = "redacted"
+    """What is recorded of prompts and responses: their text without personal data and secrets
+    (``redacted``, see ``redact``), all of it (``full``), or nothing (``none``)."""
+    redact: RedactionConfig = RedactionConfig()
+    """What is replaced if bodies are ``redacted``."""
+    retention: Retention = 7 * 86400
+    """The age at which files are removed."""
+    size: Size = 1 << 30
+    """The size of the folder at which its oldest files are removed."""
+
+
 # Traces and metrics.
 
 
@@ -389,6 +445,8 @@ class DefaultsConfig(ConfigSection, frozen=True):
     limits: KeyRateLimitConfig | None = None
     """Rate limits of each key that has none of its own, and of each token's client. Without keys
     and tokens they apply to all clients together."""
+    record: RecordConfig | None = None
+    """Recording of the requests of each model that has none of its own; by default none."""
 
 
 class EchoConfig(BackendSettings, frozen=True, tag="echo"):
@@ -513,6 +571,8 @@ class ModelConfig(ConfigSection, frozen=True):
     """Whether to skip fallback models that the request's API key or token may not use."""
     shadow: ShadowConfig | None = None
     """Shadow traffic to another version or model; by default none."""
+    record: RecordConfig | None = None
+    """Recording of the model's requests; by default ``defaults.record``."""
     options: Mapping[str, Mapping[str, OptionValue]] = {}
     """Options of the model in this protocol."""
 
@@ -594,6 +654,8 @@ class RouteConfig(ConfigSection, frozen=True, kw_only=True):
     """The conditions; without any, the route matches all requests."""
     to: RouteTargetConfig
     """Where the matching requests go."""
+    record: RecordConfig | None = None
+    """Recording of the matching requests; by default that of the model they go to."""
 
 
 # --- observability -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from graphlib import CycleError, TopologicalSorter
@@ -15,6 +16,7 @@ from gateway.config.schema import (
     KeyRateLimitConfig,
     ListenerConfig,
     ModelConfig,
+    RecordConfig,
     RouteConfig,
     RouteMatchConfig,
     TrafficSplitConfig,
@@ -535,6 +537,60 @@ def _check_shadow_version(
         context.add_issue(path, f"{message}; name another version, or add a split")
 
 
+# Recordings.
+
+
+def check_recordings(config: Config, context: ValidationContext) -> None:
+    """Report patterns that can't be searched for, and folders with two limits."""
+    folders = dict[str, RecordConfig]()
+    for path, record in _list_records(config):
+        _check_redaction(record, path, context)
+        if not (is_set(record.to) and is_set(record.size) and is_set(record.retention)):
+            continue
+        first = folders.setdefault(record.to.rstrip("/"), record)
+        for name in ("size", "retention"):
+            if getattr(first, name) != getattr(record, name):
+                message = "another model or route records to this folder with another limit"
+                context.add_issue((*path, name), f"{message}; write the same, or another folder")
+
+
+def _list_records(config: Config) -> Iterator[tuple[ConfigPath, RecordConfig]]:
+    """Every ``record`` that could be read, with its path."""
+    sections: list[tuple[ConfigPath, object]] = [(("defaults",), config.defaults)]
+    if is_set(config.models):
+        sections += ((("models", name), model) for name, model in config.models.items())
+    if is_set(config.routes):
+        sections += ((("routes", number), route) for number, route in enumerate(config.routes))
+    for path, section in sections:
+        record = getattr(section, "record", None)
+        if isinstance(record, RecordConfig):
+            yield (*path, "record"), record
+
+
+def _check_redaction(record: RecordConfig, path: ConfigPath, context: ValidationContext) -> None:
+    """Report patterns that are no regular expressions, and redaction that does not apply."""
+    path, redact = (*path, "redact"), record.redact
+    if not is_set(redact):
+        return
+    if is_set(record.bodies) and record.bodies != "redacted" and context.is_present(path):
+        context.add_issue(
+            path, f"bodies are {record.bodies}, so nothing is redacted; write bodies: redacted"
+        )
+    for name, text in redact.patterns.items() if is_set(redact.patterns) else ():
+        if not is_set(text):
+            continue
+        try:
+            matches_nothing = re.compile(text).search("") is not None
+        except re.error as error:
+            context.add_issue(
+                (*path, "patterns", name), f"{quote(text)} is no regular expression: {error}"
+            )
+        else:
+            if matches_nothing:
+                message = "matches the empty string, so it would match everywhere"
+                context.add_issue((*path, "patterns", name), f"{quote(text)} {message}")
+
+
 _FULL_PERCENTAGE = 100
 _SOURCES: Final = ("url", "dns", "srv", "file")
 _DISCOVERY: Final = ("refresh_interval", "scheme", "nameserver")
@@ -575,6 +631,7 @@ def validate_config(config: Config, context: ValidationContext, *, insecure: boo
     if names is not None:
         check_rate_limits(config, names, context)
     check_routes(config, context)
+    check_recordings(config, context)
 
 
 def _check_default_models(

@@ -1,6 +1,9 @@
 """What is recorded of requests: metrics, access log, usage rows, traces.
 
 record             the record of one request
+recording          recordings of requests with their responses: the format and its reader
+recording_writer   writes them: redaction, rotation, compression, retention
+redaction          replaces personal data and secrets in them
 stats              counters and histograms per model, version and traffic split
 access_log         one JSON line per request; repeated messages are rate limited
 background_writer  a thread with a bounded queue: no response waits for a write

@@ -21,8 +21,14 @@ class BackgroundWriter(Generic[ItemT]):
         max_waiting: int,
         write: Callable[[Sequence[ItemT]], int],
         batch_delay: float = _BATCH_DELAY,
+        max_idle: float | None = None,
     ) -> None:
-        """Queue at most ``max_waiting`` items. ``write`` returns how many of a batch it dropped."""
+        """Queue at most ``max_waiting`` items. ``write`` returns how many of a batch it dropped.
+
+        With ``max_idle`` it gets an empty batch before the thread waits for items, and again after
+        so many seconds without any.
+        """
+        self._max_idle = max_idle
         self._batch_delay = batch_delay
         self._rejected = 0
         self._abandoned = 0
@@ -74,9 +80,12 @@ class BackgroundWriter(Generic[ItemT]):
                 self._abandoned += self._write([self._waiting.popleft() for _ in batch])
 
     def _wait_for_items(self) -> None:
-        """Block until an item arrives or the writer closes."""
+        """Block until an item arrives, the writer closes or ``max_idle`` is over."""
+        if self._max_idle is not None:
+            self._abandoned += self._write(())
         self._idle = True
-        if not self._waiting:  # checked after the flag is set: a later item sets the event
-            self._wake.wait()
+        # Checked after the flag is set: a later item sets the event. So does closing.
+        if not self._waiting and not self.closing.is_set():
+            self._wake.wait(self._max_idle)
         self._idle = False
         self._wake.clear()

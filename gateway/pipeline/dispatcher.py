@@ -19,6 +19,7 @@ from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.http import ResponseWriter
 from gateway.pipeline.recorder import NULL_RECORDER, ExplainRecorder
+from gateway.pipeline.recording import RequestCapture
 from gateway.pipeline.responder import Responder, ResponseSaver
 from gateway.pipeline.shadow import PrimaryRequest, ResponseSummary, ShadowManager, ShadowPair
 from gateway.pipeline.strategies import ResponseStrategy
@@ -58,6 +59,8 @@ class RoutedRequest(Struct):
     explain_recorder: ExplainRecorder
     summary: ResponseSummary | None = None
     """Summarizes the response for the comparison with its shadow, if it has one."""
+    capture: RequestCapture | None = None
+    """Captures the response, if the request is recorded."""
     reservation: Reservation | None = None
     """What it took of its key's limits, if it has any."""
     headers: Headers = ()
@@ -235,6 +238,8 @@ class Dispatcher:
         if request.summary is not None:
             request.summary.start()
             strategy.observe_events = request.summary.add_events
+        if request.capture is not None:
+            strategy.observe_events = request.capture.start_attempt(strategy.observe_events)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         responder = Responder(

@@ -23,6 +23,7 @@ from backends.aio import DeadlineTimer
 from backends.interfaces import AttemptTrace, Deadline, RequestContext, Timeouts
 from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_explain
 from gateway.observability.record import RecordObserver, RequestRecord
+from gateway.observability.recording_writer import RecordingPolicy, RequestRecorder
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
 from gateway.pipeline.http import (
     HttpRequest,
@@ -39,6 +40,7 @@ from gateway.pipeline.recorder import (
     ExplainRecorder,
     explain_nothing,
 )
+from gateway.pipeline.recording import RequestCapture
 from gateway.pipeline.responder import record_error, send_reply
 from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
@@ -128,6 +130,8 @@ class GatewayServices(Struct, frozen=True):
     """Traces requests, if tracing is configured."""
     response_store: ResponseStore | None = None
     """Stores the responses of stateful endpoints, if they are stored at all."""
+    request_recorder: RequestRecorder | None = None
+    """Records the requests of models and routes with a recording policy."""
 
 
 class ActiveRequest(Struct, eq=False):
@@ -138,6 +142,8 @@ class ActiveRequest(Struct, eq=False):
     record: RequestRecord
     reservation: Reservation | None = None
     """What it took of its key's limits, if it has any."""
+    capture: RequestCapture | None = None
+    """Captures it, if it is recorded."""
 
     @property
     def headers(self) -> Headers:
@@ -243,6 +249,8 @@ class RequestHandler:
             if request.reservation is not None:
                 request.reservation.settle(record)
             self._observe_request(record)
+            if request.capture is not None:
+                request.capture.end(record)
 
     async def _process_request(self, request: ActiveRequest) -> None:
         http, record = request.http, request.record
@@ -356,6 +364,8 @@ class RequestHandler:
             recorder,
         )
         route = self._route_request(routed)
+        if route.model.recording is not None:
+            self._capture_request(routed, request, route.model.recording)
         self._reserve_limits(routed, route, request, None)
         await forward_request(routed, route, body)
 
@@ -493,11 +503,35 @@ class RequestHandler:
         if info.other_names or not info.model:
             routed.routing_info = replace(info, model=self._router.find_name(info))
         route = self._route_request(routed)
+        if route.model.recording is not None:
+            self._capture_request(routed, request, route.model.recording)
         if self._limiter is not None:
             takes_tokens = routed.client_request.endpoint.task == "generate"
             body = routed.client_request.body if takes_tokens else None
             self._reserve_limits(routed, route, request, body)
         return self.dispatcher.dispatch(routed, route)
+
+    def _capture_request(
+        self, routed: RoutedRequest, request: ActiveRequest, policy: RecordingPolicy
+    ) -> None:
+        """Capture the request, if it is drawn."""
+        recorder = self._services.request_recorder
+        if (
+            recorder is None
+            or routed.explain_recorder.dry_run
+            or self._services.draw() >= policy.config.share
+        ):
+            return
+        capture = RequestCapture(
+            policy,
+            recorder.record_request,
+            routed.client_request,
+            routed.context,
+            routed.writer,
+            has_bodies=routed.client_request.endpoint.task in _MODEL_TASKS,
+        )
+        request.capture = routed.capture = capture
+        request.writer = routed.writer = capture
 
     def _reserve_limits(
         self, routed: RoutedRequest, route: Route, request: ActiveRequest, body: bytes | None

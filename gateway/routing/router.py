@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 
 from backends.interfaces import Backend
 from gateway.config.schema import ModelDefaultsConfig, OnLoss, ShadowConfig
+from gateway.observability.recording_writer import RecordingPolicy
 from gateway.routing.request_attributes import RequestAttributes
 from gateway.routing.rules import RouteRule, RuleMatch, find_matching_rule
 from gateway.routing.traffic_split import TrafficSplit
@@ -86,6 +87,8 @@ class Model(Struct, frozen=True):
     rules: tuple[RouteRule, ...] = ()
     """The rules to try for its requests, in their order."""
     shadow: ShadowRule | None = None
+    recording: RecordingPolicy | None = None
+    """How its requests are recorded, if they are."""
 
 
 class RouteReason(Struct, frozen=True):
@@ -370,6 +373,8 @@ class Router:
         to = rule.config.to
         target_model = model if to.model is None else self._by_name[to.model]
         original_model = "" if target_model is model else model.info.name
+        if rule.recording is not None:
+            target_model = replace(target_model, recording=rule.recording)
         if to.version is None:
             return self._apply_split(
                 target_model, attributes, RouteReason(rule.name), draw, original_model

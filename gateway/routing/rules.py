@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from gateway.config.schema import RouteConfig
+from gateway.observability.recording_writer import RecordingPolicy
 from gateway.routing.request_attributes import RequestAttributes, Scalar
 from gateway.routing.traffic_split import bucket_to_fraction, compute_bucket
 
@@ -21,6 +22,8 @@ class RouteRule(Struct, frozen=True):
     """The headers that must match, by lower-case name."""
     share: float = 1.0
     """The share of the matching requests that the rule takes, from 0 to 1."""
+    recording: RecordingPolicy | None = None
+    """How its requests are recorded, if it says so."""
 
     @property
     def name(self) -> str:
@@ -65,11 +68,11 @@ class RouteRule(Struct, frozen=True):
                 return when.tag
 
 
-def compile_rule(config: RouteConfig) -> RouteRule:
+def compile_rule(config: RouteConfig, recording: RecordingPolicy | None = None) -> RouteRule:
     """Compile a route: header names in lower case."""
     headers = {name.lower(): text for name, text in config.when.header.items()}
     share = config.when.share
-    return RouteRule(config, headers, 1.0 if share is None else share)
+    return RouteRule(config, headers, 1.0 if share is None else share, recording)
 
 
 class RuleMatch(Struct, frozen=True):

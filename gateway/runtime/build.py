@@ -15,6 +15,7 @@ from gateway.auth.api_keys import Principal
 from gateway.config import loader, schema
 from gateway.config.registry import load_symbol
 from gateway.http_server import openapi
+from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.handler import GatewayServices
 from gateway.ratelimit.limiter import (
     ANONYMOUS_KEY,
@@ -181,6 +182,8 @@ def build_model(
     backends: Mapping[str, Backend],
     defaults: schema.DefaultsConfig,
     created: int,
+    *,
+    recording: RecordingPolicy | None = None,
 ) -> Model:
     """Build the router's model."""
     targets = {
@@ -216,6 +219,7 @@ def build_model(
         fallback_requires_access=model.fallback_requires_access,
         sticky=sticky,
         shadow=None if model.shadow is None else ShadowRule(name, model.shadow),
+        recording=recording,
     )
 
 

@@ -36,6 +36,7 @@ from gateway.runtime.telemetry import (
     set_up_exporters,
     set_up_metrics,
     set_up_process_metrics,
+    set_up_recording,
     set_up_usage,
 )
 from gateway.store.response_store import MemoryResponseStore, create_response_store
@@ -148,6 +149,8 @@ log = logging.getLogger("interlingua")
 
 _USAGE_FLUSH_TIMEOUT = 5.0
 """Seconds to write the last usage rows."""
+_RECORDING_FLUSH_TIMEOUT = 5.0
+"""Seconds to write the last recorded requests."""
 _EXPORT_FLUSH_TIMEOUT = 2.0
 """Seconds to export the last traces and metrics."""
 
@@ -229,6 +232,7 @@ class Gateway:
         observe_reload: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
         services, self._usage_recorder = set_up_usage(config.observe.usage, services)
+        services, self._request_recorder = set_up_recording(services)
         services, self._exporters = set_up_exporters(config.observe, services, os.environ)
         services, self._shared_limits = SharedRateLimits.create(
             config.state, services, self._list_leased_counters
@@ -305,6 +309,7 @@ class Gateway:
         """
         if self._usage_recorder is not None:
             self._usage_recorder.start()
+        self._request_recorder.start()
         if self._process_metrics is not None:
             self._process_metrics.start()
         if self._shared_limits is not None:
@@ -384,6 +389,7 @@ class Gateway:
         await asyncio.gather(*closing)
         if self._usage_recorder is not None:
             await asyncio.to_thread(self._usage_recorder.close, _USAGE_FLUSH_TIMEOUT)
+        await asyncio.to_thread(self._request_recorder.close, _RECORDING_FLUSH_TIMEOUT)
 
     # --- another configuration --------------------------------------------------------------------
 
@@ -478,6 +484,7 @@ class Gateway:
     ) -> None:
         """Make ``now`` the current snapshot, atomically for requests."""
         previous, self._current = self._current, snapshot
+        self._request_recorder.start()
         snapshot.router.ready = not self._is_draining
         self.active_snapshots = [
             *(one for one in self.active_snapshots if one.running_count),

@@ -18,6 +18,7 @@ from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.cors import CorsHandler, CorsPolicy
+from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
 from gateway.routing.paths import PathRouter
 from gateway.routing.router import Router
@@ -149,13 +150,24 @@ class ConfigSnapshot:
 
     def _build_router(self, services: GatewayServices) -> Router:
         config = self.config
+
+        def create_policy(record: schema.RecordConfig | None) -> RecordingPolicy | None:
+            recorder = services.request_recorder
+            return None if record is None or recorder is None else recorder.create_policy(record)
+
+        default_policy = create_policy(config.defaults.record)
         models = {
             name: build.build_model(
-                name, model, self.backends, config.defaults, self.model_created[name]
+                name,
+                model,
+                self.backends,
+                config.defaults,
+                self.model_created[name],
+                recording=create_policy(model.record) or default_policy,
             )
             for name, model in config.models.items()
         }
-        rules = [compile_rule(rule) for rule in config.routes]
+        rules = [compile_rule(rule, create_policy(rule.record)) for rule in config.routes]
         return Router(models, draw=services.draw, rules=rules)
 
     def _build_handlers(

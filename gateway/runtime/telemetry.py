@@ -11,6 +11,7 @@ from gateway.config import listeners as config_listeners
 from gateway.config import schema
 from gateway.http_server.listener import Listener
 from gateway.observability.record import RecordObserver, RequestRecord
+from gateway.observability.recording_writer import RequestRecorder
 from gateway.pipeline.handler import GatewayServices
 from gateway.runtime.reload import ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -91,6 +92,13 @@ def _create_usage_recorder(
 
     assert config.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
     return SqliteUsageRecorder(config.sqlite, config.retention, services.wall_clock)
+
+
+def set_up_recording(services: GatewayServices) -> tuple[GatewayServices, RequestRecorder]:
+    """Set up the recorder of requests, which does nothing before the configuration names one."""
+    recorder = RequestRecorder(services.wall_clock)
+    dropped = {**services.dropped_counts, "recorded_requests": recorder.count_dropped}
+    return replace(services, request_recorder=recorder, dropped_counts=dropped), recorder
 
 
 class TelemetrySender(Protocol):

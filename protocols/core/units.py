@@ -268,15 +268,15 @@ class Secret(str):
         return str.__str__(self)
 
 
-PathKind = Literal["", "file", "output", "template", "weights"]
+PathKind = Literal["", "file", "output", "folder", "template", "weights"]
 
 
 class ScalarType(Struct, frozen=True):
     """How a scalar is written. ``parse`` raises ValueError; ``format_value`` is its inverse.
 
     ``path_kind`` says whether the text is a path, relative to the configuration's folder, and what
-    must exist there: ``weights`` is a path only if it starts with a dot, ``output`` need not exist
-    yet.
+    must exist there: ``weights`` is a path only if it starts with a dot, ``output`` and ``folder``
+    need not exist yet.
     """
 
     parse: Callable[[str], Any]
@@ -537,6 +537,12 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
         path_kind="output",
         description="A file in an existing folder.",
     ),
+    "folder": ScalarType(
+        str,
+        _build_string_schema(),
+        path_kind="folder",
+        description="A folder in an existing folder.",
+    ),
     "template": ScalarType(
         str,
         _build_string_schema(),
@@ -576,6 +582,7 @@ WorkerUrl = Annotated[str, _make_scalar_meta("worker")]
 CollectorUrl = Annotated[str, _make_scalar_meta("collector")]
 FilePath = Annotated[str, _make_scalar_meta("file")]
 OutputPath = Annotated[str, _make_scalar_meta("written")]
+OutputFolder = Annotated[str, _make_scalar_meta("folder")]
 TemplatePath = Annotated[str, _make_scalar_meta("template")]
 WeightsPath = Annotated[str, _make_scalar_meta("weights")]
 NonEmptyStr = Annotated[str, Meta(min_length=1)]

@@ -508,6 +508,10 @@ _DROPPED_COUNTERS: Final = {
         ("log_lines", "Log lines dropped because the reader was too slow."),
         ("usage_rows", "Usage rows dropped because they could not be written."),
         ("traces", "Traces dropped because no collector took them in time."),
+        (
+            "recorded_requests",
+            "Requests that were to be recorded and were not: the disk was full or too slow.",
+        ),
     )
 }
 DROPPED_RECORD_METRICS: Final = (*_DROPPED_COUNTERS.values(),)
@@ -517,7 +521,7 @@ class DroppedRecordCollector(Collector):
     """Reports dropped records."""
 
     def __init__(self, counts: Mapping[str, Callable[[], int]]) -> None:
-        """``counts`` gives each count by name: ``log_lines``, ``usage_rows``, ``traces``."""
+        """``counts`` gives each count by name: such as ``log_lines``."""
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:

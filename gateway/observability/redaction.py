@@ -1,0 +1,355 @@
+"""Redaction of recorded requests: personal data and secrets are replaced before they are written.
+
+Rules apply to every string of a JSON value and to the names of its fields:
+
+fields    the values of fields by name, at any depth, or by path from the top
+patterns  regular expressions, the built-in ones and those of the configuration
+data      images, audio and other Base64 data become their size and digest
+
+JSON without anything that a rule could find is recognized by its bytes, and not even decoded.
+
+A string with JSON in it, such as the arguments of a tool call, is redacted inside. A string too
+long to search is replaced as a whole, so that no search delays a response.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.schema import BuiltInPattern, RedactionConfig
+
+MAX_STRING: Final = 256 << 10
+"""The longest string, in characters, that is searched. A search holds the interpreter lock."""
+_MAX_DEPTH: Final = 128
+_MAX_NESTED_JSON: Final = 3
+"""How deep JSON in strings of JSON is followed."""
+_MAX_PLACES: Final = 32
+"""How many places a record names."""
+_BASE64_LENGTH: Final = 256
+"""The shortest string that is taken for Base64 data."""
+_BASE64: Final = re.compile(r"(?:data:[\w.+/;=-]{0,200},)?[A-Za-z0-9+/_\r\n-]{200,}={0,2}\s*")
+# What JSON has that may hold a match of a built-in pattern. A regular expression would take ten
+# times as long.
+_HINTS: Final = (
+    b"@", b"+", b"J", b"xox", b"AKIA", b"ASIA", b"AIza", b"dapi", b"earer", b"EARER", b"asic",
+    b"ASIC", b"PRIVATE KEY",
+)  # fmt: skip
+_KEY_PREFIXES: Final = (
+    b"sk", b"pk", b"rk", b"nvapi", b"xai", b"hf", b"ghp", b"gho", b"ghs", b"glpat", b"npm", b"pat",
+)  # fmt: skip
+"""What stands before ``-`` or ``_`` in keys."""
+_DIGITS_AS_ZERO: Final = bytes(48 if 48 <= code < 58 else 32 for code in range(256))  # noqa: PLR2004 - 0 to 9
+_CARD_DIGITS: Final = b"0" * 13
+_MAX_CLEAN: Final = 4096
+"""How many short strings are known to have nothing to redact: names of fields and the like."""
+_MAX_CLEAN_LENGTH: Final = 64
+_MAX_DIGITS: Final = 19
+_MIN_DIGITS: Final = 13
+
+ANSWER_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "text": frozenset(
+        {"content", "text", "generated_text", "text_output", "output_text", "completion", "outputs"}
+    ),
+    "reasoning": frozenset({"reasoning", "reasoning_content", "thinking"}),
+    "refusal": frozenset({"refusal"}),
+    "arguments": frozenset({"arguments", "input"}),
+}
+"""The names that protocols have for the fields of a ``RecordedAnswer``."""
+
+
+class _Pattern(Struct, frozen=True):
+    """A regular expression, searched only in strings that have one of ``hints``."""
+
+    name: str
+    regex: re.Pattern[str]
+    hints: tuple[str, ...] = ()
+    is_match: Callable[[str], bool] | None = None
+    """Whether what the expression found is meant."""
+
+    def may_match(self, text: str) -> bool:
+        """Whether the text has a hint, if there are any."""
+        for hint in self.hints:  # a generator would take three times as long
+            if hint in text:
+                return True
+        return not self.hints
+
+    def get_replacement(self, match: re.Match[str]) -> str:
+        """What replaces a match."""
+        if self.is_match is not None and not self.is_match(match[0]):
+            return match[0]
+        return f"[redacted:{self.name}]"
+
+
+def _has_card_number(text: str) -> bool:
+    """Whether some of these groups of digits are the number of a card: their checksum is right."""
+    groups = text.replace("-", " ").split()
+    for begin in range(len(groups)):
+        number = ""
+        for group in groups[begin:]:
+            number += group
+            if len(number) > _MAX_DIGITS:
+                break
+            if len(number) >= _MIN_DIGITS and _has_card_checksum(number):
+                return True
+    return False
+
+
+def _has_card_checksum(number: str) -> bool:
+    """The algorithm of Luhn."""
+    digits = [int(digit) for digit in number]
+    odd, even = digits[-1::-2], digits[-2::-2]
+    return (sum(odd) + sum(sum(divmod(2 * digit, 10)) for digit in even)) % 10 == 0
+
+
+_BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
+    "private_key": _Pattern(
+        "private_key",
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+            r".*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)",
+            re.DOTALL,
+        ),
+        ("PRIVATE KEY",),
+    ),
+    "bearer": _Pattern(
+        "bearer",
+        re.compile(
+            r"\b(?:bearer|basic)\s{1,8}(?=[a-z.~+/_-]*[0-9=]|[\w.~+/-]{20})[\w.~+/-]{8,}=*",
+            re.IGNORECASE,
+        ),
+        ("earer", "EARER", "asic", "ASIC"),
+    ),
+    "jwt": _Pattern("jwt", re.compile(r"eyJ[\w-]{8,}\.[\w-]{2,}(?:\.[\w-]*)?"), ("eyJ",)),
+    "api_key": _Pattern(
+        "api_key",
+        re.compile(
+            r"sk[-_][\w-]{12,}|pk[-_][\w-]{12,}|rk[-_][\w-]{12,}|nvapi-[\w-]{12,}|xai-[\w-]{12,}"
+            r"|dapi[\w-]{16,}|hf_\w{16,}|gh[pos]_\w{16,}|glpat-[\w-]{16,}|npm_\w{16,}"
+            r"|github_pat_\w{20,}|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|ASIA[A-Z0-9]{16}"
+            r"|AIza[\w-]{30,}"
+        ),
+        (
+            "sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "nvapi-", "xai-", "dapi", "hf_", "ghp_",
+            "gho_", "ghs_", "glpat-", "npm_", "github_pat_", "xox", "AKIA", "ASIA", "AIza",
+        ),
+    ),
+    "email": _Pattern(
+        "email",
+        re.compile(
+            r"(?<![\w.!#$%&'*+/=?^`{|}~-])[\w.!#$%&'*+/=?^`{|}~-]{1,256}"
+            r"@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"
+        ),
+        ("@",),
+    ),
+    "credit_card": _Pattern(
+        "credit_card",
+        re.compile(r"[0-9](?:[ -]?[0-9]){12,}"),
+        is_match=_has_card_number,
+    ),
+    "phone": _Pattern(
+        "phone", re.compile(r"\+[0-9](?:[ ()./-]{0,3}[0-9]){6,14}(?![0-9])"), ("+",)
+    ),
+}  # fmt: skip
+"""In the order in which they are searched."""
+
+
+class Redactor:
+    """Redacts the parts of one request after the other, by the same rules."""
+
+    def __init__(self, config: RedactionConfig) -> None:
+        self._patterns = [
+            *(pattern for name, pattern in _BUILT_IN.items() if name in config.builtin),
+            *(_Pattern(name, re.compile(text)) for name, text in config.patterns.items()),
+        ]
+        self._needs_decoding = bool(config.patterns or config.fields)
+        self._clean: dict[str, None] = {}
+        names = [field.lower() for field in config.fields]
+        self._names = frozenset(name for name in names if "." not in name)
+        self._paths = frozenset(tuple(name.split(".")) for name in names if "." in name)
+        hidden = {*self._names, *(path[-1] for path in self._paths)}
+        self._answer_names = frozenset(
+            name for name, others in ANSWER_FIELDS.items() if hidden & {name, *others}
+        )
+
+    def is_clean(self, data: bytes) -> bool:
+        """Whether no rule can find anything in this JSON, as far as its bytes show.
+
+        Without escaped characters, what a built-in pattern needs is in the bytes, too.
+        """
+        if self._needs_decoding or b"\\u" in data:
+            return False
+        for hint in _HINTS:
+            if hint in data:
+                return False
+        if _CARD_DIGITS in data.translate(_DIGITS_AS_ZERO, b" -"):
+            return False
+        for piece in data.replace(b"_", b"-").split(b"-"):
+            if piece.endswith(_KEY_PREFIXES):
+                return False
+        if len(data) >= _BASE64_LENGTH:
+            for text in data.split(b'"'):
+                if len(text) >= _BASE64_LENGTH and b" " not in text:
+                    return False
+        return True
+
+    def redact(self, part: str, value: Any, places: list[str]) -> Any:
+        """A JSON value without what the rules find; adds where it was to ``places``.
+
+        ``part`` is ``request``, ``response`` or another part of the record.
+        """
+        rules = self._patterns, self._names, self._paths, self._clean
+        return _Redaction(*rules, places).run(part, value)
+
+    def redact_answer(self, value: Any, places: list[str]) -> Any:
+        """The same for a ``RecordedAnswer``, whose fields have names in other protocols, too."""
+        names = self._names | self._answer_names
+        rules = self._patterns, names, self._paths, self._clean
+        return _Redaction(*rules, places).run("answer", value)
+
+
+class _Redaction:
+    """Redacts one JSON value."""
+
+    def __init__(
+        self,
+        patterns: Sequence[_Pattern],
+        names: frozenset[str],
+        paths: frozenset[tuple[str, ...]],
+        clean: dict[str, None],
+        places: list[str],
+    ) -> None:
+        self._clean = clean
+        self._patterns = patterns
+        self._names = names
+        self._paths = paths
+        self._places = places
+        self._keys: list[str | int] = []
+        """The path to the current value."""
+        self._part = ""
+        self._nested = 0
+
+    def run(self, part: str, value: Any) -> Any:
+        """See ``Redactor.redact``."""
+        self._part = part
+        return self._redact(value)
+
+    def _redact(self, value: Any) -> Any:
+        if type(value) is str:
+            return self._redact_string(value)
+        if type(value) is dict:
+            if len(self._keys) >= _MAX_DEPTH:
+                return self._replace("depth")
+            return dict(self._redact_item(key, one) for key, one in value.items())
+        if type(value) is list:
+            if len(self._keys) >= _MAX_DEPTH:
+                return self._replace("depth")
+            if value and type(value[0]) in (int, float) and not self._needs_items():
+                return self._redact_numbers(value)
+            return [self._redact_element(index, one) for index, one in enumerate(value)]
+        return self._redact_number(value) if type(value) in (int, float) else value
+
+    def _needs_items(self) -> bool:
+        """Whether a rule may name an element of a list by its number."""
+        return bool(self._paths)
+
+    def _redact_numbers(self, value: list[Any]) -> list[Any]:
+        return [
+            one if type(one) is float or (type(one) is int and abs(one) < 10**12) else
+            self._redact_element(index, one)
+            for index, one in enumerate(value)
+        ]  # fmt: skip
+
+    def _redact_number(self, value: float) -> Any:
+        """A number that a pattern finds, such as that of a card, is replaced."""
+        if type(value) is not int or abs(value) < 10**12:
+            return value
+        text = str(value)
+        redacted = self._redact_string(text)
+        return value if redacted == text else redacted
+
+    def _redact_element(self, index: int, value: Any) -> Any:
+        self._keys.append(index)
+        redacted = self._replace("field") if self._is_hidden() else self._redact(value)
+        self._keys.pop()
+        return redacted
+
+    def _redact_item(self, key: str, value: Any) -> tuple[str, Any]:
+        name = self._search(key) if len(key) <= MAX_STRING else "[redacted:long]"
+        self._keys.append(name)
+        if value is not None and (key.lower() in self._names or self._is_hidden()):
+            redacted: Any = self._replace("field")
+        else:
+            redacted = self._redact(value)
+        self._keys.pop()
+        return name, redacted
+
+    def _is_hidden(self) -> bool:
+        """Whether a path of the rules leads here; ``*`` stands for any one step."""
+        return bool(self._paths) and any(
+            len(path) == len(self._keys)
+            and all(
+                step in ("*", str(key).lower())
+                for step, key in zip(path, self._keys, strict=True)
+            )
+            for path in self._paths
+        )  # fmt: skip
+
+    def _redact_string(self, text: str) -> str:
+        if len(text) >= _BASE64_LENGTH and _BASE64.fullmatch(text):
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            return self._replace(f"base64 {len(text)} characters sha256 {digest}")
+        if len(text) > MAX_STRING:
+            return self._replace(f"{len(text)} characters")
+        if text.lstrip()[:1] in ("{", "["):
+            return self._redact_nested(text)
+        return self._search(text)
+
+    def _redact_nested(self, text: str) -> str:
+        """A string that may be JSON itself."""
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return self._search(text)
+        if self._nested >= _MAX_NESTED_JSON:
+            return self._replace("nested")
+        self._nested += 1
+        keys, self._keys = self._keys, []
+        places, self._places = self._places, []
+        redacted = self._redact(value)
+        found, self._places, self._keys = self._places, places, keys
+        self._nested -= 1
+        if found:
+            self._add_place()
+            text = msgspec.json.encode(redacted).decode()
+        return self._search(text)
+
+    def _search(self, text: str) -> str:
+        """The text without what the patterns find."""
+        if text in self._clean:
+            return text
+        original = text
+        for pattern in self._patterns:
+            if not pattern.may_match(text):
+                continue
+            before, text = text, pattern.regex.sub(pattern.get_replacement, text)
+            if text is not before and text != before:
+                self._add_place()
+        is_short = len(text) <= _MAX_CLEAN_LENGTH
+        if text is original and is_short and len(self._clean) < _MAX_CLEAN:
+            self._clean[text] = None
+        return text
+
+    def _replace(self, reason: str) -> str:
+        self._add_place()
+        return f"[redacted:{reason}]"
+
+    def _add_place(self) -> None:
+        if len(self._places) < _MAX_PLACES:
+            steps = (f"[{key}]" if isinstance(key, int) else f".{key[:64]}" for key in self._keys)
+            place = self._part + "".join(steps)
+            if place not in self._places[-1:]:
+                self._places.append(place)

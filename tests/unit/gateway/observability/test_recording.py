@@ -1,0 +1,80 @@
+"""The format of recordings: a line is written and read back; damaged lines are skipped."""
+
+import gzip
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from gateway.observability.recording import (
+    RecordedAnswer,
+    RecordedChoice,
+    RecordedRequest,
+    RecordedToolCall,
+    RecordedUsage,
+    encode_recorded_request,
+    read_recordings,
+)
+
+RECORDED: Final = RecordedRequest(
+    id="one",
+    at=1.5,
+    protocol="openai",
+    request={"model": "chat"},
+    events=[(0.25, "data: [DONE]\n\n"), (0.5, 14)],
+    answer=RecordedAnswer([RecordedChoice("hello", tool_calls=[RecordedToolCall("f", "{}")])]),
+    usage=RecordedUsage(3, 2, "worker"),
+)
+
+
+def test_line_is_read_back(tmp_path: Path) -> None:
+    """Every field of a record survives; the line is one JSON object with the format's version."""
+    line = encode_recorded_request(RECORDED)
+    (tmp_path / "a.jsonl").write_bytes(line)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert msgspec.json.decode(line)["format"] == 1
+    assert [*read_recordings(tmp_path)] == [RECORDED]
+    assert [*read_recordings(tmp_path / "a.jsonl")] == [RECORDED]
+
+
+def test_folder_is_read_in_order(tmp_path: Path) -> None:
+    """Plain and compressed files are read, the oldest first; one that has both is read once."""
+    lines = [encode_recorded_request(msgspec.structs.replace(RECORDED, id=n)) for n in "abc"]
+    (tmp_path / "interlingua-1.jsonl.gz").write_bytes(gzip.compress(lines[0]))
+    (tmp_path / "interlingua-1.jsonl").write_bytes(lines[0])
+    (tmp_path / "interlingua-2.jsonl").write_bytes(lines[1])
+    (tmp_path / "interlingua-3.jsonl.gz").write_bytes(gzip.compress(lines[2]))
+    (tmp_path / "interlingua-4.jsonl.gz.part").write_bytes(b"not complete")
+    assert [one.id for one in read_recordings(tmp_path)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_cut_off_file_is_read_to_its_end(tmp_path: Path, suffix: str) -> None:
+    """What a killed process left is read as far as it goes, and what is missing is counted."""
+    line = encode_recorded_request(RECORDED)
+    data = line + line[: len(line) // 2]
+    if suffix.endswith("gz"):
+        data = gzip.compress(line * 2 + line)[:-12]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    reader = read_recordings(path)
+    assert {one.id for one in reader} <= {"one"}
+    assert reader.skipped_lines == 1
+
+
+def test_unknown_fields_and_other_lines_are_skipped(tmp_path: Path) -> None:
+    """A later version may add fields; a line without the needed ones is counted."""
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"format":2,"id":"x","at":1,"later":[{}]}\n\n{"at":1}\n\xff\n'
+    )
+    reader = read_recordings(tmp_path)
+    assert [(one.id, one.format) for one in reader] == [("x", 2)]
+    assert reader.skipped_lines == 2
+
+
+def test_missing_recording_is_an_error(tmp_path: Path) -> None:
+    """A path that does not exist is an error, not an empty recording."""
+    with pytest.raises(FileNotFoundError):
+        read_recordings(tmp_path / "none.jsonl")
