@@ -13,13 +13,15 @@ from gateway.cli.init import init
 from gateway.cli.keys import keys
 from gateway.cli.migrate import migrate
 from gateway.cli.probe import probe
+from gateway.cli.replay import replay
 from gateway.cli.serve import serve, worker
 from gateway.cli.usage import usage
 
 _GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Serve": (serve, worker),
     "Write a configuration": (init, check, diff, schema, keys, migrate),
-    "Operate": (explain_command, usage, ab, probe),
+    "Operate": (explain_command, usage, probe),
+    "Decide by evidence": (ab, replay),
 }
 
 
