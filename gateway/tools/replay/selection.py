@@ -112,7 +112,7 @@ def _sample(
     if sampling == "first":
         return [*requests[:limit]]
     if sampling == "random":
-        chosen = rng.sample(range(len(requests)), limit)
+        chosen: Sequence[int] = rng.sample(range(len(requests)), limit)
     else:
         chosen = _sample_strata(requests, limit, rng)
     return [requests[number] for number in sorted(chosen)]
@@ -138,14 +138,6 @@ def _sample_strata(
         for position, number in enumerate(members)
     )
     return [number for _, _, number in ranked[:limit]]
-
-
-def estimate(requests: Iterable[RecordedRequest], prices: Prices | None = None) -> Estimate:
-    """What these requests are expected to take."""
-    total = Estimate(cost=None if prices is None else 0.0)
-    for recorded in requests:
-        _add(total, recorded, prices)
-    return total
 
 
 def _add(total: Estimate, recorded: RecordedRequest, prices: Prices | None) -> None:

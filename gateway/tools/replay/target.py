@@ -106,8 +106,11 @@ class ReplayTarget(Struct, frozen=True):
         if not mounts:
             return None
         number, prefix = mounts[0]
-        # The prefix of a gateway without listeners in its configuration.
-        return number, prefix + recorded.path.removeprefix(f"/{recorded.protocol}")
+        path = recorded.path
+        if recorded.protocol != "openai":  # /openai begins Azure's own paths
+            # The prefix of a gateway without listeners in its configuration.
+            path = path.removeprefix(f"/{recorded.protocol}")
+        return number, prefix + path
 
 
 def _rename_in_path(path: str, model: str) -> str:
