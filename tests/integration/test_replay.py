@@ -11,18 +11,18 @@ import pytest
 
 from gateway.observability.recording import RecordedRequest, read_recordings
 from tests.conftest import RunningGateway, Serve
-from tests.fakes import ScriptedWorker
+from tests.fakes import ScriptedWorker, make_reply
 
 CONFIG = """
 listeners:
   - address: "127.0.0.1:0"
-    protocols: [openai, anthropic, databricks, triton, ovms, ollama, {name: mindie, prefix: /mindie},
-      {name: tgi, prefix: /tgi}]
+    protocols: [openai, anthropic, databricks, triton, ovms, ollama,
+      {name: mindie, prefix: /mindie}, {name: tgi, prefix: /tgi}]
 backends:
   old: {kind: echo, script: ["It", " is", " noon"]}
   new: {kind: echo, script: ["It", " is", " night"]}
   slow: {kind: echo, script: [a, b, c, d, e, f, g, h], delay: 300ms}
-  strict: {protocol: mindie, workers: ["http://127.0.0.1:9"]}
+  strict: {protocol: databricks, workers: ["http://127.0.0.1:9"]}
 models:
   chat:
     aliases: [gpt]
@@ -32,6 +32,12 @@ models:
     record: {to: FOLDER, bodies: full}
 """
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "What time is it?"}]}
+ANSWER = {
+    "id": "c", "object": "chat.completion", "created": 1, "model": "llama",
+    "choices": [{"index": 0, "finish_reason": "stop",
+                 "message": {"role": "assistant", "content": "It is dawn"}}],
+    "usage": {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7},
+}  # fmt: skip
 GENERATE = {"text_input": "What time is it?"}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
@@ -135,22 +141,27 @@ async def test_requests_of_every_protocol_go_to_another_version(
         assert oct(file.stat().st_mode)[-3:] == "600"
 
 
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
 async def test_losses_and_failures_are_results(
-    serve: Serve, config: Path, recordings: Path, tmp_path: Path
+    serve: Serve, config: Path, recordings: Path, tmp_path: Path, status: str
 ) -> None:
-    await send_all(
-        await serve(config.read_text()),
-        [("/v1/chat/completions", CHAT | {"logit_bias": {"5": 1}})],
-    )
-    await wait_for(recordings, 1)
-    out = tmp_path / "out"
-    code, printed = await run_replay(recordings, "--config", config, "--to", "chat@4", "--out", out)
+    async with ScriptedWorker([[make_reply(json.dumps(ANSWER).encode(), status=status)]]) as worker:
+        config.write_text(config.read_text().replace("http://127.0.0.1:9", worker.url))
+        request = ("/v1/chat/completions", CHAT | {"logit_bias": {"5": 1}})
+        await send_all(await serve(config.read_text()), [request])
+        await wait_for(recordings, 1)
+        code, printed = await run_replay(
+            recordings, "--config", config, "--to", "chat@4", "--out", tmp_path / "out"
+        )
     assert code == 0
-    assert "1 of 1 requests were sent, 1 of them failed" in printed
-    [result] = read_recordings(out)
-    assert result.status >= 500
-    assert result.outcome == "gateway_error"  # no worker is there
-    assert [loss.parameter for loss in result.losses] == ["logit_bias"]
+    [result] = read_recordings(tmp_path / "out")
+    if status == "200 OK":
+        assert "1 of 1 requests were sent, 0 of them failed" in printed
+        assert [loss.parameter for loss in result.losses] == ["logit_bias"]
+        assert read_texts([result]) == {result.replay_of: "It is dawn"}
+    else:
+        assert "1 of 1 requests were sent, 1 of them failed" in printed
+        assert (result.status >= 500, result.outcome) == (True, "worker_error")
 
 
 async def test_worker_answers_by_its_own_name_of_the_model(
@@ -158,15 +169,7 @@ async def test_worker_answers_by_its_own_name_of_the_model(
 ) -> None:
     await send_all(await serve(config.read_text()), REQUESTS[:1])
     await wait_for(recordings, 1)
-    body = {
-        "id": "c", "object": "chat.completion", "created": 1, "model": "llama",
-        "choices": [{"index": 0, "finish_reason": "stop",
-                     "message": {"role": "assistant", "content": "It is dawn"}}],
-        "usage": {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7},
-    }  # fmt: skip
-    data = json.dumps(body).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    async with ScriptedWorker([[head % len(data) + data]]) as worker:
+    async with ScriptedWorker([[make_reply(json.dumps(ANSWER).encode())]]) as worker:
         code, printed = await run_replay(
             recordings, "--to", worker.url, "--model", "llama", "--out", tmp_path / "out"
         )
