@@ -145,7 +145,7 @@ async def test_requests_of_every_protocol_go_to_another_version(
 async def test_losses_and_failures_are_results(
     serve: Serve, config: Path, recordings: Path, tmp_path: Path, status: str
 ) -> None:
-    async with ScriptedWorker([[make_reply(json.dumps(ANSWER).encode(), status=status)]]) as worker:
+    async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode(), status=status)]) as worker:
         config.write_text(config.read_text().replace("http://127.0.0.1:9", worker.url))
         request = ("/v1/chat/completions", CHAT | {"logit_bias": {"5": 1}})
         await send_all(await serve(config.read_text()), [request])
@@ -169,7 +169,7 @@ async def test_worker_answers_by_its_own_name_of_the_model(
 ) -> None:
     await send_all(await serve(config.read_text()), REQUESTS[:1])
     await wait_for(recordings, 1)
-    async with ScriptedWorker([[make_reply(json.dumps(ANSWER).encode())]]) as worker:
+    async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode())]) as worker:
         code, printed = await run_replay(
             recordings, "--to", worker.url, "--model", "llama", "--out", tmp_path / "out"
         )
