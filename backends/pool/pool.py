@@ -406,6 +406,7 @@ class PoolBackend:
             slot = await self._workers.acquire(criteria, deadline, context.id)
             if context.first_attempt_at is None:
                 context.first_attempt_at = slot.acquired_at
+            context.worker = slot.worker.config.url
             attempt = ForwardedAttempt(slot, self._workers, self._services, deadline)
             has_begun = False
             try:

@@ -1,6 +1,5 @@
 """Validates a configuration as a whole: references, and routes and fallbacks that never apply."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -548,7 +547,7 @@ def check_recordings(config: Config, context: ValidationContext) -> None:
         _check_redaction(record, path, context)
         if not (is_set(record.to) and is_set(record.size) and is_set(record.retention)):
             continue
-        first = folders.setdefault(os.path.normpath(record.to), record)
+        first = folders.setdefault(record.to.rstrip("/"), record)
         for name in ("size", "retention"):
             if getattr(first, name) != getattr(record, name):
                 message = "another model or route records to this folder with another limit"

@@ -60,11 +60,23 @@ class _Pattern(Struct, frozen=True):
         return f"[redacted:{self.name}]"
 
 
-def _has_card_checksum(text: str) -> bool:
-    """Whether the digits are a card number: their checksum after Luhn is right."""
-    digits = [int(digit) for digit in text if digit.isdigit()]
-    if not _MIN_DIGITS <= len(digits) <= _MAX_DIGITS:
-        return False
+def _has_card_number(text: str) -> bool:
+    """Whether some of these groups of digits are the number of a card: their checksum is right."""
+    groups = text.replace("-", " ").split()
+    for begin in range(len(groups)):
+        number = ""
+        for group in groups[begin:]:
+            number += group
+            if len(number) > _MAX_DIGITS:
+                break
+            if len(number) >= _MIN_DIGITS and _has_card_checksum(number):
+                return True
+    return False
+
+
+def _has_card_checksum(number: str) -> bool:
+    """The algorithm of Luhn."""
+    digits = [int(digit) for digit in number]
     odd, even = digits[-1::-2], digits[-2::-2]
     return (sum(odd) + sum(sum(divmod(2 * digit, 10)) for digit in even)) % 10 == 0
 
@@ -81,7 +93,10 @@ _BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
     ),
     "bearer": _Pattern(
         "bearer",
-        re.compile(r"\b(?:bearer|basic)\s{1,8}[\w.~+/-]{8,}=*", re.IGNORECASE),
+        re.compile(
+            r"\b(?:bearer|basic)\s{1,8}(?=[a-z.~+/_-]*[0-9=]|[\w.~+/-]{20})[\w.~+/-]{8,}=*",
+            re.IGNORECASE,
+        ),
         ("earer", "EARER", "asic", "ASIC"),
     ),
     "jwt": _Pattern("jwt", re.compile(r"eyJ[\w-]{8,}\.[\w-]{2,}(?:\.[\w-]*)?"), ("eyJ",)),
@@ -108,11 +123,11 @@ _BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
     ),
     "credit_card": _Pattern(
         "credit_card",
-        re.compile(r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)"),
-        is_match=_has_card_checksum,
+        re.compile(r"[0-9](?:[ -]?[0-9]){12,}"),
+        is_match=_has_card_number,
     ),
     "phone": _Pattern(
-        "phone", re.compile(r"(?<![\w+])\+\d(?:[ ()./-]{0,3}\d){6,14}(?!\d)"), ("+",)
+        "phone", re.compile(r"\+[0-9](?:[ ()./-]{0,3}[0-9]){6,14}(?![0-9])"), ("+",)
     ),
 }  # fmt: skip
 """In the order in which they are searched."""

@@ -237,10 +237,9 @@ class Dispatcher:
             request.explain_recorder.record_attempt(strategy, self._max_body_size)
         if request.summary is not None:
             request.summary.start()
-            strategy.event_observers += (request.summary.add_events,)
+            strategy.observe_events = request.summary.add_events
         if request.capture is not None:
-            request.capture.start_attempt()
-            strategy.event_observers += (request.capture.observe_events,)
+            strategy.observe_events = request.capture.start_attempt(strategy.observe_events)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         responder = Responder(

@@ -12,22 +12,24 @@ from backends.interfaces import RequestContext
 from gateway.observability.record import RequestRecord
 from gateway.observability.recording_writer import MAX_BODY, CapturedRequest, RecordingPolicy
 from gateway.pipeline.http import ResponseWriter, ResponseWriterWrapper
+from gateway.pipeline.strategies import EventObserver
 from protocols.core.events import Event
 from protocols.core.interfaces import ClientRequest, Headers
 
-RECORDED_HEADERS: Final = (
-    "content-type",
-    "accept",
-    "user-agent",
-    "accept-language",
-    "anthropic-version",
-    "anthropic-beta",
-    "openai-beta",
-    "x-interlingua-strict",
-    "x-interlingua-timeout",
-    "x-interlingua-protocol",
+_RECORDED_HEADERS: Final = frozenset(
+    {
+        "content-type",
+        "accept",
+        "accept-language",
+        "user-agent",
+        "x-interlingua-strict",
+        "x-interlingua-timeout",
+        "x-interlingua-protocol",
+    }
 )
 """The headers of requests that are recorded. None holds credentials."""
+_RECORDED_ENDINGS: Final = ("-version", "-beta")
+"""So end the names of headers by which clients choose a version of their protocol."""
 _MAX_EVENTS: Final = 200_000
 _MAX_HEADER: Final = 500
 
@@ -77,18 +79,26 @@ class RequestCapture(ResponseWriterWrapper):
                 self._is_truncated = True
         self._writer.write(data)
 
-    def start_attempt(self) -> None:
-        """The request is sent to a target. Forget the events of one that failed before."""
+    def start_attempt(self, other: EventObserver | None) -> EventObserver | None:
+        """The request is sent to a target: observe its events, for the ``other`` observer, too.
+
+        Those of a target that failed before are forgotten.
+        """
         self._events = []
+        if not self._has_bodies:
+            return other
+        if other is None:
+            return self._add_events
 
-    def observe_events(self, events: Sequence[Event]) -> None:
-        """Add events of the answer."""
-        if self._has_bodies and not self._is_truncated and len(self._events) < _MAX_EVENTS:
+        def observe_both(events: Sequence[Event]) -> None:
+            other(events)
+            self._add_events(events)
+
+        return observe_both
+
+    def _add_events(self, events: Sequence[Event]) -> None:
+        if not self._is_truncated and len(self._events) < _MAX_EVENTS:
             self._events += events
-
-    def finish(self) -> None:
-        """See ``ResponseWriter``."""
-        self._writer.finish()
 
     def end(self, record: RequestRecord) -> None:
         """The request has ended: hand it to the recorder."""
@@ -100,7 +110,7 @@ class RequestCapture(ResponseWriterWrapper):
                 record=record,
                 method=client_request.endpoint.method,
                 path=client_request.path,
-                headers=select_headers(client_request.headers),
+                headers=_select_headers(client_request.headers),
                 worker=self._context.worker,
                 body=body if self._has_bodies else None,
                 body_size=len(body),
@@ -113,6 +123,10 @@ class RequestCapture(ResponseWriterWrapper):
         )
 
 
-def select_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+def _select_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers that are recorded."""
-    return {name: headers[name][:_MAX_HEADER] for name in RECORDED_HEADERS if name in headers}
+    return {
+        name: value[:_MAX_HEADER]
+        for name, value in headers.items()
+        if name in _RECORDED_HEADERS or name.endswith(_RECORDED_ENDINGS)
+    }

@@ -185,8 +185,8 @@ class ResponseStrategy:
         self.context = context
         self.process_events: EventProcessor = keep_events
         """The events to report for a batch of the response. Call it for each batch, in order."""
-        self.event_observers: tuple[EventObserver, ...] = ()
-        """Receive the events that ``process_events`` returns, if they are set before ``stream``."""
+        self.observe_events: EventObserver | None = None
+        """Receives the events that ``process_events`` returns, if it is set before ``stream``."""
         self.plan = NO_EMULATION
         self.unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
         """The parameters to report as unsupported."""
@@ -228,16 +228,16 @@ class ResponseStrategy:
 
     def stream(self, sink: EventSink | None = None) -> StreamItems:
         """Send the request; see ``backends.interfaces.Backend.send``."""
-        backend, observers = self.route.target.backend, self.event_observers
+        backend, observe = self.route.target.backend, self.observe_events
         items, process = send_emulated(backend, self.prepared, self.context, self.plan, sink)
-        self.process_events = _observe_events(process, observers) if observers else process
+        self.process_events = process if observe is None else _observe_events(process, observe)
         return items
 
     def send_unary(self) -> Coroutine[Any, Any, Sequence[StreamItem]]:
         """Send a unary request; see ``backends.interfaces.Backend.send_unary``."""
-        backend, observers = self.route.target.backend, self.event_observers
+        backend, observe = self.route.target.backend, self.observe_events
         items, process = send_emulated_unary(backend, self.prepared, self.context, self.plan)
-        self.process_events = _observe_events(process, observers) if observers else process
+        self.process_events = process if observe is None else _observe_events(process, observe)
         return items
 
     def get_encoder(self) -> ResponseEncoder:
@@ -326,11 +326,10 @@ class ResponseStrategy:
         )
 
 
-def _observe_events(process: EventProcessor, observers: Sequence[EventObserver]) -> EventProcessor:
+def _observe_events(process: EventProcessor, observe: EventObserver) -> EventProcessor:
     def process_and_observe(events: Sequence[Event]) -> Sequence[Event]:
         events = process(events)
-        for observe in observers:
-            observe(events)
+        observe(events)
         return events
 
     return process_and_observe

@@ -1,0 +1,98 @@
+"""67: recordings can't be written, or the process that writes them is killed."""
+
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+from gateway.observability.recording import RecordedRequest, read_recordings
+from tests.fault.gateway_process import GatewayProcess, build_config
+from tests.fault.protocol_clients import wait_until
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello " * 50}]}
+
+
+def build_recording_config(to: Path, **more: Any) -> str:
+    return build_config(defaults={"record": {"to": str(to), "bodies": "full"}}, **more)
+
+
+async def send_chats(gateway: GatewayProcess, times: int) -> None:
+    for _ in range(times):
+        response = await gateway.http.post(f"{gateway.urls[0]}/v1/chat/completions", json=BODY)
+        assert response.status_code == 200
+
+
+async def get_dropped(gateway: GatewayProcess) -> float:
+    page = await gateway.http.get(f"{gateway.urls[-1]}/metrics")
+    [line] = [
+        one
+        for one in page.text.splitlines()
+        if one.startswith("interlingua_recorded_requests_dropped_total")
+    ]
+    return float(line.split()[1])
+
+
+def read_whole(to: Path) -> tuple[list[RecordedRequest], int]:
+    """What can be read, and how many lines can't."""
+    if not to.exists():
+        return [], 0
+    reader = read_recordings(to)
+    return [*reader], reader.skipped_lines
+
+
+async def test_fault_67_killed_process_leaves_readable_recordings(tmp_path: Path) -> None:
+    """Killed at any moment, with requests running: at most the last line is cut off.
+
+    The next process writes beside what is left, and reads nothing of it.
+    """
+    to, total = tmp_path / "recordings", 0
+    for number in range(6):
+        gateway = GatewayProcess(tmp_path, build_recording_config(to))
+        process = await gateway.__aenter__()
+        await send_chats(process, 5 + 7 * number)
+        process.process.send_signal(signal.SIGKILL)
+        process.process.wait()
+        await process.http.aclose()
+        found, skipped = read_whole(to)
+        assert skipped <= number + 1
+        assert len(found) >= total
+        assert all(one.request == BODY for one in found)
+        total = len(found)
+    assert total > 0
+
+
+async def test_fault_67_full_disk_costs_records_and_no_responses(tmp_path: Path) -> None:
+    """The limit of a file's size is reached as a full disk is; afterwards it is written again."""
+    to = tmp_path / "recordings"
+    async with GatewayProcess(tmp_path, build_recording_config(to)) as gateway:
+        await send_chats(gateway, 2)
+        await wait_until(lambda: len(read_whole(to)[0]) == 2, 10)
+        size = sum(one.stat().st_size for one in to.iterdir())
+        pid, limit = gateway.process.pid, resource.RLIMIT_FSIZE
+        before = resource.prlimit(pid, limit, (size + 100, resource.RLIM_INFINITY))
+        try:
+            await send_chats(gateway, 1)
+            await wait_until(lambda: "requests are not recorded in" in gateway.said(), 10)
+            resource.prlimit(pid, limit, (1, resource.RLIM_INFINITY))
+            await send_chats(gateway, 4)
+            await wait_until(lambda: read_whole(to)[1] == 0, 10)
+        finally:
+            resource.prlimit(pid, limit, before)
+        await send_chats(gateway, 2)
+        await wait_until(lambda: "requests are recorded in" in gateway.said(), 10)
+        dropped = await get_dropped(gateway)
+        assert dropped >= 1
+        assert await gateway.stop() == 0
+    found, skipped = read_whole(to)
+    assert (len(found), skipped) == (9 - dropped, 0)
+
+
+async def test_fault_67_graceful_shutdown_writes_the_rest(tmp_path: Path) -> None:
+    """No request that was answered before SIGTERM is missing; several processes write each own."""
+    to = tmp_path / "recordings"
+    async with GatewayProcess(tmp_path, build_recording_config(to), "--processes", "2") as gateway:
+        await send_chats(gateway, 30)
+        assert await gateway.stop() == 0
+    found, skipped = read_whole(to)
+    assert (len(found), skipped) == (30, 0)
+    assert {one.stat().st_mode & 0o777 for one in to.iterdir()} == {0o600}

@@ -1,0 +1,398 @@
+"""Files of recordings: rotation, retention, limits, modes, failures, and the lines in them."""
+
+import fcntl
+import gzip
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.config.schema import RecordConfig
+from gateway.observability import recording_writer
+from gateway.observability.record import RequestRecord
+from gateway.observability.recording import RecordedChoice, encode_recorded_request, read_recordings
+from gateway.observability.recording_writer import (
+    CapturedRequest,
+    RecordingFolder,
+    RequestRecorder,
+    build_recorded_request,
+    fold_answer,
+)
+from protocols.core.events import (
+    ChoiceEnd,
+    Embedding,
+    ReasoningDelta,
+    RefusalDelta,
+    RelevanceScore,
+    StreamEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+from protocols.core.loss import UnsupportedParameter
+
+LINE = b'{"id":"a","at":1}\n'
+
+
+class Clock:
+    """A wall clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time = time.time()
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def recorder(clock: Clock) -> Iterator[RequestRecorder]:
+    """A recorder, which is closed."""
+    one = RequestRecorder(clock)
+    yield one
+    one.close(5)
+
+
+def make_config(to: Path, **fields: Any) -> RecordConfig:
+    return RecordConfig(to=str(to), **fields)
+
+
+def make_folder(path: Path, now: Callable[[], float], **fields: Any) -> RecordingFolder:
+    folder = RecordingFolder(str(path), now)
+    folder.configure(make_config(path, **fields))
+    return folder
+
+
+def capture(recorder: RequestRecorder, config: RecordConfig, **fields: Any) -> CapturedRequest:
+    record = fields.pop("record", None) or RequestRecord("id-1", 5.0, "openai", model="chat")
+    return CapturedRequest(
+        policy=recorder.create_policy(config),
+        record=record,
+        method="POST",
+        path="/v1/chat/completions",
+        headers={},
+        **fields,
+    )
+
+
+def list_names(path: Path) -> list[str]:
+    return sorted(one.name for one in path.iterdir())
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def test_full_bodies_are_written_as_they_are(tmp_path: Path, recorder: RequestRecorder) -> None:
+    """On one line, whatever the whitespace between the tokens; what is no JSON is text."""
+    config = make_config(tmp_path, bodies="full")
+    body = '{\n "a": "b\\nc é",\r\n "n": 12345678901234567890\n}'.encode()
+    captured = capture(
+        recorder, config, body=body, body_size=len(body), response=b"not json \xff", response_size=9
+    )
+    line = encode_recorded_request(build_recorded_request(captured))
+    assert line.count(b"\n") == 1
+    found = msgspec.json.decode(line)
+    assert found["request"] == {"a": "b\nc é", "n": 12345678901234567890}
+    assert (found["request_size"], found["response_size"]) == (len(body), 9)
+    assert found["response_text"] == "not json \ufffd"
+    assert "response" not in found
+
+
+def test_redacted_stream_has_no_text_but_its_answer(
+    tmp_path: Path, recorder: RequestRecorder
+) -> None:
+    """A secret that is split between two pieces of the stream is whole in the answer."""
+    captured = capture(
+        recorder,
+        make_config(tmp_path),
+        body=b'{"a": "x@y.example"}',
+        chunks=[(0.1, b"data: anna@exa\n\n"), (0.2, b"data: mple.org\n\n")],
+        events=[TextDelta("I am anna@exa"), TextDelta("mple.org"), ChoiceEnd("eos")],
+    )
+    recorded = build_recorded_request(captured)
+    assert recorded.events == [(0.1, 16), (0.2, 16)]
+    assert recorded.request == {"a": "[redacted:email]"}
+    assert recorded.answer is not None
+    assert recorded.answer.choices == [RecordedChoice("I am [redacted:email]", finish_reason="eos")]
+    assert recorded.redacted == ["request.a", "answer.choices[0].text"]
+
+
+def test_redacted_text_that_is_no_json_is_not_written(
+    tmp_path: Path, recorder: RequestRecorder
+) -> None:
+    """Fields of it can't be hidden, so only its size remains."""
+    config = make_config(tmp_path)
+    recorded = build_recorded_request(capture(recorder, config, body=b'{"password": "x"'))
+    assert (recorded.request, recorded.request_text) == (None, "[redacted:16 bytes]")
+
+
+def test_what_clients_name_is_redacted_everywhere(
+    tmp_path: Path, recorder: RequestRecorder
+) -> None:
+    """Headers, the path and the names of lost parameters come from clients, too."""
+    secret = "anna@example.org"
+    record = RequestRecord(
+        "id", model=f"m-{secret}", unsupported_parameters=(UnsupportedParameter(secret, "dropped"),)
+    )
+    captured = capture(recorder, make_config(tmp_path), record=record)
+    captured.path, captured.headers = f"/v2/{secret}", {"user-agent": secret}
+    line = encode_recorded_request(build_recorded_request(captured))
+    assert secret.encode() not in line
+    assert line.count(b"[redacted:email]") == 4
+
+
+def test_no_bodies_are_written_if_none_is_configured(
+    tmp_path: Path, recorder: RequestRecorder
+) -> None:
+    """Sizes, times and outcome remain."""
+    record = RequestRecord(
+        "id", status=200, duration=1.5, outcome="truncated", usage=Usage(1, 2, source="counted")
+    )
+    captured = capture(
+        recorder, make_config(tmp_path, bodies="none"), record=record, body_size=7, response_size=8
+    )
+    found = msgspec.json.decode(encode_recorded_request(build_recorded_request(captured)))
+    assert found["timing"] == {"duration": 1.5}
+    assert found["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "source": "counted"}
+    assert (found["request_size"], found["response_size"]) == (7, 8)
+    assert {"request", "response", "events", "answer"}.isdisjoint(found)
+
+
+def test_too_large_body_is_left_out(tmp_path: Path, recorder: RequestRecorder) -> None:
+    """A body that would take long to encode is not recorded; its size is."""
+    body = b'"' + b"a" * recording_writer.MAX_BODY + b'"'
+    captured = capture(
+        recorder, make_config(tmp_path, bodies="full"), body=body, body_size=len(body)
+    )
+    recorded = build_recorded_request(captured)
+    assert (recorded.request, recorded.request_text, recorded.request_size) == (None, "", len(body))
+
+
+def test_answer_is_the_fold_of_the_events() -> None:
+    """Of all kinds, by choice; a choice that did not end has no finish reason."""
+    answer = fold_answer(
+        [
+            TextDelta("b", 1),
+            ReasoningDelta("think", 0),
+            TextDelta("a", 0),
+            TextDelta("c", 1),
+            RefusalDelta("no", 1),
+            ToolCallStart(0, 0, "id", "look"),
+            ToolCallDelta(0, 0, '{"a"'),
+            ToolCallDelta(0, 0, ":1}"),
+            ToolCallDelta(0, 1, "of no call"),
+            ChoiceEnd("tool_calls", 0),
+            Embedding(0, (1.0, 2.0)),
+            RelevanceScore(0, 0.5),
+            StreamEnd(),
+        ]
+    )
+    first, second = answer.choices
+    assert (first.text, first.reasoning, first.finish_reason) == ("a", "think", "tool_calls")
+    assert [(call.name, call.arguments) for call in first.tool_calls] == [("look", '{"a":1}')]
+    assert (second.text, second.refusal, second.finish_reason) == ("bc", "no", None)
+    assert (answer.embeddings, answer.scores) == ([[1.0, 2.0]], [0.5])
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_files_are_private(tmp_path: Path, clock: Clock) -> None:
+    """Files and folders are their owner's only, compressed ones, too."""
+    path = tmp_path / "recordings"
+    folder = make_folder(path, clock, size=8)
+    folder.write_lines(LINE)  # more than a file may have
+    folder.configure(make_config(path))
+    folder.write_lines(LINE)
+    folder.close()
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert [one.name.partition(".")[2] for one in path.iterdir()] == ["jsonl"]
+    folder = make_folder(path, clock, size=400)
+    folder.write_lines(LINE * 3)
+    assert {one.stat().st_mode & 0o777 for one in path.iterdir()} == {0o600}
+    assert any(name.endswith(".jsonl.gz") for name in list_names(path))
+    folder.close()
+
+
+def test_full_and_old_files_are_compressed(tmp_path: Path, clock: Clock) -> None:
+    """Nothing is lost, and each file has a name of its own, also within a second."""
+    folder = make_folder(tmp_path, clock, size=8 * 64)
+    for _ in range(8):
+        folder.write_lines(LINE * 2)
+    clock.time += 3600
+    folder.clean_up()
+    names = list_names(tmp_path)
+    assert [name.partition(".")[2] for name in names] == ["jsonl.gz"] * 4
+    assert len([*read_recordings(tmp_path)]) == 16
+    assert gzip.decompress((tmp_path / names[0]).read_bytes()) == LINE * 4
+    folder.close()
+
+
+def test_oldest_files_are_removed_beyond_the_limit(tmp_path: Path, clock: Clock) -> None:
+    """Other files of the folder are nobody's business."""
+    (tmp_path / "notes.jsonl").write_bytes(b"x" * 10_000)
+    folder = make_folder(tmp_path, clock, size=1000)
+    for number in range(60):
+        clock.time += 1
+        folder.write_lines(os.urandom(100).hex().encode() + b"%d\n" % number)
+    folder.close()
+    names = [name for name in list_names(tmp_path) if name != "notes.jsonl"]
+    total = sum((tmp_path / name).stat().st_size for name in names)
+    assert 500 < total <= 1000 + 250  # the file that is written to does not count before it is full
+    assert "notes.jsonl" in list_names(tmp_path)
+    newest = b"".join(
+        gzip.decompress((tmp_path / name).read_bytes()) for name in names if name.endswith(".gz")
+    )
+    assert newest.rstrip().endswith((b"59", b"58"))
+
+
+def test_files_are_removed_after_their_time(tmp_path: Path, clock: Clock) -> None:
+    """By the time of their last line; also those of processes that are gone."""
+    folder = make_folder(tmp_path, clock, retention=3600)
+    folder.write_lines(LINE)
+    folder.close()
+    left = tmp_path / "interlingua-20200101T000000Z-1.jsonl"
+    left.write_bytes(LINE)
+    os.utime(left, (1, 1))
+    part = tmp_path / "interlingua-20200101T000000Z-2.jsonl.gz.part"
+    part.write_bytes(b"")
+    os.utime(part, (1, 1))
+    folder.clean_up()
+    assert [name.partition(".")[2] for name in list_names(tmp_path)] == ["jsonl"]
+    clock.time += 3601
+    folder.clean_up()
+    assert list_names(tmp_path) == []
+
+
+def test_files_of_other_processes_are_left_alone(tmp_path: Path, clock: Clock) -> None:
+    """What a process writes to is locked; what nobody writes to is compressed."""
+    paths = [tmp_path / f"interlingua-20200101T000000Z-{number}.jsonl" for number in (1, 2)]
+    for path in paths:
+        path.write_bytes(LINE)
+    folder = make_folder(tmp_path, clock)
+    clock.time += 120
+    with paths[0].open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        folder.clean_up()
+        assert list_names(tmp_path) == [paths[0].name, f"{paths[1].name}.gz"]
+        folder = make_folder(tmp_path, clock, size=1, retention=1)
+        folder.clean_up()
+        assert list_names(tmp_path) == [paths[0].name]
+
+
+def test_removed_file_is_replaced(tmp_path: Path, clock: Clock) -> None:
+    """An operator may delete a folder; the next line is written to a new one."""
+    path = tmp_path / "recordings"
+    folder = make_folder(path, clock)
+    folder.write_lines(LINE)
+    for one in path.iterdir():
+        one.unlink()
+    path.rmdir()
+    folder.write_lines(LINE)
+    assert len([*read_recordings(path)]) == 1
+    folder.close()
+
+
+def test_failed_write_leaves_whole_lines(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written of a line before the disk was full is taken back."""
+    folder = make_folder(tmp_path, clock)
+    folder.write_lines(LINE)
+    write = os.write
+    with monkeypatch.context() as patch:
+
+        def write_some(descriptor: int, data: bytes) -> int:
+            if len(data) < len(LINE):
+                raise OSError(28, "No space left on device")
+            return write(descriptor, data[:5])
+
+        patch.setattr(os, "write", write_some)
+        with pytest.raises(OSError, match="No space"):
+            folder.write_lines(LINE)
+    folder.write_lines(LINE)
+    folder.close()
+    reader = read_recordings(tmp_path)
+    assert (len([*reader]), reader.skipped_lines) == (2, 0)
+
+
+# --- the recorder ---------------------------------------------------------------------------------
+
+
+def test_requests_are_written_until_the_recorder_closes(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the folder of each policy; closing writes what waits."""
+    recorder = RequestRecorder(clock)
+    for name in ("a", "b", "a"):
+        recorder.record_request(capture(recorder, make_config(tmp_path / name)))
+    recorder.close(5)
+    assert len([*read_recordings(tmp_path / "a")]) == 2
+    assert len([*read_recordings(tmp_path / "b")]) == 1
+    assert (recorder.count_written(), recorder.count_dropped()) == (3, 0)
+    assert not caplog.records
+
+
+def test_recorder_without_policies_starts_no_thread(clock: Clock) -> None:
+    """Nor does it fail to close."""
+    recorder = RequestRecorder(clock)
+    recorder.start()
+    recorder.close(1)
+    assert recorder.count_written() == 0
+
+
+def test_failing_folder_drops_and_says_so_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file in the place of the folder: each request is counted, one message is logged."""
+    recorder = RequestRecorder(clock)
+    (tmp_path / "file").write_bytes(b"")
+    config = make_config(tmp_path / "file")
+    for _ in range(3):
+        recorder.record_request(capture(recorder, config))
+    recorder.close(5)
+    assert (recorder.count_written(), recorder.count_dropped()) == (0, 3)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"requests are not recorded in {tmp_path}/file for now: File exists",
+        "recording: 3 requests were dropped",
+    ]
+
+
+def test_queue_is_bounded_in_bytes(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk costs records, not memory."""
+    monkeypatch.setattr(recording_writer, "_MAX_WAITING_BYTES", 10_000)
+    recorder = RequestRecorder(clock)
+    config = make_config(tmp_path, bodies="full")
+    monkeypatch.setattr(recorder, "start", lambda: None)
+    for _ in range(5):
+        recorder.record_request(capture(recorder, config, body=b'"' + b"a" * 2000 + b'"'))
+    assert recorder.count_dropped() == 3
+    monkeypatch.undo()
+    recorder.start()
+    recorder.close(5)
+    assert recorder.count_written() == 2
+
+
+def test_request_that_cannot_be_recorded_costs_only_itself(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug in one record is logged, and the others are written."""
+    recorder = RequestRecorder(clock)
+    broken = capture(recorder, make_config(tmp_path), events=[TextDelta("a")])
+    broken.events = [TextDelta(5)]  # type: ignore[arg-type]  # as no decoder makes it
+    recorder.record_request(broken)
+    recorder.record_request(capture(recorder, make_config(tmp_path)))
+    recorder.close(5)
+    assert (recorder.count_written(), recorder.count_dropped()) == (1, 1)
+    assert "can't be recorded" in caplog.text
