@@ -7,6 +7,7 @@ import click
 
 from gateway import __version__
 from gateway.cli.ab import ab
+from gateway.cli.compare import compare
 from gateway.cli.config import check, diff, schema
 from gateway.cli.explain import explain_command
 from gateway.cli.init import init
@@ -21,7 +22,7 @@ _GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Serve": (serve, worker),
     "Write a configuration": (init, check, diff, schema, keys, migrate),
     "Operate": (explain_command, usage, probe),
-    "Decide by evidence": (ab, replay),
+    "Decide by evidence": (ab, replay, compare),
 }
 
 

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.observability.recording import RecordedRequest, read_recordings
+from tests.commands import run_command
 from tests.conftest import RunningGateway, Serve
 from tests.fakes import ScriptedWorker, make_reply
 
@@ -69,25 +68,6 @@ def config(tmp_path: Path, recordings: Path) -> Path:
     return path
 
 
-async def run_replay(*arguments: object, stop_after: bytes | None = None) -> tuple[int, str]:
-    """The command's exit code and output; it gets SIGINT once it has printed ``stop_after``."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "replay", *map(str, arguments),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdout is not None
-    printed = b""
-    if stop_after is not None:
-        while stop_after not in printed:
-            line = await process.stdout.readline()
-            assert line, printed
-            printed += line
-        process.send_signal(signal.SIGINT)
-    printed += await process.stdout.read()
-    return await process.wait(), printed.decode()
-
-
 async def send_all(gateway: RunningGateway, requests: list[tuple[str, dict[str, Any]]]) -> None:
     for path, body in requests:
         reply = await gateway.http.post(path, json=body)
@@ -118,8 +98,8 @@ async def test_requests_of_every_protocol_go_to_another_version(
     await send_all(await serve(config.read_text()), REQUESTS)
     originals = {one.id: one for one in await wait_for(recordings, len(REQUESTS))}
 
-    code, printed = await run_replay(
-        recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"
+    code, printed = await run_command(
+        "replay", recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"
     )
 
     assert code == 0, printed
@@ -150,8 +130,8 @@ async def test_losses_and_failures_are_results(
         request = ("/v1/chat/completions", CHAT | {"logit_bias": {"5": 1}})
         await send_all(await serve(config.read_text()), [request])
         await wait_for(recordings, 1)
-        code, printed = await run_replay(
-            recordings, "--config", config, "--to", "chat@4", "--out", tmp_path / "out"
+        code, printed = await run_command(
+            "replay", recordings, "--config", config, "--to", "chat@4", "--out", tmp_path / "out"
         )
     assert code == 0
     [result] = read_recordings(tmp_path / "out")
@@ -170,8 +150,8 @@ async def test_worker_answers_by_its_own_name_of_the_model(
     await send_all(await serve(config.read_text()), REQUESTS[:1])
     await wait_for(recordings, 1)
     async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode())]) as worker:
-        code, printed = await run_replay(
-            recordings, "--to", worker.url, "--model", "llama", "--out", tmp_path / "out"
+        code, printed = await run_command(
+            "replay", recordings, "--to", worker.url, "--model", "llama", "--out", tmp_path / "out"
         )
         asked = [json.loads(one.body) for one in worker.requests if one.method == "POST"]
     assert code == 0, printed
@@ -189,14 +169,16 @@ async def test_interrupted_replay_keeps_its_results_and_goes_on_later(
     out = tmp_path / "out"
     arguments = (recordings, "--config", config, "--out", out, "--concurrency", 1)
 
-    code, printed = await run_replay(*arguments, "--to", "chat@3", stop_after=b"1 of 6\n")
+    code, printed = await run_command(
+        "replay", *arguments, "--to", "chat@3", stop_after=b"1 of 6\n"
+    )
 
     assert code == 130, printed
     assert "stopped: 1 of 6 requests were sent" in printed
     first = [*read_recordings(out)]
     assert [result.outcome for result in first] == ["ok"]
 
-    code, printed = await run_replay(*arguments, "--to", "chat@2")
+    code, printed = await run_command("replay", *arguments, "--to", "chat@2")
 
     assert code == 0, printed
     assert "5 of 6 recorded requests go to chat@2" in printed
@@ -214,7 +196,8 @@ async def test_recorded_pace_keeps_the_pauses_between_requests(
         await send_all(gateway, REQUESTS[:1])
         await asyncio.sleep(pause)
     originals = await wait_for(recordings, 2)
-    code, printed = await run_replay(
+    code, printed = await run_command(
+        "replay",
         recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out",
         "--pace", "recorded",
     )  # fmt: skip
@@ -230,8 +213,8 @@ async def test_requests_without_body_are_counted_and_not_sent(
     text = config.read_text().replace("bodies: full", "bodies: none")
     await send_all(await serve(text), REQUESTS[:2])
     await wait_for(recordings, 2)
-    code, printed = await run_replay(
-        recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"
+    code, printed = await run_command(
+        "replay", recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out"
     )
     assert code == 0
     assert "2 have no recorded body" in printed
@@ -243,7 +226,8 @@ async def test_token_limit_leaves_requests_out(
 ) -> None:
     await send_all(await serve(config.read_text()), [REQUESTS[0]] * 4)
     await wait_for(recordings, 4)
-    code, printed = await run_replay(
+    code, printed = await run_command(
+        "replay",
         recordings, "--config", config, "--to", "chat@2", "--out", tmp_path / "out",
         "--max-tokens", 15, "--prices", 1000000, 2000000,
     )  # fmt: skip
@@ -277,6 +261,6 @@ async def test_wrong_usage_says_what_is_missing(
     folder = tmp_path / "recordings"
     folder.mkdir()
     given = [str(config) if one == "CONFIG" else one for one in arguments]
-    code, printed = await run_replay(folder, *given)
+    code, printed = await run_command("replay", folder, *given)
     assert code == 2
     assert message in printed

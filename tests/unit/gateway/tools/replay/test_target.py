@@ -112,7 +112,9 @@ def test_gateway_of_a_replay_can_be_reached_on_loopback_only_and_records_everyth
         assert (record_config.to, record_config.share) == ("/out/incoming", 1.0)
         assert record_config.bodies == "full"
         assert all(key.limits is None for key in config.keys)
-        assert all(model.record is model.shadow is None for model in config.models.values())
+        assert all(
+            model.record is None and model.shadow is None for model in config.models.values()
+        )
 
 
 def test_configuration_without_target_routes_as_it_says() -> None:
