@@ -84,6 +84,7 @@ def read_texts(results: list[RecordedRequest]) -> dict[str, str]:
 
 async def wait_for(recordings: Path, count: int) -> list[RecordedRequest]:
     """The recorded requests, once all are written."""
+    found = list[RecordedRequest]()
     for _ in range(200):
         found = [*read_recordings(recordings)] if recordings.is_dir() else []
         if len(found) >= count:
