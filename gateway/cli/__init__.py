@@ -7,19 +7,22 @@ import click
 
 from gateway import __version__
 from gateway.cli.ab import ab
+from gateway.cli.compare import compare
 from gateway.cli.config import check, diff, schema
 from gateway.cli.explain import explain_command
 from gateway.cli.init import init
 from gateway.cli.keys import keys
 from gateway.cli.migrate import migrate
 from gateway.cli.probe import probe
+from gateway.cli.replay import replay
 from gateway.cli.serve import serve, worker
 from gateway.cli.usage import usage
 
 _GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Serve": (serve, worker),
     "Write a configuration": (init, check, diff, schema, keys, migrate),
-    "Operate": (explain_command, usage, ab, probe),
+    "Operate": (explain_command, usage, probe),
+    "Decide by evidence": (ab, replay, compare),
 }
 
 

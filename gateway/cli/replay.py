@@ -1,0 +1,288 @@
+"""``interlingua replay``: send recorded requests to another version, worker or configuration."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from msgspec import Struct
+
+from gateway.cli.built_in import is_url
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_config
+from protocols.core.errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gateway.observability.recording import RecordingReader
+    from gateway.tools.replay.runner import Pace, Replay, ReplayProgress
+    from gateway.tools.replay.selection import Estimate, Sampling, Selection
+    from gateway.tools.replay.target import ReplayTarget
+
+_INTERRUPTED: Final = 130
+_PLAIN_REPORTS: Final = 10
+"""Progress lines where there is no terminal."""
+_PACED_CONCURRENCY: Final = 256
+
+
+class _Options(Struct, frozen=True):
+    """The options of the command."""
+
+    recordings: str
+    to: str | None
+    config: str | None
+    model: str | None
+    protocol: str
+    out: str | None
+    concurrency: int | None
+    pace: "Pace"
+    limit: int | None
+    sample: "Sampling"
+    seed: int
+    max_tokens: int | None
+    prices: tuple[float, float] | None
+    max_cost: float | None
+    yes: bool
+
+
+@click.command()
+@click.argument("recordings", type=click.Path(exists=True))
+@click.option(
+    "--to",
+    metavar="TARGET",
+    help="MODEL or MODEL@VERSION of --config, or a worker's URL; by default --config routes.",
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The configuration of the gateway that answers.",
+)
+@click.option(
+    "--model", metavar="NAME", help="The worker's name for the model; by default the recorded one."
+)
+@click.option("--protocol", default="openai", show_default=True, help="The worker's protocol.")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    help="Where results are written; by default RECORDINGS-replay. A second run with the same "
+    "folder sends what is missing there.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    help="Requests at a time; by default 8, or 256 with --pace recorded.",
+)
+@click.option(
+    "--pace",
+    type=click.Choice(["fast", "recorded"]),
+    default="fast",
+    show_default=True,
+    help="As fast as --concurrency allows, or at the times at which they were recorded.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Send at most N requests.")
+@click.option(
+    "--sample",
+    type=click.Choice(["first", "random", "stratified"]),
+    default="first",
+    show_default=True,
+    help="Which requests --limit chooses. Stratified: of each model, version, protocol, operation "
+    "and outcome by its share, and at least one.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Makes a sample repeatable.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Stop before the requests are expected to take more tokens.",
+)
+@click.option(
+    "--prices",
+    type=(float, float),
+    metavar="PROMPT COMPLETION",
+    help="The prices of a million tokens, to estimate the cost.",
+)
+@click.option(
+    "--max-cost",
+    type=click.FloatRange(0, min_open=True),
+    metavar="AMOUNT",
+    help="Stop before the requests are expected to cost more; needs --prices.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before requests are sent.")
+def replay(**arguments: Any) -> None:
+    """Send recorded requests again, to another version, worker or configuration.
+
+    \b
+      interlingua replay recordings/ --config gateway.yaml --to chat@2
+      interlingua replay recordings/ --to http://127.0.0.1:8001 --model llama3.1 --limit 200
+      interlingua replay recordings/ --config new.yaml --pace recorded
+
+    RECORDINGS is a folder or file that a gateway with ``record`` wrote. A gateway of this command
+    answers the requests on a loopback address: without rate limits and shadow traffic, and with
+    --to also without splits, routes and fallbacks. The results are a recording, too; compare both
+    with interlingua compare. No tool that a model calls is executed.
+
+    Ctrl-C stops and keeps the results so far.
+
+    Exit codes: 0 all requests were sent, 1 the gateway could not start, 2 wrong usage, 130 stopped.
+    """  # noqa: D301 - click reads \b
+    from gateway.tools.replay.runner import Replay, prepare_folder  # noqa: PLC0415 - only here
+
+    options = _Options(**arguments)
+    _check_options(options)
+    folder = Path(options.out or f"{options.recordings.rstrip('/')}-replay")
+    try:
+        done = prepare_folder(folder)
+        selection, estimate, models = _select(options, done)
+        target = _build_target(options, models, folder)
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
+    _print_plan(selection, estimate, target.name, folder)
+    if not selection.requests:
+        click.echo("There is nothing to send.")
+        return
+    if sys.stdin.isatty() and not options.yes:
+        click.confirm("Send them?", abort=True)
+    with _show_progress(len(selection.requests)) as report:
+        run = Replay(
+            target,
+            selection.requests,
+            folder,
+            concurrency=options.concurrency
+            or (_PACED_CONCURRENCY if options.pace == "recorded" else 8),
+            pace=options.pace,
+            report=report,
+        )
+        try:
+            asyncio.run(_run(run))
+        except (OSError, WorkerError) as error:
+            raise click.ClickException(f"the gateway can't start: {error}") from None
+    _print_result(run.progress, folder)
+    sys.exit(_INTERRUPTED if run.progress.is_interrupted else 0)
+
+
+def _check_options(options: _Options) -> None:
+    is_worker = options.to is not None and is_url(options.to)
+    if options.config is None and not is_worker:
+        raise click.UsageError("--config FILE is needed, or --to with the URL of a worker")
+    if options.config is not None and is_worker:
+        raise click.UsageError("--config can't be used with the URL of a worker")
+    if options.model is not None and not is_worker:
+        raise click.UsageError("--model is only for --to with the URL of a worker")
+    if options.max_cost is not None and options.prices is None:
+        raise click.UsageError("--max-cost needs --prices")
+
+
+async def _run(run: "Replay") -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, run.interrupt)
+    loop.add_signal_handler(signal.SIGTERM, run.interrupt)
+    await run.run()
+
+
+def _select(
+    options: _Options, done: frozenset[str]
+) -> "tuple[Selection, Estimate, frozenset[str]]":
+    """The requests to send, what they may take, and the names of the recorded models."""
+    from gateway.observability.recording import read_recordings  # noqa: PLC0415 - only here
+    from gateway.tools.replay.selection import (  # noqa: PLC0415 - as above
+        Budget,
+        Prices,
+        apply_budget,
+        select_requests,
+    )
+
+    reader: RecordingReader = read_recordings(options.recordings)
+    selection = select_requests(
+        reader, limit=options.limit, sampling=options.sample, seed=options.seed, done=done
+    )
+    if reader.skipped_lines:
+        click.echo(f"{reader.skipped_lines} damaged lines of the recording are left out.", err=True)
+    prices = None if options.prices is None else Prices(*options.prices)
+    budget = Budget(options.max_tokens, options.max_cost, prices)
+    estimate = apply_budget(selection, budget)
+    models = frozenset(recorded.model for recorded in selection.requests if recorded.model)
+    return selection, estimate, models
+
+
+def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "ReplayTarget":
+    """Raises OSError."""
+    from gateway.tools.replay.runner import INCOMING  # noqa: PLC0415 - only here
+    from gateway.tools.replay.target import (  # noqa: PLC0415 - as above
+        TargetError,
+        build_config_target,
+        build_worker_target,
+    )
+
+    incoming = str(folder / INCOMING)
+    try:
+        if options.config is None:
+            assert options.to is not None  # noqa: S101 - checked before
+            return build_worker_target(
+                options.to, options.protocol, options.model, models, incoming
+            )
+        config = load_config(options.config, env=os.environ, insecure=True)
+        return build_config_target(config, options.config, options.to, models, incoming)
+    except (ConfigError, TargetError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+# What the command prints.
+
+
+def _print_plan(selection: "Selection", estimate: "Estimate", target: str, folder: Path) -> None:
+    click.echo(
+        f"{len(selection.requests):,} of {selection.total:,} recorded requests go to {target}; "
+        f"results are written to {folder}"
+    )
+    for count, text in (
+        (selection.already_done, "have a result there already"),
+        (selection.without_body, "have no recorded body"),
+        (selection.with_same_id, "have the id of another one"),
+        (selection.over_budget, "are beyond the limit of tokens or cost"),
+        (selection.with_redacted_text, "of those to send are redacted"),
+    ):
+        if count:
+            click.echo(f"  {count:,} {text}")
+    cost = "" if estimate.cost is None else f", at a cost of {estimate.cost:,.2f}"
+    click.echo(
+        f"  about {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} "
+        f"completion tokens, as they were recorded{cost}"
+    )
+
+
+def _print_result(progress: "ReplayProgress", folder: Path) -> None:
+    stopped = "stopped: " if progress.is_interrupted else ""
+    click.echo(
+        f"{stopped}{progress.sent:,} of {progress.total:,} requests were sent, "
+        f"{progress.failed:,} of them failed; the results are in {folder}"
+    )
+    if progress.unsupported:
+        click.echo(
+            f"  {progress.unsupported:,} were not sent: no listener of the configuration has "
+            "their protocol"
+        )
+
+
+@contextmanager
+def _show_progress(total: int) -> "Iterator[Callable[[ReplayProgress], None]]":
+    """A bar on a terminal, and some lines elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 - only for a terminal
+        from rich.progress import Progress  # noqa: PLC0415 - as above
+
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task("replay", total=total)
+            yield lambda progress: bar.update(task, completed=progress.sent)
+    else:
+        step = max(total // _PLAIN_REPORTS, 1)
+
+        def report(progress: "ReplayProgress") -> None:
+            if progress.sent % step == 0:
+                click.echo(f"{progress.sent:,} of {total:,}", err=True)
+
+        yield report
