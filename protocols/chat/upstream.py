@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols import params
+from protocols.chat.classification import CLASSIFY_PARAMS, write_classify
 from protocols.chat.messages import MessageStyle, write_messages
 from protocols.chat.params import (
     CHAT_EXTENSION_PARAMS,
@@ -46,6 +47,7 @@ from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParamet
 from protocols.core.request import (
     AnyRequest,
     AudioPart,
+    ClassifyRequest,
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
@@ -159,8 +161,11 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     completion: tuple[Param, ...]
     embedding: tuple[Param, ...] = (find_param(EMBEDDING_PARAMS, "dimensions"),)
     rerank: tuple[Param, ...] = ()
+    classify: tuple[Param, ...] = ()
     scores_pairs: bool = False
     """Whether it has vLLM's ``/score``, which compares pairs of texts."""
+    versions_classify: bool = False
+    """Whether its classify endpoint is below ``/v1``, as SGLang's is."""
     labels: tuple[str, ...] = ("user",)
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
@@ -263,6 +268,10 @@ _LLAMACPP_PARAMS = (
 )
 _PRIORITY = find_param(EXTENSION_PARAMS, "priority")
 _RERANK_PARAMS = (find_param(RERANK_PARAMS, "truncate_prompt_tokens"),)
+_CLASSIFY_PARAMS = tuple(
+    find_param(CLASSIFY_PARAMS, name)
+    for name in ("truncate_prompt_tokens", "add_special_tokens", "use_activation")
+)
 
 PROFILES: Mapping[str, WorkerProfile] = {
     "openai": WorkerProfile(
@@ -298,6 +307,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         token_ids=True,
         request_kinds=ALL_KINDS,
         rerank=_RERANK_PARAMS,
+        classify=_CLASSIFY_PARAMS,
         scores_pairs=True,
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
     ),
@@ -309,6 +319,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         write_guide=_write_sglang_guide,
         token_ids=True,
         request_kinds=ALL_KINDS,
+        versions_classify=True,
         tokenizer="sglang",
         privileged_params=(_PRIORITY,),
     ),
@@ -322,7 +333,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=_LLAMACPP_PARAMS,
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_llamacpp_guide,
-        request_kinds=ALL_KINDS,
+        request_kinds=ALL_KINDS - {"classify"},
         tokenizer="llamacpp",
     ),
     "azure": WorkerProfile(
@@ -344,6 +355,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         token_ids=True,
         request_kinds=ALL_KINDS,
         rerank=_RERANK_PARAMS,
+        classify=_CLASSIFY_PARAMS,
         scores_pairs=True,
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
         request_rules=INTERLINGUA_WORKER_RULES,
@@ -410,6 +422,8 @@ class RequestWriter:
         self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
         self._rerank_params = ParamTable(*profile.rerank)
         self._rerank_support = params.build_parameter_support(self._rerank_params)
+        self._classify_params = ParamTable(*profile.classify)
+        self._classify_support = params.build_parameter_support(self._classify_params)
         rows = [row for row in TOKENIZE_PARAMS if powers or row.wire != "chat_template"]
         self._tokenize_support = {
             "tools": ParameterSupport("tools"),
@@ -427,6 +441,8 @@ class RequestWriter:
         match request:
             case TokenizeRequest() | DetokenizeRequest():
                 return self._encode_tokenizer_request(request)
+            case ClassifyRequest():
+                return self._encode_classify_request(request)
             case _:
                 path, body = self.write_body(request)
                 return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
@@ -442,11 +458,24 @@ class RequestWriter:
                 body["chat_template"] = request.templating.template
         else:
             body = write_detokenize(request, style)
+        self._write_extra(body, request)
+        path = f"{self._prefix.removesuffix('/v1')}/{request.kind}"
+        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
+
+    def _encode_classify_request(self, request: ClassifyRequest) -> UpstreamRequest:
+        body = write_classify(request)
+        body |= params.write_params(self._classify_params, request.set_fields)
+        body |= self._write_labels(request)
+        self._write_extra(body, request)
+        versioned = self._profile.versions_classify
+        prefix = self._prefix if versioned else self._prefix.removesuffix("/v1")
+        return UpstreamRequest(f"{prefix}/classify", _encode(body), _JSON_HEADERS)
+
+    def _write_extra(self, body: dict[str, Any], request: AnyRequest) -> None:
+        """Add the fields that the gateway does not know."""
         for name, raw in request.extra.items():
             if self.forwards_field(name):
                 body.setdefault(name, raw)
-        path = f"{self._prefix.removesuffix('/v1')}/{request.kind}"
-        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
     def write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
         """The path after the prefix, and the fields of the body."""
@@ -459,9 +488,7 @@ class RequestWriter:
                 path, body = "chat/completions", self._write_chat(request)
             case _:
                 path, body = "completions", self._write_completion(request)
-        for name, raw in request.extra.items():
-            if self.forwards_field(name):
-                body.setdefault(name, raw)
+        self._write_extra(body, request)
         return path, body
 
     def unsupported_parameters(
@@ -478,6 +505,10 @@ class RequestWriter:
             case RerankRequest():
                 losses = loss.find_unsupported_parameters(
                     request, self._rerank_support, names, extra=True
+                )
+            case ClassifyRequest():
+                losses = loss.find_unsupported_parameters(
+                    request, self._classify_support, names, extra=True
                 )
             case _:
                 losses = loss.find_unsupported_parameters(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
     ChoiceEnd,
+    Classification,
     DetokenizedText,
     Embedding,
     Event,
@@ -59,6 +60,8 @@ class UnaryResponse(Struct):
     choices: list[UnaryChoice] = []
     embeddings: list[tuple[float, ...]] = []
     scores: list[float] = []
+    classifications: list[Classification] = []
+    """One for each input of a ClassifyRequest, ordered by index."""
     tokens: TokenList = TokenList(())
     """The tokens of a TokenizeRequest."""
     text: str = ""
@@ -85,6 +88,7 @@ class ResponseAccumulator:
         """The pieces of the arguments of each tool call of a choice."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
         self._scores: dict[int, float] = {}
+        self._classifications: dict[int, Classification] = {}
         self._response = UnaryResponse()
         self._ended = False
 
@@ -127,6 +131,7 @@ class ResponseAccumulator:
         if self._embeddings:
             self._response.embeddings = [self._embeddings[i] for i in sorted(self._embeddings)]
         self._response.scores = [self._scores[i] for i in sorted(self._scores)]
+        self._response.classifications = sorted(self._classifications.values(), key=_INDEX)
         return self._response
 
     def _add_other(self, event: Event) -> None:
@@ -136,6 +141,8 @@ class ResponseAccumulator:
                 self._embeddings[index] = values
             case RelevanceScore(index, score):
                 self._scores[index] = score
+            case Classification(index):
+                self._classifications[index] = event
             case TokenList():
                 self._response.tokens = event
             case DetokenizedText(text):

@@ -118,6 +118,15 @@ class RelevanceScore(Struct, frozen=True, gc=False, tag=True):
     score: float
 
 
+class Classification(Struct, frozen=True, gc=False, tag=True):
+    """The class of one input: its name, if the model has names, and a number for each class."""
+
+    index: int
+    label: str | None
+    probabilities: tuple[float, ...]
+    """In the order of the model's classes; logits if the client asked for them."""
+
+
 class TokenList(Struct, frozen=True, gc=False, tag=True):
     """The tokens of a text; their texts, if requested, are "" for all but the last of a character.
 
@@ -191,6 +200,7 @@ Event = (
     | ChoiceEnd
     | Embedding
     | RelevanceScore
+    | Classification
     | TokenList
     | DetokenizedText
     | Usage

@@ -404,6 +404,7 @@ _API_NAMES: Final = {
     "completion": "Completions",
     "embedding": "Embeddings",
     "rerank": "Rerank (Score)",
+    "classify": "Classify",
     "tokenize": "Tokenize",
     "detokenize": "Detokenize",
 }

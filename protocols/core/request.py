@@ -425,6 +425,28 @@ class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
+class ClassifyRequest(_BaseRequest, frozen=True, kw_only=True):
+    """A request for the class of each input."""
+
+    kind: ClassVar[Literal["classify"]] = "classify"
+    model: str
+    inputs: tuple[Prompt, ...]
+    truncate: int | None = None
+    """Keep the first so many tokens of an input; -1 keeps as many as fit."""
+    add_special_tokens: bool | None = None
+    activation: bool | None = None
+    """Whether to turn the logits into probabilities; None leaves it to the model."""
+    priority: int | None = None
+    timeout: float | None = None
+    client_id: str | None = None
+    labels: Mapping[str, str] = {}
+    provided_fields: frozenset[str] = frozenset()
+    extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    source: str = ""
+    stream: Literal[False] = False
+
+
 class TokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for the tokens of a text (``prompt``), or of a conversation (``messages``)."""
 
@@ -464,9 +486,11 @@ class DetokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
-AnyRequest = Request | RerankRequest | TokenizeRequest | DetokenizeRequest
+AnyRequest = Request | RerankRequest | ClassifyRequest | TokenizeRequest | DetokenizeRequest
 """What a backend may get. Protocols that carry more than a Request say so in ``request_kinds``."""
-RequestKind = Literal["chat", "completion", "embedding", "rerank", "tokenize", "detokenize"]
+RequestKind = Literal[
+    "chat", "completion", "embedding", "rerank", "classify", "tokenize", "detokenize"
+]
 
 
 def _unset_values(kind: type[Struct]) -> Mapping[str, Any]:

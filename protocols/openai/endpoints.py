@@ -10,6 +10,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protocols import params
 from protocols.chat import errors, openapi
+from protocols.chat.classification import (
+    CLASSIFY_PARAMS,
+    ClassificationDecoder,
+    ClassificationEncoder,
+    read_classify,
+)
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder, EmbeddingEncoder
 from protocols.chat.params import invalid_type_error, null_to_none
@@ -68,6 +74,7 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
+    ClassifyRequest,
     EmbeddingRequest,
     GenerationRequest,
     RerankRequest,
@@ -213,12 +220,14 @@ def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
     yield Endpoint("POST", f"{prefix}/rerank", operation="rerank_v1")
     yield Endpoint("POST", f"{prefix}/ranking", operation="ranking")
     yield Endpoint("POST", f"{prefix}/score", operation="score")
+    yield Endpoint("POST", f"{prefix}/classify", operation="classify")
     yield Endpoint("POST", f"{prefix}/tokenize", "tokenize", "tokenize")
     yield Endpoint("POST", f"{prefix}/detokenize", "tokenize", "detokenize")
     if root != prefix:
         yield Endpoint("POST", f"{root}/v2/rerank", operation="rerank_v2")
         yield Endpoint("POST", f"{root}/rerank", operation="rerank")
         yield Endpoint("POST", f"{root}/score", operation="score")
+        yield Endpoint("POST", f"{root}/classify", operation="classify")
         yield Endpoint("POST", f"{root}/tokenize", "tokenize", "tokenize")
         yield Endpoint("POST", f"{root}/detokenize", "tokenize", "detokenize")
 
@@ -264,6 +273,7 @@ _READERS: Final[Mapping[str, Callable[..., AnyRequest]]] = {
     "rerank_v2": read_rerank,
     "ranking": read_ranking,
     "score": read_score,
+    "classify": read_classify,
     "tokenize": read_tokenize,
     "detokenize": read_detokenize,
 }
@@ -271,6 +281,7 @@ _EXTENSION_PARAMS: Final[Mapping[str, params.ParamTable]] = {
     **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), RERANK_PARAMS),
     "ranking": SCORE_PARAMS,
     "score": SCORE_PARAMS,
+    "classify": CLASSIFY_PARAMS,
     "tokenize": TOKENIZE_PARAMS,
 }
 _COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
@@ -429,6 +440,8 @@ class OpenAI:
                 return EmbeddingEncoder(style, request, context, headers=headers)
             case RerankRequest():
                 return _create_rerank_encoder(call.endpoint.operation, style, request, context)
+            case ClassifyRequest():
+                return ClassificationEncoder(style, context)
             case TokenizeRequest():
                 return TokenizeEncoder(style, request, context)
             case _:
@@ -635,6 +648,8 @@ class OpenAI:
                 return EmbeddingDecoder(request)
             case RerankRequest():
                 return RerankDecoder(request)
+            case ClassifyRequest():
+                return ClassificationDecoder(request)
             case TokenizeRequest():
                 return TokenizeDecoder()
             case _:

@@ -403,6 +403,7 @@ def test_prefix_option_changes_every_path() -> None:
         "/x/v3/rerank",
         "/x/v3/ranking",
         "/x/v3/score",
+        "/x/v3/classify",
         "/x/v3/tokenize",
         "/x/v3/detokenize",
         "/x/v3/models",
