@@ -179,6 +179,8 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     allowed_tools: bool = False
     """Whether it supports ``allowed_tools``; other workers get only the allowed tools."""
     custom_tools: bool = False
+    limits_tool_names: bool = False
+    """Whether names of tools may have at most 64 characters: longer ones are shortened."""
     write_output_format: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
     """Writes ``response_format``; None if it can't express the format."""
     write_guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
@@ -284,6 +286,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         template_arguments=False,
         allowed_tools=True,
         custom_tools=True,
+        limits_tool_names=True,
         completion_response_format=False,
         request_kinds=BASIC_KINDS | {"rerank"},
     ),
@@ -343,6 +346,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         max_chat_logprobs=20,
         max_completion_logprobs=5,
         template_arguments=False,
+        limits_tool_names=True,
         completion_response_format=False,
     ),
     "interlingua": WorkerProfile(

@@ -15,6 +15,7 @@ from protocols.core.events import (
     Embedding,
     Event,
     FinishReason,
+    HostedToolCall,
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
@@ -45,6 +46,7 @@ class UnaryChoice(Struct):
     redacted_reasoning: list[str] = []
     refusal: str = ""
     tool_calls: list[ToolCall] = []
+    hosted_tool_calls: list[HostedToolCall] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason = "unknown"
@@ -148,7 +150,12 @@ class ResponseAccumulator:
             case DetokenizedText(text):
                 self._response.text = text
             case (
-                PromptEcho() | ReasoningDelta() | RefusalDelta() | ToolCallStart() | ToolCallDelta()
+                PromptEcho()
+                | ReasoningDelta()
+                | RefusalDelta()
+                | ToolCallStart()
+                | ToolCallDelta()
+                | HostedToolCall()
             ):
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 self._extend_choice(choice, event)
@@ -167,7 +174,12 @@ class ResponseAccumulator:
     def _extend_choice(
         self,
         choice: UnaryChoice,
-        event: PromptEcho | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta,
+        event: PromptEcho
+        | ReasoningDelta
+        | RefusalDelta
+        | ToolCallStart
+        | ToolCallDelta
+        | HostedToolCall,
     ) -> None:
         match event:
             case PromptEcho(_, text, logprobs):
@@ -183,6 +195,8 @@ class ResponseAccumulator:
                 choice.refusal += text
             case ToolCallStart():
                 choice.tool_calls.append(ToolCall(event.id, event.name, "", event.kind))
+            case HostedToolCall():
+                choice.hosted_tool_calls.append(event)
             case _:  # ToolCallDelta
                 call = event.call_index
                 if call >= len(choice.tool_calls):

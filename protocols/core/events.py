@@ -6,7 +6,7 @@ comes at most once, unless the client requested running usage: then the last one
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 FinishReason = Literal["eos", "stop", "length", "tool_calls", "content_filter", "unknown"]
 """``eos``: the model ended; ``stop``: a stop string or token; ``unknown``: the worker sent a
@@ -94,6 +94,17 @@ class ToolCallDelta(Struct, frozen=True, gc=False, tag=True):
     index: int
     call_index: int
     text: str
+
+
+class HostedToolCall(Struct, frozen=True, gc=False, tag=True):
+    """A tool that the worker ran itself, such as a web search, as an item of its own protocol.
+
+    Only an encoder of the same protocol can write it; see ``SupportsHostedTools``.
+    """
+
+    kind: str
+    item: Raw
+    index: int = 0
 
 
 class ChoiceEnd(Struct, frozen=True, gc=False, tag=True):
@@ -197,6 +208,7 @@ Event = (
     | RefusalDelta
     | ToolCallStart
     | ToolCallDelta
+    | HostedToolCall
     | ChoiceEnd
     | Embedding
     | RelevanceScore
