@@ -1,7 +1,7 @@
 """Encodes requests for workers, and finds their unsupported parameters."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -58,6 +58,7 @@ from protocols.core.request import (
     LogprobsOptions,
     Message,
     OutputFormat,
+    Prompt,
     ReasoningPart,
     RefusalPart,
     RegexFormat,
@@ -190,6 +191,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     beam_search: bool = False
     token_ids: bool = False
     """Whether it can return token ids."""
+    context_limit: Literal["default", "null", "number"] = "number"
+    """How completions get the rest of the context: it is the worker's default, or the meaning of
+    ``max_tokens: null``, or a number, if the context is known."""
     request_kinds: frozenset[RequestKind] = BASIC_KINDS
     """The kinds of requests that it answers."""
     tokenizer: TokenizerStyle = "vllm"
@@ -306,6 +310,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         ),
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_vllm_guide,
+        context_limit="null",
         beam_search=True,
         token_ids=True,
         request_kinds=ALL_KINDS,
@@ -336,6 +341,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=_LLAMACPP_PARAMS,
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_llamacpp_guide,
+        context_limit="default",
         request_kinds=ALL_KINDS - {"classify"},
         tokenizer="llamacpp",
     ),
@@ -594,6 +600,8 @@ class RequestWriter:
         prompts = request.prompts
         prompt: Any = prompts[0] if len(prompts) == 1 else prompts
         body = {"model": request.model, "prompt": prompt}
+        if request.fills_context and request.stopping.max_tokens is None:
+            body |= self._write_context_limit(request)
         if _SPECIAL_PATHS.isdisjoint(request.set_fields):
             body |= params.write_params(self._completion_params, request.set_fields)
             return body
@@ -608,6 +616,16 @@ class RequestWriter:
             | self._write_output_format(request, takes_format=takes_format)
             | self._write_stream_options(request)
         )
+
+    def _write_context_limit(self, request: GenerationRequest) -> dict[str, Any]:
+        """``max_tokens`` for the rest of the context; the prompt is rather counted too long."""
+        limit, length = self._profile.context_limit, request.context_length
+        if limit == "null":
+            return {"max_tokens": None}
+        if limit == "default" or length is None:
+            return {}
+        longest = max(map(_count_most_tokens, request.prompts))
+        return {"max_tokens": max(length - longest, 1)}
 
     def _write_scalars(self, table: ParamTable, request: GenerationRequest) -> dict[str, Any]:
         body = params.write_params(table, request.set_fields)
@@ -787,6 +805,11 @@ def wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
         case _:
             text = "Only one prompt at a time can go through a worker's chat template."
             raise UnsupportedFeature(text, param="prompt")
+
+
+def _count_most_tokens(prompt: Prompt) -> int:
+    """More tokens than nearly all prompts have: two bytes each."""
+    return len(prompt.encode()) // 2 + 1 if isinstance(prompt, str) else len(prompt)
 
 
 def _limit_logprobs(logprobs: LogprobsOptions, most: int | None) -> int:

@@ -349,6 +349,9 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    fills_context: bool = False
+    """The client's protocol has no limit but the context where the client sets no ``max_tokens``:
+    a worker's own default would cut the response short."""
     clamped_fields: Mapping[str, str] = {}
     """What the client's protocol changed to fit the target, by wire name: ``64000 to 4096``."""
     context_length: int | None = None

@@ -241,6 +241,14 @@ def _build_responses_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     )
 
 
+_AZURE_ENDPOINTS: Final = (
+    *azure.ENDPOINTS,
+    *_build_basic_endpoints(azure.V1_ROOT),
+    *_build_responses_endpoints(azure.V1_ROOT),
+    *build_proxied_endpoints(azure.V1_ROOT),
+)
+
+
 def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
     """The endpoints of vLLM, Jina, Cohere and NVIDIA that OpenAI's API does not have."""
     yield Endpoint("POST", f"{prefix}/rerank", operation="rerank_v1")
@@ -389,12 +397,7 @@ class OpenAI:
         self._adds_filter_results = self._is_azure and filter_results == "synthetic"
         if self._is_azure:
             self.path_prefixes = (azure.ROOT,)
-            self.endpoints = (
-                *azure.ENDPOINTS,
-                *_build_basic_endpoints(azure.V1_ROOT),
-                *_build_responses_endpoints(azure.V1_ROOT),
-                *build_proxied_endpoints(azure.V1_ROOT),
-            )
+            self.endpoints = _AZURE_ENDPOINTS
             self.health_request = azure.build_health_request(api_version)
         self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
         self._allows_passthrough = (
