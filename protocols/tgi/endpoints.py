@@ -53,6 +53,7 @@ from protocols.tgi.responses import (
 )
 from protocols.tgi.upstream import TgiUpstream
 
+_PREFILL_FIELD: Final = "decoder_input_details"
 _NATIVE_OPERATIONS: Final = ("root", "generate", "generate_stream")
 PromptMode = Literal["raw", "chat"]
 _PROMPT_OPTIONS: Final[Mapping[PromptMode, PromptOptions]] = {
@@ -216,14 +217,18 @@ class TGI(TgiUpstream):
         )
 
     def _carries_exactly(self, request: GenerationRequest) -> bool:
-        """Whether workers take the request as it is: it is within their limits.
+        """Whether workers take the request as it is, and report its usage in tokens.
 
-        As here, their stop strings stay in the text.
+        A unary response reports the prompt's tokens only with ``decoder_input_details``. Workers
+        see a stop string only where a token ends with it, so requests with one are translated.
         """
-        own = replace(request, extra={}, stopping=replace(request.stopping, include_stop=None))
-        losses = self.unsupported_parameters(own, {})
-        unknown_fields = request.extra.keys() - {"decoder_input_details"}
-        return not unknown_fields and all(one.reason == "approximated" for one in losses)
+        reports_usage = request.response_options.details and (
+            request.stream or _PREFILL_FIELD in request.extra
+        )
+        if not reports_usage or request.stopping.stop or request.extra.keys() - {_PREFILL_FIELD}:
+            return False
+        losses = self.unsupported_parameters(replace(request, extra={}), {})
+        return all(one.reason == "approximated" for one in losses)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""

@@ -33,6 +33,15 @@ ROOTS = [
     "/mindie/v2",
     "/mindie/info",
     "/rc1/",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/show",
+    "/api/tags",
+    "/tgi/",
+    "/openai/",
+    "/responses",
+    "/classify",
 ]
 
 _JSON_LAYER = "what its JSON layer refuses is the original's own 500; `status: sane` makes it 400"

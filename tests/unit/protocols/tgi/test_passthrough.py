@@ -12,7 +12,8 @@ from protocols.openai.endpoints import OpenAI
 from protocols.tgi import TGI
 from tests.unit.protocols.tgi.conftest import MakeCall
 
-BODY = {"inputs": "a", "parameters": {"max_new_tokens": 2, "details": True, "stop": ["x"]}}
+BODY = {"inputs": "a", "parameters": {"max_new_tokens": 2, "details": True}}
+PREFILL = {"inputs": "a", "parameters": {"details": True, "decoder_input_details": True}}
 END = {"finish_reason": "length", "generated_tokens": 2, "seed": None, "input_length": 1}
 EVENTS = (
     b'data:{"index":1,"token":{"id":5,"text":"b","logprob":-0.5,"special":false},"odd":1}\n\n',
@@ -25,7 +26,7 @@ ANSWER = b'{"generated_text":"bc","details":' + msgspec.json.encode(END | {"odd"
 def prepare(
     make: MakeCall,
     about: ResponseContext,
-    path: str = "/generate",
+    path: str = "/generate_stream",
     body: Any = BODY,
     client: Any = None,
 ) -> PassthroughRequest | None:
@@ -39,13 +40,21 @@ def passed(*args: Any, **more: Any) -> PassthroughRequest:
     return found
 
 
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate_stream", BODY),
+        ("/", BODY | {"stream": True}),
+        ("/generate", PREFILL),
+        ("/", PREFILL),
+    ],
+)
 def test_body_reaches_the_worker_unchanged(
-    make: MakeCall, about: ResponseContext, path: str
+    make: MakeCall, about: ResponseContext, path: str, body: Any
 ) -> None:
-    wire = passed(make, about, path).upstream_request
+    wire = passed(make, about, path, body).upstream_request
 
-    assert (wire.path, wire.body) == (path, msgspec.json.encode(BODY))
+    assert (wire.path, wire.body) == (path, msgspec.json.encode(body))
 
 
 def test_name_of_the_gateways_model_stays_in_the_gateway(
@@ -56,23 +65,22 @@ def test_name_of_the_gateways_model_stays_in_the_gateway(
     assert msgspec.json.decode(wire.body) == BODY
 
 
-def test_details_of_the_prompt_are_passed_on(make: MakeCall, about: ResponseContext) -> None:
-    body = {"inputs": "a", "parameters": {"decoder_input_details": True, "details": True}}
-
-    assert msgspec.json.decode(passed(make, about, body=body).upstream_request.body) == body
-
-
 @pytest.mark.parametrize(
-    "body",
+    ("path", "body"),
     [
-        {"inputs": ""},
-        {"inputs": "a", "odd": 1},
-        {"inputs": "a", "parameters": {"odd": 1}},
-        {"inputs": "a", "parameters": {"truncate": 0}},
+        ("/generate_stream", {"inputs": ""}),
+        ("/generate_stream", BODY | {"odd": 1}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "odd": 1}}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "truncate": 0}}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "stop": ["x"]}}),
+        ("/generate_stream", {"inputs": "a"}),
+        ("/generate", BODY),
     ],
 )
-def test_other_bodies_are_translated(make: MakeCall, about: ResponseContext, body: Any) -> None:
-    assert prepare(make, about, body=body) is None
+def test_other_bodies_are_translated(
+    make: MakeCall, about: ResponseContext, path: str, body: Any
+) -> None:
+    assert prepare(make, about, path, body) is None
 
 
 def test_other_endpoints_and_clients_are_translated(make: MakeCall, about: ResponseContext) -> None:
@@ -87,13 +95,15 @@ def test_other_endpoints_and_clients_are_translated(make: MakeCall, about: Respo
 def test_request_beyond_the_limits_of_the_worker_is_translated(
     make: MakeCall, about: ResponseContext
 ) -> None:
-    body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}
+    parameters = {"details": True, "decoder_input_details": True, "best_of": 3, "do_sample": True}
+    body = {"inputs": "a", "parameters": parameters}
 
-    assert prepare(make, about, body=body, client=TGI(model="m", max_best_of=4)) is None
+    client = TGI(model="m", max_best_of=4)
+    assert prepare(make, about, "/generate", body, client) is None
 
 
 def test_response_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
-    found = passed(make, about)
+    found = passed(make, about, "/generate", PREFILL)
     reader = found.create_reader()
     reader.feed([ANSWER[:9], ANSWER[9:]])
     body, events = reader.close()
