@@ -193,8 +193,8 @@ class Dispatcher:
             and prepared.request.sample_count > 1
         ):
             request.reservation.reserve_choices(prepared.request.sample_count)
-        if prepared.passthrough is not None:
-            record.stream = prepared.request.stream
+        if prepared.passthrough is not None or not isinstance(prepared.request, GenerationRequest):
+            record.stream = prepared.request.stream  # only text is streamed, whatever a body says
         record.unsupported_parameters = strategy.unsupported_parameters
         record.operation = prepared.request.kind
         if context.attempt_trace is not None:
