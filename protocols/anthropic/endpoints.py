@@ -45,7 +45,13 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import AnyRequest, GenerationRequest, Request, TokenizeRequest
+from protocols.core.request import (
+    AnyRequest,
+    GenerationRequest,
+    Request,
+    TokenizeRequest,
+    build_tokenize_request,
+)
 from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields
 from protocols.prompt import require_generation
@@ -183,14 +189,7 @@ class Anthropic:
         request = read_request(call, self._rules, model)
         if call.endpoint.operation != "count_tokens":
             return request
-        return TokenizeRequest(
-            model=request.model,
-            messages=request.messages,
-            tools=request.tools,
-            templating=request.templating,
-            provided_fields=request.provided_fields,
-            extra=request.extra,
-        )
+        return build_tokenize_request(request, request.extra)
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext

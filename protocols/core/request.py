@@ -489,6 +489,20 @@ class DetokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
+def build_tokenize_request(
+    request: GenerationRequest, extra: Mapping[str, Raw] = {}
+) -> TokenizeRequest:
+    """The request for the tokens of a conversation and its tools."""
+    return TokenizeRequest(
+        model=request.model,
+        messages=request.messages,
+        tools=request.tools,
+        templating=request.templating,
+        provided_fields=request.provided_fields,
+        extra=extra,
+    )
+
+
 AnyRequest = Request | RerankRequest | ClassifyRequest | TokenizeRequest | DetokenizeRequest
 """What a backend may get. Protocols that carry more than a Request say so in ``request_kinds``."""
 RequestKind = Literal[

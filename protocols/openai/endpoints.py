@@ -81,6 +81,7 @@ from protocols.core.request import (
     GenerationRequest,
     RerankRequest,
     TokenizeRequest,
+    build_tokenize_request,
 )
 from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
@@ -461,13 +462,7 @@ class OpenAI:
             return self._decode_responses_request(call, timeout).request
         if call.endpoint.operation == "response tokens":
             request = self._decode_responses_request(call, timeout).request
-            return TokenizeRequest(
-                model=request.model,
-                messages=request.messages,
-                tools=request.tools,
-                templating=request.templating,
-                provided_fields=request.provided_fields,
-            )
+            return build_tokenize_request(request)
         read = _READERS[call.endpoint.operation]
         if not self._is_azure:
             return read(
