@@ -32,6 +32,7 @@ from protocols.core.errors import (
 )
 from protocols.core.events import (
     ChoiceEnd,
+    Classification,
     Embedding,
     Event,
     PromptEcho,
@@ -53,6 +54,7 @@ from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AllowedTools,
     AudioPart,
+    ClassifyRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     FilePart,
@@ -310,7 +312,11 @@ def count_words(prompt: Prompt) -> int:
 
 
 def _answer_at_once(
-    request: EmbeddingRequest | RerankRequest | TokenizeRequest | DetokenizeRequest,
+    request: EmbeddingRequest
+    | RerankRequest
+    | ClassifyRequest
+    | TokenizeRequest
+    | DetokenizeRequest,
 ) -> Sequence[Event]:
     """The events of a response that is not generated."""
     match request:
@@ -318,6 +324,8 @@ def _answer_at_once(
             return _embed_inputs(request)
         case RerankRequest():
             return _rank_documents(request)
+        case ClassifyRequest():
+            return _classify_inputs(request)
         case TokenizeRequest():
             text = " ".join(message.text for message in request.messages)
             words = tuple(_split_words(text if request.prompt is None else request.prompt))
@@ -337,6 +345,25 @@ def _rank_documents(request: RerankRequest) -> Sequence[Event]:
         events.append(RelevanceScore(index, score))
         tokens += count_words(query) + len(words)
     return [*events, Usage(tokens), StreamEnd()]
+
+
+_ECHO_LABELS = ("short", "long")
+_LONG_INPUT = 10
+"""From so many tokens on, an input is of the class ``long``."""
+
+
+def _classify_inputs(request: ClassifyRequest) -> Sequence[Event]:
+    """An input is ``long`` with a tenth of the probability for each of its tokens."""
+    sizes = [count_words(one) for one in request.inputs]
+    shares = [min(size / _LONG_INPUT, 1.0) for size in sizes]
+    return [
+        *(
+            Classification(i, _ECHO_LABELS[share > 0.5], (1 - share, share))  # noqa: PLR2004
+            for i, share in enumerate(shares)
+        ),
+        Usage(sum(sizes)),
+        StreamEnd(),
+    ]
 
 
 def _embed_inputs(request: EmbeddingRequest) -> Sequence[Event]:

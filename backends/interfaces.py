@@ -418,8 +418,11 @@ class ForwardedResponse(Protocol):
 class ForwardsRequests(Protocol):
     """A backend whose workers may get requests of clients without translation."""
 
-    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
-        """The workers' path for the client's operation; None if they do not speak its protocol."""
+    def find_forwarded_path(self, client: ClientAdapter, operation: str, model: str) -> str | None:
+        """The workers' path for the client's operation and their name of the model.
+
+        None if they do not speak its protocol.
+        """
 
     async def forward(
         self, request: ForwardedRequest, context: RequestContext

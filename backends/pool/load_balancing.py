@@ -20,6 +20,7 @@ from msgspec.structs import astuple
 from backends.interfaces import RequestContext
 from protocols.core.request import (
     AnyRequest,
+    ClassifyRequest,
     EmbeddingRequest,
     GenerationRequest,
     Message,
@@ -335,6 +336,9 @@ def _iterate_prefix(request: AnyRequest) -> Iterator[str]:
         return
     if isinstance(request, RerankRequest):
         yield request.queries[0]
+        return
+    if isinstance(request, ClassifyRequest):
+        yield _get_prompt_prefix(request.inputs)
         return
     if not isinstance(request, GenerationRequest):
         return

@@ -387,12 +387,12 @@ class PoolBackend:
             self._abandon_attempt(attempt, context)
         return items
 
-    def find_forwarded_path(self, client: ClientAdapter, operation: str) -> str | None:
+    def find_forwarded_path(self, client: ClientAdapter, operation: str, model: str) -> str | None:
         """See ``backends.interfaces.ForwardsRequests``."""
         adapter = self._adapter
         if not isinstance(adapter, SupportsProxy) or adapter.name != client.name:
             return None
-        return adapter.get_proxied_path(operation)
+        return adapter.get_proxied_path(operation, model)
 
     async def forward(self, request: ForwardedRequest, context: RequestContext) -> ForwardedAttempt:
         """See ``backends.interfaces.ForwardsRequests``."""

@@ -28,4 +28,5 @@ tokenization       prompts to token ids; checks of parameters
 detokenizer        tokens to text: whole characters, stop strings
 embeddings         vectors of texts, over the inputs of all requests together
 rerank             cross-encoders: scores of documents for a query
+classification     classifiers: the label of a text
 """

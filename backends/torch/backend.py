@@ -52,6 +52,7 @@ from protocols.core.errors import (
 from protocols.core.events import DetokenizedText, Event, StreamEnd, Timing, TokenList, Usage
 from protocols.core.request import (
     AnyRequest,
+    ClassifyRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     GenerationRequest,
@@ -382,6 +383,8 @@ class TorchBackend(Backend):
                 return ipc.build_embed_command(request, job, timeout)
             case RerankRequest():
                 return ipc.build_rerank_command(request, job, timeout)
+            case ClassifyRequest():
+                return ipc.build_classify_command(request, job, timeout)
             case TokenizeRequest():
                 return ipc.build_tokenize_command(request, job, templates=templates)
             case DetokenizeRequest():

@@ -20,6 +20,7 @@ from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
 from backends.torch.detokenizer import TokenBytes, split_texts
 from backends.torch.ipc import (
+    ClassifyCommand,
     DetokenizeCommand,
     DetokenizedEvent,
     EmbedCommand,
@@ -268,6 +269,10 @@ class EncoderInput(NamedTuple):
     """Which of two texts each token is of, for models that tell them apart."""
 
 
+EncoderCommand = EmbedCommand | RerankCommand | ClassifyCommand
+"""What an encoder may be asked for."""
+
+
 class TextEncoder(Protocol):
     """A loaded model that computes one row of numbers for each input."""
 
@@ -514,7 +519,7 @@ class _QueuedRequest:
 
     def __init__(
         self,
-        command: EmbedCommand | RerankCommand,
+        command: EncoderCommand,
         inputs: Sequence[EncoderInput],
         arrived_at: float,
     ) -> None:
@@ -554,7 +559,7 @@ def select_batch(requests: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 class EmbeddingEngine:
-    """Computes embeddings and scores, one batch per step, over the inputs of all requests."""
+    """Computes embeddings, scores and classes: one batch per step, of inputs of all requests."""
 
     def __init__(
         self,
@@ -599,7 +604,7 @@ class EmbeddingEngine:
         """Empty: embeddings have no KV cache and no token statistics."""
         return EngineStats()
 
-    def submit(self, command: EmbedCommand | RerankCommand) -> None:
+    def submit(self, command: EncoderCommand) -> None:
         """Add a request; an invalid one gets an error event."""
         texts = _list_texts(command)
         try:
@@ -617,7 +622,7 @@ class EmbeddingEngine:
             lambda inputs: self._add_request(command, inputs, arrived_at),
         )
 
-    def _check_lengths(self, command: EmbedCommand | RerankCommand, texts: Sequence[str]) -> None:
+    def _check_lengths(self, command: EncoderCommand, texts: Sequence[str]) -> None:
         """Reject texts that are surely too long, before tokenization."""
         limit = self._model.max_length
         if command.max_tokens is None:
@@ -627,7 +632,7 @@ class EmbeddingEngine:
 
     def _add_request(
         self,
-        command: EmbedCommand | RerankCommand,
+        command: EncoderCommand,
         inputs: Sequence[EncoderInput],
         arrived_at: float,
     ) -> None:
@@ -744,7 +749,7 @@ class EmbeddingEngine:
         )
 
 
-def _list_texts(command: EmbedCommand | RerankCommand) -> list[str]:
+def _list_texts(command: EncoderCommand) -> list[str]:
     """The texts that are to be tokenized."""
     if isinstance(command, RerankCommand):
         return [*command.queries, *command.documents]

@@ -12,13 +12,14 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from backends.torch.ipc import (
     IPC_VERSION,
     CancelCommand,
+    ClassifyCommand,
     CreditCommand,
     DetokenizeCommand,
     EngineCommand,
@@ -182,6 +183,9 @@ def _execute_command(channel: EngineChannel, loop: EngineLoop, command: EngineCo
             _submit_request(channel, loop, command)
 
 
+_API_NAMES: Final = {RerankCommand: "Rerank (Score)", ClassifyCommand: "Classify"}
+
+
 def _submit_request(channel: EngineChannel, loop: EngineLoop, command: RequestCommand) -> None:
     try:
         if isinstance(command, TokenizeCommand):
@@ -192,8 +196,8 @@ def _submit_request(channel: EngineChannel, loop: EngineLoop, command: RequestCo
             loop.submit(command)
         else:
             message = f"this model generates {loop.output} only"
-            if isinstance(command, RerankCommand):
-                message = f"The model does not support the Rerank (Score) API: {message}."
+            if (api := _API_NAMES.get(type(command))) is not None:
+                message = f"The model does not support the {api} API: {message}."
             channel.queue_event(
                 RequestFailedEvent(command.request_id, "unsupported", message, "model")
             )
@@ -207,7 +211,8 @@ def _submit_request(channel: EngineChannel, loop: EngineLoop, command: RequestCo
 
 
 def _load_encoder_engine(location: Any, settings: TorchSettings, channel: EngineChannel) -> Any:
-    """The same for a model that computes embeddings or scores, at this ModelLocation."""
+    """The same for a model that computes embeddings, scores or classes, at this ModelLocation."""
+    from backends.torch.classification import load_classifier  # noqa: PLC0415
     from backends.torch.embeddings import (  # noqa: PLC0415
         EmbeddingEngine,
         TextEncoder,
@@ -215,8 +220,12 @@ def _load_encoder_engine(location: Any, settings: TorchSettings, channel: Engine
     )
     from backends.torch.rerank import load_cross_encoder  # noqa: PLC0415
 
-    embeds = location.task == "embed"
-    encoder: TextEncoder = (load_encoder if embeds else load_cross_encoder)(location, settings)
+    loaders: dict[EngineTask, Any] = {
+        "embed": load_encoder,
+        "rerank": load_cross_encoder,
+        "classify": load_classifier,
+    }
+    encoder: TextEncoder = loaders[location.task](location, settings)
     device, dimensions = str(encoder.model.device), encoder.dimensions
     channel.queue_event(
         ReadyEvent(location.task, IPC_VERSION, encoder.max_length, device, dimensions)
@@ -249,6 +258,7 @@ def _load_engine(settings: TorchSettings, channel: EngineChannel) -> Any:
         "generate": "generate",
         "embedding": "embed",
         "rerank": "rerank",
+        "classify": "classify",
     }
     location = find_model(settings.path, report, tasks.get(settings.task))
     report(f"loading {settings.path}")

@@ -29,6 +29,7 @@ from protocols.core.errors import (
 )
 from protocols.core.events import (
     ChoiceEnd,
+    Classification,
     Embedding,
     Event,
     PromptEcho,
@@ -47,6 +48,7 @@ from protocols.core.request import (
     AnyRequest,
     AudioPart,
     ChoiceFormat,
+    ClassifyRequest,
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
@@ -200,7 +202,7 @@ __all__ = [
 ]
 """Those that stand elsewhere; what follows needs no list."""
 
-IPC_VERSION = 4
+IPC_VERSION = 5
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 FailureKind = Literal["invalid", "unsupported", "too_long", "overloaded", "deadline", "failed"]
@@ -256,6 +258,19 @@ class RerankCommand(Struct, frozen=True, omit_defaults=True, tag="rerank"):
     documents: tuple[str, ...]
     max_tokens: int | None = None
     """As in EmbedCommand, for a query and its document together."""
+    timeout: float | None = None
+
+
+class ClassifyCommand(Struct, frozen=True, omit_defaults=True, tag="classify"):
+    """The class of each input."""
+
+    request_id: int
+    inputs: tuple[str | tuple[int, ...], ...]
+    max_tokens: int | None = None
+    """As in EmbedCommand."""
+    special_tokens: bool = True
+    activation: bool | None = None
+    """False: logits instead of probabilities."""
     timeout: float | None = None
 
 
@@ -448,6 +463,14 @@ class ScoresEvent(Struct, frozen=True, gc=False, tag="scores"):
     scores: tuple[float, ...]
 
 
+class ClassesEvent(Struct, frozen=True, gc=False, tag="classes"):
+    """The label of each input, and a number for each of the model's classes."""
+
+    request_id: int
+    labels: tuple[str, ...]
+    numbers: tuple[tuple[float, ...], ...]
+
+
 class TokensEvent(Struct, frozen=True, gc=False, tag="tokens"):
     """All tokens of a text, and the text that each completes."""
 
@@ -491,7 +514,12 @@ class RequestFailedEvent(Struct, frozen=True, gc=False, tag="failed"):
 
 
 RequestCommand = (
-    GenerateCommand | EmbedCommand | RerankCommand | TokenizeCommand | DetokenizeCommand
+    GenerateCommand
+    | EmbedCommand
+    | RerankCommand
+    | ClassifyCommand
+    | TokenizeCommand
+    | DetokenizeCommand
 )
 EngineCommand = RequestCommand | CancelCommand | CreditCommand
 EngineEvent = (
@@ -508,6 +536,7 @@ EngineEvent = (
     | ChoiceEndEvent
     | EmbeddingsEvent
     | ScoresEvent
+    | ClassesEvent
     | TokensEvent
     | DetokenizedEvent
     | RequestFinishedEvent
@@ -658,6 +687,9 @@ _EMBEDDING_SUPPORT = {
 }
 
 _RERANK_SUPPORT = {"truncate": ParameterSupport("truncate")}
+_CLASSIFY_SUPPORT = {
+    path: ParameterSupport(path) for path in ("truncate", "add_special_tokens", "activation")
+}
 _TOKENIZE_SUPPORT = {
     path: ParameterSupport(path)
     for path in ("tools", *(f"templating.{name}" for name in _PARAMETER_SECTIONS["templating"]))
@@ -685,6 +717,8 @@ def find_unsupported_params(
             return find_unsupported_parameters(request, _EMBEDDING_SUPPORT, names)
         case RerankRequest():
             return find_unsupported_parameters(request, _RERANK_SUPPORT, names)
+        case ClassifyRequest():
+            return find_unsupported_parameters(request, _CLASSIFY_SUPPORT, names)
         case TokenizeRequest() | DetokenizeRequest():
             carries = {**_TOKENIZE_SUPPORT, **template_support}
             return find_unsupported_parameters(request, carries, names)
@@ -872,6 +906,20 @@ def build_rerank_command(request: RerankRequest, request_id: int, timeout: float
     return RerankCommand(request_id, request.queries, request.documents, request.truncate, timeout)
 
 
+def build_classify_command(
+    request: ClassifyRequest, request_id: int, timeout: float
+) -> ClassifyCommand:
+    """Build the command for a request."""
+    return ClassifyCommand(
+        request_id,
+        request.inputs,
+        request.truncate,
+        request.add_special_tokens is not False,
+        request.activation,
+        timeout,
+    )
+
+
 def build_tokenize_command(
     request: TokenizeRequest, request_id: int, *, templates: bool
 ) -> TokenizeCommand:
@@ -912,6 +960,11 @@ def map_engine_event(event: EngineEvent) -> list[Event]:
             return list(_decode_vectors(first, dimensions, data))
         case ScoresEvent(_, scores):
             return [RelevanceScore(index, score) for index, score in enumerate(scores)]
+        case ClassesEvent(_, labels, numbers):
+            return [
+                Classification(index, *one)
+                for index, one in enumerate(zip(labels, numbers, strict=True))
+            ]
         case _:
             return []
 

@@ -20,7 +20,7 @@ class UnsupportedModelError(ModelError):
     """The files are there, and are of a kind that the local engine does not serve."""
 
 
-EngineTask = Literal["generate", "embed", "rerank"]
+EngineTask = Literal["generate", "embed", "rerank", "classify"]
 """What a model computes; an embedding model reranks by the similarity of its vectors."""
 
 HUB_NAME_PATTERN: Final = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
@@ -127,8 +127,11 @@ def detect_task(folder: Path) -> EngineTask:
         return "embed"
     config = read_model_config(folder)
     names = config.get("architectures") or ()
-    if any("SequenceClassification" in name for name in names) and _has_one_label(config):
-        return "rerank"
+    if any("SequenceClassification" in name for name in names):
+        if _has_one_label(config):
+            return "rerank"
+        if _has_label_names(config):
+            return "classify"
     if not names or any("CausalLM" in name or "LMHead" in name for name in names):
         return "generate"
     return "embed"
@@ -138,6 +141,14 @@ def _has_one_label(config: dict[str, Any]) -> bool:
     """Whether a classifier gives one score. Two labels are the default of transformers."""
     labels = config.get("id2label")
     return config.get("num_labels") == 1 or (isinstance(labels, dict) and len(labels) == 1)
+
+
+def _has_label_names(config: dict[str, Any]) -> bool:
+    """Whether a classifier names its labels; transformers calls them ``LABEL_0`` and so on."""
+    labels = config.get("id2label")
+    return isinstance(labels, dict) and not any(
+        str(name).startswith("LABEL_") for name in labels.values()
+    )
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

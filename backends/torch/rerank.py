@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from backends.torch.embeddings import EncoderInput, count_positions, pad_inputs
+from backends.torch.embeddings import EncoderInput, TextEncoder, count_positions, pad_inputs
 from backends.torch.ipc import RerankCommand, ScoresEvent
 from backends.torch.loader import (
     ModelLocation,
@@ -82,12 +82,7 @@ class CrossEncoder(NamedTuple):
 
     def compute(self, batch: Sequence[EncoderInput]) -> Tensor:
         """See ``backends.torch.embeddings.TextEncoder``: one score for each input."""
-        ids, mask, type_ids = pad_inputs(batch, self)
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        if "token_type_ids" in self.tokenizer.model_input_names:
-            inputs["token_type_ids"] = type_ids
-        with torch.inference_mode():
-            return self.activation(self.model(**inputs).logits.float())
+        return self.activation(compute_logits(self, batch))
 
     def finish(self, command: RerankCommand, rows: Tensor) -> ScoresEvent:
         """See ``backends.torch.embeddings.TextEncoder``."""
@@ -96,21 +91,40 @@ class CrossEncoder(NamedTuple):
 
 def load_cross_encoder(location: ModelLocation, settings: TorchSettings) -> CrossEncoder:
     """Load a cross-encoder. Raises ModelError."""
-    device, folder = pick_device(settings.device), Path(location.source)
-    config = read_model_config(folder)
-    activation = read_activation(config)
-    model = load_weights(
-        AutoModelForSequenceClassification, location, device, pick_dtype(settings.dtype, device)
-    )
+    folder = Path(location.source)
+    activation = read_activation(read_model_config(folder))
+    model, tokenizer, max_length = load_classification_model(location, settings)
     if model.config.num_labels != 1:
         raise ModelError(
             f"{folder}: a model that reranks has one label, and this one has "
             f"{model.config.num_labels}"
         )
+    return CrossEncoder(model, tokenizer, max_length, activation)
+
+
+def load_classification_model(
+    location: ModelLocation, settings: TorchSettings
+) -> tuple[Any, Any, int]:
+    """A model with a head for labels, its tokenizer and maximum tokens. Raises ModelError."""
+    device = pick_device(settings.device)
+    model = load_weights(
+        AutoModelForSequenceClassification, location, device, pick_dtype(settings.dtype, device)
+    )
     prepack_linears(model)
     tokenizer = load_pretrained(AutoTokenizer, location)
     limits = (settings.context, count_positions(model), tokenizer.model_max_length)
-    return CrossEncoder(model, tokenizer, int(min(one for one in limits if one)), activation)
+    return model, tokenizer, int(min(one for one in limits if one))
+
+
+def compute_logits(encoder: TextEncoder, batch: Sequence[EncoderInput]) -> Tensor:
+    """The logits of each input, of a model with a head for labels."""
+    ids, mask, type_ids = pad_inputs(batch, encoder)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if "token_type_ids" in encoder.tokenizer.model_input_names:
+        inputs["token_type_ids"] = type_ids
+    with torch.inference_mode():
+        logits: Tensor = encoder.model(**inputs).logits.float()
+    return logits
 
 
 def read_activation(config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:

@@ -36,7 +36,7 @@ class TorchSettings(BackendSettings, frozen=True, tag="torch"):
 
     path: WeightsPath
     """The model: a folder, a file, a hub's name or ``package:NAME``."""
-    task: Literal["generate", "embedding", "rerank"] | None = None
+    task: Literal["generate", "embedding", "rerank", "classify"] | None = None
     """What the model is used for; by default its files decide."""
     device: DeviceName = "auto"
     """The device that runs the model; ``auto`` is the accelerator if there is one, else the CPU."""

@@ -19,7 +19,7 @@ from gateway.config.file_watch import read_file_state
 from gateway.http_server.connection import HandleRequest
 from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
 from gateway.pipeline.dispatcher import Dispatcher
-from gateway.pipeline.responder import Responder
+from gateway.pipeline.http import CancellableRequest
 from gateway.routing.router import Router
 from protocols.core.interfaces import Clock
 
@@ -391,7 +391,7 @@ class StatusReporter:
     def _current(self) -> SnapshotView:
         return self._gateway.active_snapshots[-1]
 
-    def _collect_running(self) -> set[Responder]:
+    def _collect_running(self) -> set[CancellableRequest]:
         handlers = (
             one.dispatcher
             for snapshot in self._gateway.active_snapshots
@@ -448,7 +448,7 @@ def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:
         yield ModelStatus(info.name, info.task, info.aliases, versions)
 
 
-def _describe_request(request: Responder, *, queued: bool) -> RunningRequest:
+def _describe_request(request: CancellableRequest, *, queued: bool) -> RunningRequest:
     record = request.record
     return RunningRequest(
         record.id,

@@ -35,11 +35,12 @@ _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]*):\d{
 _CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
-ServedTask = Literal["generate", "embedding", "rerank"]
+ServedTask = Literal["generate", "embedding", "rerank", "classify"]
 _SERVED_TASKS: Final[Mapping[EngineTask, ServedTask]] = {
     "generate": "generate",
     "embed": "embedding",
     "rerank": "rerank",
+    "classify": "classify",
 }
 
 
@@ -158,7 +159,7 @@ def _choose_config(target: str | None, options: ServeOptions) -> tuple[str, dict
     if task is not None:
         settings["task"] = task
     model: dict[str, Any] = {"backend": "model"}
-    if task in ("embedding", "rerank"):
+    if task in ("embedding", "rerank", "classify"):
         model["task"] = task
     config["backends"], config["models"] = {"model": settings}, {model_name: model}
     for protocol in config["listeners"][0]["protocols"]:

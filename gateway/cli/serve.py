@@ -217,7 +217,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
 )
 @click.option(
     "--task",
-    type=click.Choice(["generate", "embedding", "rerank"]),
+    type=click.Choice(["generate", "embedding", "rerank", "classify"]),
     help="The task of MODEL, if its files do not say it.",
 )
 @click.option(
@@ -380,7 +380,7 @@ def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: 
 @click.option("--threads", type=int, help="CPU threads; by default, as many as torch chooses.")
 @click.option(
     "--task",
-    type=click.Choice(["generate", "embedding", "rerank"]),
+    type=click.Choice(["generate", "embedding", "rerank", "classify"]),
     help="The model's task, if its files do not say it.",
 )
 @click.option(

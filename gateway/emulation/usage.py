@@ -19,6 +19,7 @@ from protocols.core.events import (
 )
 from protocols.core.request import (
     AnyRequest,
+    ClassifyRequest,
     EmbeddingRequest,
     GenerationRequest,
     Prompt,
@@ -115,6 +116,8 @@ def _count_prompt_tokens(request: AnyRequest) -> tuple[int, bool]:
             is_estimated = True
     elif isinstance(request, EmbeddingRequest):
         prefix_length, prompts = len(request.instruction or ""), request.inputs
+    elif isinstance(request, ClassifyRequest):
+        prompts = request.inputs
     elif isinstance(request, RerankRequest):
         prefix_length, prompts = max(map(len, request.queries)), request.documents
     for prompt in prompts:

@@ -20,10 +20,11 @@ OPERATION_NAMES: Final = {
     "completion": "text_completion",
     "embedding": "embeddings",
     "rerank": "rerank",
+    "classify": "classify",
     "tokenize": "tokenize",
     "detokenize": "detokenize",
 }
-"""By ``RequestRecord.operation``; the last three are no names of the conventions."""
+"""By ``RequestRecord.operation``; the last four are no names of the conventions."""
 FINISH_REASON_NAMES: Final = {
     "eos": "stop",
     "tool_calls": "tool_calls",
@@ -99,6 +100,7 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         "text_completion": _OPERATION_DURATION,
         "embeddings": _OPERATION_DURATION,
         "rerank": _OPERATION_DURATION,
+        "classify": _OPERATION_DURATION,
         "tokenize": _OPERATION_DURATION,
         "detokenize": _OPERATION_DURATION,
     },
@@ -109,6 +111,7 @@ STABLE_CONVENTIONS: Final = SemanticConventions(
         ("text_completion", "output"): _TOKEN_USAGE,
         ("embeddings", "input"): _TOKEN_USAGE,
         ("rerank", "input"): _TOKEN_USAGE,
+        ("classify", "input"): _TOKEN_USAGE,
     },
 )
 _INPUT_TOKENS: Final = TokenMetric(
@@ -128,6 +131,7 @@ EXPERIMENTAL_CONVENTIONS: Final = replace(
             "gen_ai.client.embeddings.operation.input_tokens", has_type_attribute=False
         ),
         ("rerank", "input"): _INPUT_TOKENS,
+        ("classify", "input"): _INPUT_TOKENS,
     },
     durations={**STABLE_CONVENTIONS.durations, "embeddings": "gen_ai.client.embeddings.duration"},
 )

@@ -7,7 +7,8 @@ shadow    a copy of the request for another target (``pipeline.shadow``)
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from backends.aio import DeadlineTimer
 from backends.interfaces import RequestContext
 from gateway.auth.api_keys import Principal
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.recorder import NULL_RECORDER, ExplainRecorder
 from gateway.pipeline.recording import RequestCapture
 from gateway.pipeline.responder import Responder, ResponseSaver
@@ -97,7 +98,7 @@ class Dispatcher:
         """``max_body_size`` is the limit of a request's body, in bytes, for explanations."""
         self.named_requests: dict[tuple[str, str, str], Responder] = {}
         """By protocol, API key and the client's own id for the request."""
-        self.running_requests: set[Responder] = set()
+        self.running_requests: set[CancellableRequest] = set()
         """All running requests, with or without such an id."""
         self._router = router
         self._max_body_size = max_body_size
@@ -152,57 +153,27 @@ class Dispatcher:
             if request.writer.started or request.is_rejected or not is_fallback_error(error):
                 raise
             fallbacks = self._router.list_fallbacks(route, request.get_attributes)
-            history = FallbackHistory(route, error)
-            await self._try_fallbacks(request, history, fallbacks, route.model)
 
-    async def _try_fallbacks(
-        self,
-        request: RoutedRequest,
-        history: FallbackHistory,
-        fallbacks: Iterator[Route],
-        model: Model,
-    ) -> None:
-        """Send the request to the fallbacks of ``model`` in order, except those to skip.
+            async def prepare(fallback: Route) -> FallbackAttempt | str:
+                if request.context.offload_to_thread:  # as above
+                    strategy = await asyncio.to_thread(
+                        self._prepare_fallback, request, fallback, route.model
+                    )
+                else:
+                    strategy = self._prepare_fallback(request, fallback, route.model)
+                if isinstance(strategy, str):
+                    return strategy
+                return partial(self._run_attempt, request, strategy)
 
-        Raises the error of the last target that failed.
-        """
-        record, stream = request.record, request.routing_info.stream
-        for route in fallbacks:
-            if not history.fits_context(route):
-                strategy: ResponseStrategy | str = CONTEXT_TOO_SHORT
-            elif request.context.offload_to_thread:  # as above
-                strategy = await asyncio.to_thread(self._prepare_fallback, request, route, model)
-            else:
-                strategy = self._prepare_fallback(request, route, model)
-            if isinstance(strategy, str):
-                history.record_skipped(route, strategy)
-                continue
-            _record_fallback(record, history, route)
-            set_target_labels(record, route, stream)
-            try:
-                await self._run_attempt(request, strategy)
-            except GatewayError as error:
-                if (
-                    request.writer.started
-                    or request.is_rejected
-                    or not history.record_failure(route, error)
-                ):
-                    raise
-            else:
-                return
-        _record_fallback(record, history, history.route)
-        set_target_labels(record, history.route, stream)
-        raise history.error
+            await try_fallbacks(request, FallbackHistory(route, error), fallbacks, prepare)
 
     @staticmethod
     def _prepare_fallback(
         request: RoutedRequest, route: Route, model: Model
     ) -> ResponseStrategy | str:
         """The strategy for a fallback of ``model``; or why it is skipped."""
-        if route.model.info.name != model.info.name and model.fallback_requires_access:
-            principal = request.principal
-            if principal is not None and not principal.may_use(route.model.info.name):
-                return NO_ACCESS
+        if not has_fallback_access(request, route, model):
+            return NO_ACCESS
         try:
             strategy = _make_strategy(request, route)
             translated, losses = strategy.translate()
@@ -225,8 +196,8 @@ class Dispatcher:
             and prepared.request.sample_count > 1
         ):
             request.reservation.reserve_choices(prepared.request.sample_count)
-        if prepared.passthrough is not None:
-            record.stream = prepared.request.stream
+        if prepared.passthrough is not None or not isinstance(prepared.request, GenerationRequest):
+            record.stream = prepared.request.stream  # only text is streamed, whatever a body says
         record.unsupported_parameters = strategy.unsupported_parameters
         record.operation = prepared.request.kind
         if context.attempt_trace is not None:
@@ -264,6 +235,53 @@ class Dispatcher:
         finally:
             if self.named_requests.get(name) is responder:
                 del self.named_requests[name]
+
+
+FallbackAttempt = Callable[[], Awaitable[None]]
+"""Sends a request to a fallback. Raises GatewayError."""
+
+
+async def try_fallbacks(
+    request: RoutedRequest,
+    history: FallbackHistory,
+    fallbacks: Iterator[Route],
+    prepare: Callable[[Route], Awaitable[FallbackAttempt | str]],
+) -> None:
+    """Send the request to the fallbacks in order, except those to skip.
+
+    ``prepare`` returns how a fallback gets it, or why it is skipped. Raises the error of the last
+    target that failed.
+    """
+    record, stream = request.record, request.routing_info.stream
+    for route in fallbacks:
+        attempt = await prepare(route) if history.fits_context(route) else CONTEXT_TOO_SHORT
+        if isinstance(attempt, str):
+            history.record_skipped(route, attempt)
+            continue
+        _record_fallback(record, history, route)
+        set_target_labels(record, route, stream)
+        try:
+            await attempt()
+        except GatewayError as error:
+            if (
+                request.writer.started
+                or request.is_rejected
+                or not history.record_failure(route, error)
+            ):
+                raise
+        else:
+            return
+    _record_fallback(record, history, history.route)
+    set_target_labels(record, history.route, stream)
+    raise history.error
+
+
+def has_fallback_access(request: RoutedRequest, route: Route, model: Model) -> bool:
+    """Whether the request's principal may use a fallback of ``model``."""
+    principal = request.principal
+    if principal is None or route.model.info.name == model.info.name:
+        return True
+    return not model.fallback_requires_access or principal.may_use(route.model.info.name)
 
 
 def _make_strategy(request: RoutedRequest, route: Route) -> ResponseStrategy:

@@ -32,7 +32,7 @@ from gateway.pipeline.http import (
     get_client_request_id,
     parse_seconds,
 )
-from gateway.pipeline.proxy import ProxiedBody, forward_request, get_proxy_adapter
+from gateway.pipeline.proxy import ProxiedBody, ProxiedRequest, get_proxy_adapter
 from gateway.pipeline.recorder import (
     EXPLAIN_HEADER,
     NULL_RECORDER,
@@ -367,7 +367,8 @@ class RequestHandler:
         if route.model.recording is not None:
             self._capture_request(routed, request, route.model.recording)
         self._reserve_limits(routed, route, request, None)
-        await forward_request(routed, route, body)
+        proxied = ProxiedRequest(routed, self._router, body)
+        await proxied.run(self.dispatcher.running_requests, route)
 
     def _start_explanation(
         self, request: ActiveRequest, principal: Principal | None

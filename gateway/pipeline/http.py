@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from protocols.core.errors import ClientError, MalformedRequest, RequestTooLarge
+from gateway.observability.record import RequestRecord
+from protocols.core.errors import ClientError, GatewayError, MalformedRequest, RequestTooLarge
 from protocols.core.interfaces import Headers
 
 
@@ -38,6 +39,25 @@ class StreamedHttpRequest(HttpRequest, Protocol):
 
     async def read_body_piece(self) -> bytes:
         """The next bytes of the body; b"" at its end. Raises MalformedRequest as above."""
+
+
+class CancellableRequest(Protocol):
+    """A running request, as the admin API and a shutdown see it."""
+
+    @property
+    def record(self) -> RequestRecord:
+        """The request's record so far."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the request was read."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the response has begun."""
+
+    def stop(self, error: GatewayError | None = None) -> None:
+        """Cancel the request with this error; by default, as if its client had cancelled it."""
 
 
 class ResponseWriter(Protocol):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from backends.aio import DeadlineTimer
 from backends.interfaces import RequestContext, StreamItem
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.strategies import ResponseStrategy
 from protocols.core.errors import (
     ClientDisconnected,
@@ -29,6 +29,7 @@ from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
+    HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
     StreamEnd,
@@ -129,7 +130,7 @@ class Responder(Struct, eq=False):
         self._cancel_task()
 
     async def run(  # noqa: PLR0912 - a branch for each way in which a response may end
-        self, running_requests: set["Responder"], *, stream: bool
+        self, running_requests: set[CancellableRequest], *, stream: bool
     ) -> None:
         """Write the response; in ``live`` meanwhile. Raises GatewayError before the first byte."""
         task = asyncio.current_task(self._loop)
@@ -285,6 +286,8 @@ class Responder(Struct, eq=False):
                 reasons.append(event.finish_reason)
             elif type(event) is Usage:
                 record.usage = event
+            elif type(event) is HostedToolCall:
+                self._report_hosted_tool(event)
         record.finish_reasons = tuple(reasons)
         return strategy.build_response(events, body)
 
@@ -306,7 +309,13 @@ class Responder(Struct, eq=False):
                 self._finish_reasons.append(event.finish_reason)
             elif type(event) is StreamEnd:
                 self._is_stream_complete = True
+            elif type(event) is HostedToolCall:
+                self._report_hosted_tool(event)
         return tokens
+
+    def _report_hosted_tool(self, event: HostedToolCall) -> None:
+        self._strategy.report_hosted_tool(event)
+        self._record.unsupported_parameters = self._strategy.unsupported_parameters
 
     def _begin_content(self, events: Sequence[Event]) -> bool:
         """Begin the response if it has not begun. Returns whether these events have content."""

@@ -26,7 +26,7 @@ from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.events import Event
+from protocols.core.events import Event, HostedToolCall
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -37,6 +37,7 @@ from protocols.core.interfaces import (
     StorableEncoder,
     StoredResponse,
     SupportsHeartbeat,
+    SupportsHostedTools,
 )
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
@@ -282,6 +283,14 @@ class ResponseStrategy:
         response = encoder.encode_unary(aggregate(events))
         headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
         return HttpResponse(response.status, response.body, headers)
+
+    def report_hosted_tool(self, event: HostedToolCall) -> None:
+        """Report what a worker's own tool did as unsupported if the client's protocol has none."""
+        if isinstance(self.get_encoder(), SupportsHostedTools):
+            return
+        if self.route.model.on_loss != "ignore":
+            one = UnsupportedParameter(f"output.{event.kind}", "dropped")
+            self.unsupported_parameters = (*self.unsupported_parameters, one)
 
     def get_stored_response(self) -> StoredResponse | None:
         """The response to store, after its end was encoded."""

@@ -21,7 +21,6 @@ from protocols.anthropic.requests import (
     BETA_HEADER,
     VERSION_HEADER,
     RequestRules,
-    estimate_tokens,
     locate_message,
     read_display,
     read_model,
@@ -46,7 +45,14 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.loss import UnsupportedParameter
-from protocols.core.request import AnyRequest, GenerationRequest, Request, TokenizeRequest
+from protocols.core.request import (
+    AnyRequest,
+    GenerationRequest,
+    Request,
+    TokenizeRequest,
+    build_tokenize_request,
+)
+from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields
 from protocols.prompt import require_generation
 
@@ -183,14 +189,7 @@ class Anthropic:
         request = read_request(call, self._rules, model)
         if call.endpoint.operation != "count_tokens":
             return request
-        return TokenizeRequest(
-            model=request.model,
-            messages=request.messages,
-            tools=request.tools,
-            templating=request.templating,
-            provided_fields=request.provided_fields,
-            extra=request.extra,
-        )
+        return build_tokenize_request(request, request.extra)
 
     def create_encoder(
         self, call: ClientRequest, request: AnyRequest, context: ResponseContext
@@ -218,7 +217,7 @@ class Anthropic:
 
     def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
         """See ``protocols.core.interfaces.SupportsTokenEstimate``."""
-        count = estimate_tokens(read_request(call, self._rules))
+        count = estimate_prompt_tokens(read_request(call, self._rules))
         return _build_response(call, {"input_tokens": count})
 
     def handle_info_request(self, call: ClientRequest, catalog: Catalog) -> HttpResponse:

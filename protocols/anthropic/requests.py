@@ -58,6 +58,7 @@ from protocols.core.request import (
     ToolCall,
     ToolChoice,
 )
+from protocols.core.token_counts import IMAGE_TOKENS
 from protocols.json_body import decode_value, read_fields
 from protocols.params import ParsedParams, read_params
 
@@ -251,7 +252,6 @@ def _read_timeout(call: ClientRequest) -> float | None:
 
 # --- limits ---------------------------------------------------------------------------------------
 
-_IMAGE_TOKENS: Final = 1500
 _BYTES_PER_TOKEN: Final = 3
 """Fewer than most texts have, so that a prompt is rather counted too long than too short."""
 
@@ -291,25 +291,10 @@ def _limit_max_tokens(
         clamped["max_tokens"] = f"{requested} to {limit}"
 
 
-def estimate_tokens(request: GenerationRequest) -> int:
-    """The estimated prompt tokens of a request, at four bytes a token; at least 1."""
-    size, parts = 0, 0
-    for message in request.messages:
-        size += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
-        for part in message.parts:
-            if isinstance(part, TextPart | ReasoningPart):
-                size += len(part.text.encode())
-            else:
-                parts += 1
-    for tool in request.tools:
-        size += len(tool.name) + len(tool.description or "") + len(tool.parameters or b"")
-    return max(-(-size // 4) + parts * _IMAGE_TOKENS, 1)
-
-
 def _estimate_message(message: Message) -> int:
     tokens = sum(_estimate_text(call.arguments) for call in message.tool_calls)
     for part in message.parts:
-        tokens += _estimate_text(part.text) if isinstance(part, TextPart) else _IMAGE_TOKENS
+        tokens += _estimate_text(part.text) if isinstance(part, TextPart) else IMAGE_TOKENS
     return tokens
 
 

@@ -9,6 +9,7 @@ Each protocol adds its ``RequestRules``, ``ResponseStyle`` and errors::
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from protocols.chat.classification import CLASSIFY_PARAMS, ClassificationResponse
 from protocols.chat.embeddings import EmbeddingList
 from protocols.chat.messages import MessageRules
 from protocols.chat.requests import (
@@ -69,6 +70,12 @@ _MODEL_SCHEMA: Final[Schema] = {
     "description": "A model's name or alias; the list of models has all.",
 }
 _TOKEN: Final[Schema] = {"type": "integer", "minimum": 0}
+_INPUT: Final = parse_type(
+    "Text | Token[1..{0}] | Text[1..{0}] | Token[1..{0}][1..{0}]".replace("{0}", str(MAX_INPUTS)),
+    Text=NONEMPTY_STRING,
+    Token=_TOKEN,
+)
+"""The inputs of embeddings and of classification; one limit for them, and for their tokens."""
 
 PART_SCHEMAS: Final[Mapping[str, Schema]] = parse_types(
     """
@@ -202,14 +209,8 @@ def build_completion_request(rules: RequestRules) -> Schema:
 
 
 def build_embedding_request(rules: RequestRules) -> Schema:
-    """The body of an embeddings request; one limit for the inputs, and for the tokens of each."""
-    limit = f"[1..{MAX_INPUTS}]"
-    inputs = parse_type(
-        f"Text | Token{limit} | Text{limit} | Token{limit}{limit}",
-        Text=NONEMPTY_STRING,
-        Token=_TOKEN,
-    )
-    return _build_request(rules, build_properties(rules.embedding), input=inputs)
+    """The body of an embeddings request."""
+    return _build_request(rules, build_properties(rules.embedding), input=_INPUT)
 
 
 def _build_request(
@@ -371,6 +372,7 @@ RERANK_RESPONSE_TYPES: Final = (
     RerankResponse,
     RankingResponse,
     ScoreResponse,
+    ClassificationResponse,
     TokenizeResponse,
     DetokenizeResponse,
 )
@@ -380,7 +382,9 @@ RERANK_RESPONSE_TYPES: Final = (
 def build_rerank_operations(
     rules: RequestRules, errors: Mapping[str, Schema], cohere_errors: Mapping[str, Schema]
 ) -> dict[str, Schema]:
-    """The operations that OpenAI's API does not have: see ``rerank`` and ``tokenization``.
+    """The operations that OpenAI's API does not have.
+
+    See ``rerank``, ``classification`` and ``tokenization``.
 
     ``cohere_errors`` are the error responses of the paths that Cohere's clients use.
     """
@@ -404,6 +408,7 @@ def build_rerank_operations(
     }
     tokenize = _build_request(rules, {**build_properties(TOKENIZE_PARAMS), **chat})
     detokenize = _build_request(rules, {}, tokens=content["tokens"])
+    classify = _build_request(rules, build_properties(CLASSIFY_PARAMS), input=_INPUT)
     rerank_text = "Sort documents by their relevance to a query."
     rows = {
         **dict.fromkeys(
@@ -411,6 +416,7 @@ def build_rerank_operations(
         ),
         "ranking": (rerank_text, ranking, "RankingResponse"),
         "score": ("Score the similarity of texts.", score, "ScoreResponse"),
+        "classify": ("Classify texts.", classify, "ClassificationResponse"),
         "tokenize": ("Tokenize a text or a conversation.", tokenize, "TokenizeResponse"),
         "detokenize": ("Convert tokens to text.", detokenize, "DetokenizeResponse"),
     }

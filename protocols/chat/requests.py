@@ -290,10 +290,7 @@ def read_embedding(
 ) -> EmbeddingRequest:
     """Decode an embeddings request. Raises ClientError."""
     name = read_model(fields) if model is None else model
-    inputs = read_prompts(fields.get("input"), "input", most=MAX_INPUTS, blank=False)
-    for i, one in enumerate(inputs):
-        if len(one) > MAX_INPUTS and not isinstance(one, str):
-            raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", MAX_INPUTS, one)
+    inputs = read_inputs(fields)
     values = params.read_params(rules.embedding, fields)
     set_request_info(values, fields, client_id, timeout)
     return EmbeddingRequest(
@@ -305,6 +302,15 @@ def read_embedding(
         ),
         **values.build_request_arguments(),
     )
+
+
+def read_inputs(fields: Mapping[str, Raw]) -> tuple[Prompt, ...]:
+    """``input``: one or more texts that are not empty, or their tokens. Raises InvalidParameter."""
+    inputs = read_prompts(fields.get("input"), "input", most=MAX_INPUTS, blank=False)
+    for i, one in enumerate(inputs):
+        if len(one) > MAX_INPUTS and not isinstance(one, str):
+            raise too_long_error("input" if len(inputs) == 1 else f"input[{i}]", MAX_INPUTS, one)
+    return inputs
 
 
 # --- shared by all requests -----------------------------------------------------------------------

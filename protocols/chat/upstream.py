@@ -1,13 +1,14 @@
 """Encodes requests for workers, and finds their unsupported parameters."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols import params
+from protocols.chat.classification import CLASSIFY_PARAMS, write_classify
 from protocols.chat.messages import MessageStyle, write_messages
 from protocols.chat.params import (
     CHAT_EXTENSION_PARAMS,
@@ -46,6 +47,7 @@ from protocols.core.loss import LossReason, ParameterSupport, UnsupportedParamet
 from protocols.core.request import (
     AnyRequest,
     AudioPart,
+    ClassifyRequest,
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
@@ -56,6 +58,7 @@ from protocols.core.request import (
     LogprobsOptions,
     Message,
     OutputFormat,
+    Prompt,
     ReasoningPart,
     RefusalPart,
     RegexFormat,
@@ -159,8 +162,11 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     completion: tuple[Param, ...]
     embedding: tuple[Param, ...] = (find_param(EMBEDDING_PARAMS, "dimensions"),)
     rerank: tuple[Param, ...] = ()
+    classify: tuple[Param, ...] = ()
     scores_pairs: bool = False
     """Whether it has vLLM's ``/score``, which compares pairs of texts."""
+    versions_classify: bool = False
+    """Whether its classify endpoint is below ``/v1``, as SGLang's is."""
     labels: tuple[str, ...] = ("user",)
     message_style: MessageStyle = MessageStyle()
     max_stop_strings: int | None = None
@@ -174,6 +180,8 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     allowed_tools: bool = False
     """Whether it supports ``allowed_tools``; other workers get only the allowed tools."""
     custom_tools: bool = False
+    limits_tool_names: bool = False
+    """Whether names of tools may have at most 64 characters: longer ones are shortened."""
     write_output_format: Callable[[OutputFormat], dict[str, Any] | None] = write_response_format
     """Writes ``response_format``; None if it can't express the format."""
     write_guide: Callable[[OutputFormat], Mapping[str, Any]] = lambda _: {}
@@ -183,6 +191,9 @@ class WorkerProfile(Struct, frozen=True, kw_only=True):
     beam_search: bool = False
     token_ids: bool = False
     """Whether it can return token ids."""
+    context_limit: Literal["default", "null", "number"] = "number"
+    """How completions get the rest of the context: it is the worker's default, or the meaning of
+    ``max_tokens: null``, or a number, if the context is known."""
     request_kinds: frozenset[RequestKind] = BASIC_KINDS
     """The kinds of requests that it answers."""
     tokenizer: TokenizerStyle = "vllm"
@@ -263,6 +274,10 @@ _LLAMACPP_PARAMS = (
 )
 _PRIORITY = find_param(EXTENSION_PARAMS, "priority")
 _RERANK_PARAMS = (find_param(RERANK_PARAMS, "truncate_prompt_tokens"),)
+_CLASSIFY_PARAMS = tuple(
+    find_param(CLASSIFY_PARAMS, name)
+    for name in ("truncate_prompt_tokens", "add_special_tokens", "use_activation")
+)
 
 PROFILES: Mapping[str, WorkerProfile] = {
     "openai": WorkerProfile(
@@ -275,6 +290,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         template_arguments=False,
         allowed_tools=True,
         custom_tools=True,
+        limits_tool_names=True,
         completion_response_format=False,
         request_kinds=BASIC_KINDS | {"rerank"},
     ),
@@ -294,10 +310,12 @@ PROFILES: Mapping[str, WorkerProfile] = {
         ),
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_vllm_guide,
+        context_limit="null",
         beam_search=True,
         token_ids=True,
         request_kinds=ALL_KINDS,
         rerank=_RERANK_PARAMS,
+        classify=_CLASSIFY_PARAMS,
         scores_pairs=True,
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
     ),
@@ -309,6 +327,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         write_guide=_write_sglang_guide,
         token_ids=True,
         request_kinds=ALL_KINDS,
+        versions_classify=True,
         tokenizer="sglang",
         privileged_params=(_PRIORITY,),
     ),
@@ -322,7 +341,8 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=_LLAMACPP_PARAMS,
         message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_llamacpp_guide,
-        request_kinds=ALL_KINDS,
+        context_limit="default",
+        request_kinds=ALL_KINDS - {"classify"},
         tokenizer="llamacpp",
     ),
     "azure": WorkerProfile(
@@ -332,6 +352,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         max_chat_logprobs=20,
         max_completion_logprobs=5,
         template_arguments=False,
+        limits_tool_names=True,
         completion_response_format=False,
     ),
     "interlingua": WorkerProfile(
@@ -344,6 +365,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         token_ids=True,
         request_kinds=ALL_KINDS,
         rerank=_RERANK_PARAMS,
+        classify=_CLASSIFY_PARAMS,
         scores_pairs=True,
         privileged_params=(_PRIORITY, *_find_params("chat_template")),
         request_rules=INTERLINGUA_WORKER_RULES,
@@ -410,6 +432,8 @@ class RequestWriter:
         self._generation_support = {chat: self._build_support(chat=chat) for chat in (True, False)}
         self._rerank_params = ParamTable(*profile.rerank)
         self._rerank_support = params.build_parameter_support(self._rerank_params)
+        self._classify_params = ParamTable(*profile.classify)
+        self._classify_support = params.build_parameter_support(self._classify_params)
         rows = [row for row in TOKENIZE_PARAMS if powers or row.wire != "chat_template"]
         self._tokenize_support = {
             "tools": ParameterSupport("tools"),
@@ -427,6 +451,8 @@ class RequestWriter:
         match request:
             case TokenizeRequest() | DetokenizeRequest():
                 return self._encode_tokenizer_request(request)
+            case ClassifyRequest():
+                return self._encode_classify_request(request)
             case _:
                 path, body = self.write_body(request)
                 return UpstreamRequest(f"{self._prefix}/{path}", _encode(body), _JSON_HEADERS)
@@ -442,11 +468,24 @@ class RequestWriter:
                 body["chat_template"] = request.templating.template
         else:
             body = write_detokenize(request, style)
+        self._write_extra(body, request)
+        path = f"{self._prefix.removesuffix('/v1')}/{request.kind}"
+        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
+
+    def _encode_classify_request(self, request: ClassifyRequest) -> UpstreamRequest:
+        body = write_classify(request)
+        body |= params.write_params(self._classify_params, request.set_fields)
+        body |= self._write_labels(request)
+        self._write_extra(body, request)
+        versioned = self._profile.versions_classify
+        prefix = self._prefix if versioned else self._prefix.removesuffix("/v1")
+        return UpstreamRequest(f"{prefix}/classify", _encode(body), _JSON_HEADERS)
+
+    def _write_extra(self, body: dict[str, Any], request: AnyRequest) -> None:
+        """Add the fields that the gateway does not know."""
         for name, raw in request.extra.items():
             if self.forwards_field(name):
                 body.setdefault(name, raw)
-        path = f"{self._prefix.removesuffix('/v1')}/{request.kind}"
-        return UpstreamRequest(path, _encode(body), _JSON_HEADERS)
 
     def write_body(self, request: Request | RerankRequest) -> tuple[str, dict[str, Any]]:
         """The path after the prefix, and the fields of the body."""
@@ -459,9 +498,7 @@ class RequestWriter:
                 path, body = "chat/completions", self._write_chat(request)
             case _:
                 path, body = "completions", self._write_completion(request)
-        for name, raw in request.extra.items():
-            if self.forwards_field(name):
-                body.setdefault(name, raw)
+        self._write_extra(body, request)
         return path, body
 
     def unsupported_parameters(
@@ -478,6 +515,10 @@ class RequestWriter:
             case RerankRequest():
                 losses = loss.find_unsupported_parameters(
                     request, self._rerank_support, names, extra=True
+                )
+            case ClassifyRequest():
+                losses = loss.find_unsupported_parameters(
+                    request, self._classify_support, names, extra=True
                 )
             case _:
                 losses = loss.find_unsupported_parameters(
@@ -559,6 +600,8 @@ class RequestWriter:
         prompts = request.prompts
         prompt: Any = prompts[0] if len(prompts) == 1 else prompts
         body = {"model": request.model, "prompt": prompt}
+        if request.fills_context and request.stopping.max_tokens is None:
+            body |= self._write_context_limit(request)
         if _SPECIAL_PATHS.isdisjoint(request.set_fields):
             body |= params.write_params(self._completion_params, request.set_fields)
             return body
@@ -573,6 +616,16 @@ class RequestWriter:
             | self._write_output_format(request, takes_format=takes_format)
             | self._write_stream_options(request)
         )
+
+    def _write_context_limit(self, request: GenerationRequest) -> dict[str, Any]:
+        """``max_tokens`` for the rest of the context; the prompt is rather counted too long."""
+        limit, length = self._profile.context_limit, request.context_length
+        if limit == "null":
+            return {"max_tokens": None}
+        if limit == "default" or length is None:
+            return {}
+        longest = max(map(_count_most_tokens, request.prompts))
+        return {"max_tokens": max(length - longest, 1)}
 
     def _write_scalars(self, table: ParamTable, request: GenerationRequest) -> dict[str, Any]:
         body = params.write_params(table, request.set_fields)
@@ -752,6 +805,11 @@ def wrap_prompt(request: GenerationRequest) -> tuple[Message, ...]:
         case _:
             text = "Only one prompt at a time can go through a worker's chat template."
             raise UnsupportedFeature(text, param="prompt")
+
+
+def _count_most_tokens(prompt: Prompt) -> int:
+    """More tokens than nearly all prompts have: two bytes each."""
+    return len(prompt.encode()) // 2 + 1 if isinstance(prompt, str) else len(prompt)
 
 
 def _limit_logprobs(logprobs: LogprobsOptions, most: int | None) -> int:

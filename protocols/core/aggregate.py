@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from protocols.core.errors import StreamBroken
 from protocols.core.events import (
     ChoiceEnd,
+    Classification,
     DetokenizedText,
     Embedding,
     Event,
     FinishReason,
+    HostedToolCall,
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
@@ -44,6 +46,7 @@ class UnaryChoice(Struct):
     redacted_reasoning: list[str] = []
     refusal: str = ""
     tool_calls: list[ToolCall] = []
+    hosted_tool_calls: list[HostedToolCall] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason = "unknown"
@@ -59,6 +62,8 @@ class UnaryResponse(Struct):
     choices: list[UnaryChoice] = []
     embeddings: list[tuple[float, ...]] = []
     scores: list[float] = []
+    classifications: list[Classification] = []
+    """One for each input of a ClassifyRequest, ordered by index."""
     tokens: TokenList = TokenList(())
     """The tokens of a TokenizeRequest."""
     text: str = ""
@@ -85,6 +90,7 @@ class ResponseAccumulator:
         """The pieces of the arguments of each tool call of a choice."""
         self._embeddings: dict[int, tuple[float, ...]] = {}
         self._scores: dict[int, float] = {}
+        self._classifications: dict[int, Classification] = {}
         self._response = UnaryResponse()
         self._ended = False
 
@@ -127,6 +133,7 @@ class ResponseAccumulator:
         if self._embeddings:
             self._response.embeddings = [self._embeddings[i] for i in sorted(self._embeddings)]
         self._response.scores = [self._scores[i] for i in sorted(self._scores)]
+        self._response.classifications = sorted(self._classifications.values(), key=_INDEX)
         return self._response
 
     def _add_other(self, event: Event) -> None:
@@ -136,12 +143,19 @@ class ResponseAccumulator:
                 self._embeddings[index] = values
             case RelevanceScore(index, score):
                 self._scores[index] = score
+            case Classification(index):
+                self._classifications[index] = event
             case TokenList():
                 self._response.tokens = event
             case DetokenizedText(text):
                 self._response.text = text
             case (
-                PromptEcho() | ReasoningDelta() | RefusalDelta() | ToolCallStart() | ToolCallDelta()
+                PromptEcho()
+                | ReasoningDelta()
+                | RefusalDelta()
+                | ToolCallStart()
+                | ToolCallDelta()
+                | HostedToolCall()
             ):
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 self._extend_choice(choice, event)
@@ -160,7 +174,12 @@ class ResponseAccumulator:
     def _extend_choice(
         self,
         choice: UnaryChoice,
-        event: PromptEcho | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta,
+        event: PromptEcho
+        | ReasoningDelta
+        | RefusalDelta
+        | ToolCallStart
+        | ToolCallDelta
+        | HostedToolCall,
     ) -> None:
         match event:
             case PromptEcho(_, text, logprobs):
@@ -176,6 +195,8 @@ class ResponseAccumulator:
                 choice.refusal += text
             case ToolCallStart():
                 choice.tool_calls.append(ToolCall(event.id, event.name, "", event.kind))
+            case HostedToolCall():
+                choice.hosted_tool_calls.append(event)
             case _:  # ToolCallDelta
                 call = event.call_index
                 if call >= len(choice.tool_calls):

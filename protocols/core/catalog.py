@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-ModelTask = Literal["chat", "embedding", "rerank"]
+ModelTask = Literal["chat", "embedding", "rerank", "classify"]
 """``chat`` models accept completions, too."""
 
 

@@ -6,7 +6,7 @@ comes at most once, unless the client requested running usage: then the last one
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 FinishReason = Literal["eos", "stop", "length", "tool_calls", "content_filter", "unknown"]
 """``eos``: the model ended; ``stop``: a stop string or token; ``unknown``: the worker sent a
@@ -96,6 +96,17 @@ class ToolCallDelta(Struct, frozen=True, gc=False, tag=True):
     text: str
 
 
+class HostedToolCall(Struct, frozen=True, gc=False, tag=True):
+    """A tool that the worker ran itself, such as a web search, as an item of its own protocol.
+
+    Only an encoder of the same protocol can write it; see ``SupportsHostedTools``.
+    """
+
+    kind: str
+    item: Raw
+    index: int = 0
+
+
 class ChoiceEnd(Struct, frozen=True, gc=False, tag=True):
     """A choice is complete; ``matched_stop`` is the stop string or token id, if known."""
 
@@ -116,6 +127,15 @@ class RelevanceScore(Struct, frozen=True, gc=False, tag=True):
 
     index: int
     score: float
+
+
+class Classification(Struct, frozen=True, gc=False, tag=True):
+    """The class of one input: its name, if the model has names, and a number for each class."""
+
+    index: int
+    label: str | None
+    probabilities: tuple[float, ...]
+    """In the order of the model's classes; logits if the client asked for them."""
 
 
 class TokenList(Struct, frozen=True, gc=False, tag=True):
@@ -188,9 +208,11 @@ Event = (
     | RefusalDelta
     | ToolCallStart
     | ToolCallDelta
+    | HostedToolCall
     | ChoiceEnd
     | Embedding
     | RelevanceScore
+    | Classification
     | TokenList
     | DetokenizedText
     | Usage

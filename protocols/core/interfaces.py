@@ -8,6 +8,7 @@ RateLimitHeaders     a client adapter that reports rate limits in headers
 SupportsTokenEstimate a client adapter that estimates tokens which nobody can count
 HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
+SupportsHostedTools  a response encoder that writes what a worker's own tools did
 SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
@@ -29,7 +30,7 @@ from msgspec import Struct
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, UnsupportedFeature
-from protocols.core.events import Event
+from protocols.core.events import Event, Usage
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
 
@@ -163,6 +164,13 @@ class SupportsHeartbeat(Protocol):
         """
 
 
+@runtime_checkable
+class SupportsHostedTools(Protocol):
+    """A response encoder that writes HostedToolCall events; others leave them out."""
+
+    writes_hosted_tools: bool
+
+
 class ClientAdapter(Protocol):
     """One wire protocol towards clients. It does no I/O and raises ClientErrors."""
 
@@ -257,13 +265,15 @@ class ProxiedModel(Struct, frozen=True):
 
     name: str
     rename: Callable[[bytes, str], bytes]
+    is_in_body: bool = True
+    """Whether the body names the model; else its path does."""
 
 
 @runtime_checkable
 class SupportsProxy(Protocol):
     """An adapter with ``proxy`` endpoints: workers of the same protocol get the client's own bytes.
 
-    Nothing but the model's name is read of a request, and nothing of a response.
+    Nothing but the model's name is read of a request, and nothing but the usage of a response.
     """
 
     def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
@@ -272,8 +282,11 @@ class SupportsProxy(Protocol):
         None if more of the body is needed, never if it is complete. Raises ClientError.
         """
 
-    def get_proxied_path(self, operation: str) -> str:
-        """The path of a worker for the endpoint's operation."""
+    def get_proxied_path(self, operation: str, model: str) -> str | None:
+        """The path of a worker for the endpoint's operation; None if workers have none."""
+
+    def read_proxied_usage(self, tail: bytes) -> Usage | None:
+        """The usage at the end of a response in JSON or of events, if there is one."""
 
 
 @runtime_checkable
@@ -404,6 +417,7 @@ _API_NAMES: Final = {
     "completion": "Completions",
     "embedding": "Embeddings",
     "rerank": "Rerank (Score)",
+    "classify": "Classify",
     "tokenize": "Tokenize",
     "detokenize": "Detokenize",
 }

@@ -45,8 +45,9 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 _ALWAYS_SUPPORTED = frozenset(
     {"model", "kind", "messages", "prompts", "inputs", "stream", "provided_fields", "client_id",
      "labels", "extra", "source", "context_length", "timeout", "encoding", "templating.mode",
-     "legacy_functions", "tool_choice", "clamped_fields", "queries", "documents", "raw_documents",
-     "top_n", "return_documents", "prompt", "return_texts", "token_ids",
+     "legacy_functions", "tool_choice", "clamped_fields", "fills_context",
+     "queries", "documents", "raw_documents", "top_n", "return_documents", "prompt",
+     "return_texts", "token_ids",
      *(f"response_options.{name}" for name in ResponseOptions.__struct_fields__)}
 )  # fmt: skip
 """Fields that every target gets, that only the gateway uses, or that are checked elsewhere."""

@@ -349,6 +349,9 @@ class GenerationRequest(_BaseRequest, frozen=True, kw_only=True):
     provided_fields: frozenset[str] = frozenset()
     """The wire names of the fields that the client sent with a value."""
     extra: Mapping[str, Raw] = {}
+    fills_context: bool = False
+    """The client's protocol has no limit but the context where the client sets no ``max_tokens``:
+    a worker's own default would cut the response short."""
     clamped_fields: Mapping[str, str] = {}
     """What the client's protocol changed to fit the target, by wire name: ``64000 to 4096``."""
     context_length: int | None = None
@@ -425,6 +428,28 @@ class RerankRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
+class ClassifyRequest(_BaseRequest, frozen=True, kw_only=True):
+    """A request for the class of each input."""
+
+    kind: ClassVar[Literal["classify"]] = "classify"
+    model: str
+    inputs: tuple[Prompt, ...]
+    truncate: int | None = None
+    """Keep the first so many tokens of an input; -1 keeps as many as fit."""
+    add_special_tokens: bool | None = None
+    activation: bool | None = None
+    """Whether to turn the logits into probabilities; None leaves it to the model."""
+    priority: int | None = None
+    timeout: float | None = None
+    client_id: str | None = None
+    labels: Mapping[str, str] = {}
+    provided_fields: frozenset[str] = frozenset()
+    extra: Mapping[str, Raw] = {}
+    context_length: int | None = None
+    source: str = ""
+    stream: Literal[False] = False
+
+
 class TokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     """A request for the tokens of a text (``prompt``), or of a conversation (``messages``)."""
 
@@ -464,9 +489,25 @@ class DetokenizeRequest(_BaseRequest, frozen=True, kw_only=True):
     stream: Literal[False] = False
 
 
-AnyRequest = Request | RerankRequest | TokenizeRequest | DetokenizeRequest
+def build_tokenize_request(
+    request: GenerationRequest, extra: Mapping[str, Raw] = {}
+) -> TokenizeRequest:
+    """The request for the tokens of a conversation and its tools."""
+    return TokenizeRequest(
+        model=request.model,
+        messages=request.messages,
+        tools=request.tools,
+        templating=request.templating,
+        provided_fields=request.provided_fields,
+        extra=extra,
+    )
+
+
+AnyRequest = Request | RerankRequest | ClassifyRequest | TokenizeRequest | DetokenizeRequest
 """What a backend may get. Protocols that carry more than a Request say so in ``request_kinds``."""
-RequestKind = Literal["chat", "completion", "embedding", "rerank", "tokenize", "detokenize"]
+RequestKind = Literal[
+    "chat", "completion", "embedding", "rerank", "classify", "tokenize", "detokenize"
+]
 
 
 def _unset_values(kind: type[Struct]) -> Mapping[str, Any]:

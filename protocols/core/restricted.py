@@ -81,9 +81,10 @@ class RestrictedAdapter:
         if isinstance(adapter, SupportsCancel):
             self.encode_cancel = adapter.encode_cancel
         if isinstance(adapter, SupportsProxy):
-            self.find_proxied_model, self.get_proxied_path = (
+            self.find_proxied_model, self.get_proxied_path, self.read_proxied_usage = (
                 adapter.find_proxied_model,
                 adapter.get_proxied_path,
+                adapter.read_proxied_usage,
             )
         if isinstance(adapter, SupportsPassthrough):
             self.prepare_passthrough = partial(self._prepare_passthrough, adapter)

@@ -4,12 +4,36 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from protocols.core.events import Event, StreamEnd, Usage
-from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.request import (
+    EmbeddingRequest,
+    GenerationRequest,
+    ReasoningPart,
+    Request,
+    TextPart,
+)
 
 MAX_TOKENS: Final = 1 << 24
 """More tokens than the context of any model, for each prompt and each choice."""
 MAX_TIMESTAMP: Final = 1 << 40
 """A Unix time in seconds, far in the future."""
+IMAGE_TOKENS: Final = 1500
+"""The estimated tokens of an image, and of any other part that is no text."""
+_BYTES_PER_TOKEN: Final = 4
+
+
+def estimate_prompt_tokens(request: GenerationRequest) -> int:
+    """The estimated tokens of a conversation and its tools; at least 1."""
+    size, parts = 0, 0
+    for message in request.messages:
+        size += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        for part in message.parts:
+            if isinstance(part, TextPart | ReasoningPart):
+                size += len(part.text.encode())
+            else:
+                parts += 1
+    for tool in request.tools:
+        size += len(tool.name) + len(tool.description or "") + len(tool.parameters or b"")
+    return max(-(-size // _BYTES_PER_TOKEN) + parts * IMAGE_TOKENS, 1)
 
 
 def read_integer(value: Any, maximum: int) -> int | None:

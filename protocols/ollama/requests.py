@@ -167,7 +167,11 @@ def read_generate(
             raise UnsupportedFeature("a prompt without a template takes no images", param="images")
         shared["templating"] = PromptOptions(mode="raw")
         return GenerationRequest(
-            kind="completion", prompts=(prompt,), insert_before=suffix or None, **shared
+            kind="completion",
+            prompts=(prompt,),
+            insert_before=suffix or None,
+            fills_context=True,
+            **shared,
         )
     messages = [Message("user", (TextPart(prompt), *images))]
     if system:

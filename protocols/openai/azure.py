@@ -51,6 +51,7 @@ from protocols.core.interfaces import (
 from protocols.core.request import Request
 from protocols.core.token_counts import has_implausible_counts
 from protocols.json_body import JSON_ERRORS, decode_value, read_object, read_unchecked_fields
+from protocols.openai.proxied import DEPLOYMENT_OPERATIONS, PATHS
 from protocols.passthrough import NameReplacer, VerbatimStreamReader
 
 PROFILE: Final = "azure"
@@ -70,9 +71,16 @@ _DEPLOYMENT_CALLS: Final = (
 
 
 def _build_deployment_endpoints(root: str) -> tuple[Endpoint, ...]:
-    return tuple(
-        Endpoint("POST", f"{root}/deployments/{{deployment}}/{path}", operation=operation)
-        for path, operation in _DEPLOYMENT_CALLS
+    deployment = f"{root}/deployments/{{deployment}}"
+    return (
+        *(
+            Endpoint("POST", f"{deployment}/{path}", operation=operation)
+            for path, operation in _DEPLOYMENT_CALLS
+        ),
+        *(
+            Endpoint("POST", deployment + PATHS[operation], "proxy", operation)
+            for operation in DEPLOYMENT_OPERATIONS
+        ),
     )
 
 
@@ -227,6 +235,14 @@ def create_path_builder(api_version: str) -> Callable[[str], str]:
     if api_version == "v1":
         return f"{V1_ROOT}/{{}}".format
     return lambda path: f"{ROOT}/deployments/{{model}}/{path}?{_query(api_version)}"
+
+
+def build_proxied_path(operation: str, model: str, api_version: str) -> str | None:
+    """The path of a deployment for an operation that is forwarded; None if Azure has none."""
+    if api_version != "v1" and operation not in DEPLOYMENT_OPERATIONS:
+        return None
+    path = create_path_builder(api_version)(PATHS[operation].removeprefix("/"))
+    return path.replace("{model}", quote(model, safe=""))
 
 
 def change_path(request: UpstreamRequest, model: str, api_version: str) -> UpstreamRequest:

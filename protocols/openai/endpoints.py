@@ -10,6 +10,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protocols import params
 from protocols.chat import errors, openapi
+from protocols.chat.classification import (
+    CLASSIFY_PARAMS,
+    ClassificationDecoder,
+    ClassificationEncoder,
+    read_classify,
+)
 from protocols.chat.decoder import GenerationDecoder
 from protocols.chat.embeddings import EmbeddingDecoder, EmbeddingEncoder
 from protocols.chat.params import invalid_type_error, null_to_none
@@ -45,9 +51,11 @@ from protocols.chat.tokenization import (
     read_detokenize,
     read_tokenize,
 )
+from protocols.chat.tool_names import ToolNameDecoder, find_long_names, shorten_tool_names
 from protocols.chat.upstream import PROFILES, RequestWriter, uses_chat_endpoint
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ContentFiltered, GatewayError, UnsupportedFeature
+from protocols.core.events import Usage
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -68,28 +76,40 @@ from protocols.core.interfaces import (
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
     AnyRequest,
+    ClassifyRequest,
     EmbeddingRequest,
     GenerationRequest,
     RerankRequest,
     TokenizeRequest,
+    build_tokenize_request,
 )
+from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import azure
+from protocols.openai.proxied import PATHS as PROXIED_PATHS
 from protocols.openai.proxied import (
     REFUSED_OPERATIONS,
     build_proxied_endpoints,
     find_model,
-    get_proxied_path,
 )
+from protocols.openai.proxied import read_usage as read_proxied_usage
 from protocols.openai.responses_api import errors as responses_errors
 from protocols.openai.responses_api import openapi as responses_openapi
 from protocols.openai.responses_api import state
 from protocols.openai.responses_api.decoder import ResponsesDecoder
 from protocols.openai.responses_api.params import RESPONSES_PARAMS
+from protocols.openai.responses_api.requests import (
+    COMPACTION_REFUSAL,
+    ResponsesRequest,
+    read_request,
+)
 from protocols.openai.responses_api.requests import FIELD_NAMES as RESPONSES_FIELD_NAMES
 from protocols.openai.responses_api.requests import SOURCE as RESPONSES_SOURCE
-from protocols.openai.responses_api.requests import ResponsesRequest, read_request
-from protocols.openai.responses_api.responses import ResponsesEncoder
+from protocols.openai.responses_api.responses import (
+    InputTokensEncoder,
+    ResponsesEncoder,
+    build_input_tokens_response,
+)
 from protocols.openai.responses_api.upstream import ResponsesRequestWriter
 from protocols.openai.upstream import (
     build_passthrough_rules,
@@ -205,7 +225,29 @@ def _build_responses_endpoints(prefix: str) -> tuple[Endpoint, ...]:
         Endpoint(
             "GET", f"{prefix}/responses/{{response_id}}/input_items", "recall", "response items"
         ),
+        Endpoint(
+            "POST",
+            f"{prefix}/responses/{{response_id}}/cancel",
+            "recall",
+            "response cancellation",
+        ),
+        Endpoint(
+            "POST",
+            f"{prefix}/responses/input_tokens",
+            "tokenize",
+            "response tokens",
+            is_stateful=True,
+        ),
+        Endpoint("POST", f"{prefix}/responses/compact", "inform", "response compaction"),
     )
+
+
+_AZURE_ENDPOINTS: Final = (
+    *azure.ENDPOINTS,
+    *_build_basic_endpoints(azure.V1_ROOT),
+    *_build_responses_endpoints(azure.V1_ROOT),
+    *build_proxied_endpoints(azure.V1_ROOT),
+)
 
 
 def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
@@ -213,12 +255,14 @@ def _build_ranking_endpoints(prefix: str, root: str) -> Iterator[Endpoint]:
     yield Endpoint("POST", f"{prefix}/rerank", operation="rerank_v1")
     yield Endpoint("POST", f"{prefix}/ranking", operation="ranking")
     yield Endpoint("POST", f"{prefix}/score", operation="score")
+    yield Endpoint("POST", f"{prefix}/classify", operation="classify")
     yield Endpoint("POST", f"{prefix}/tokenize", "tokenize", "tokenize")
     yield Endpoint("POST", f"{prefix}/detokenize", "tokenize", "detokenize")
     if root != prefix:
         yield Endpoint("POST", f"{root}/v2/rerank", operation="rerank_v2")
         yield Endpoint("POST", f"{root}/rerank", operation="rerank")
         yield Endpoint("POST", f"{root}/score", operation="score")
+        yield Endpoint("POST", f"{root}/classify", operation="classify")
         yield Endpoint("POST", f"{root}/tokenize", "tokenize", "tokenize")
         yield Endpoint("POST", f"{root}/detokenize", "tokenize", "detokenize")
 
@@ -264,6 +308,7 @@ _READERS: Final[Mapping[str, Callable[..., AnyRequest]]] = {
     "rerank_v2": read_rerank,
     "ranking": read_ranking,
     "score": read_score,
+    "classify": read_classify,
     "tokenize": read_tokenize,
     "detokenize": read_detokenize,
 }
@@ -271,6 +316,7 @@ _EXTENSION_PARAMS: Final[Mapping[str, params.ParamTable]] = {
     **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), RERANK_PARAMS),
     "ranking": SCORE_PARAMS,
     "score": SCORE_PARAMS,
+    "classify": CLASSIFY_PARAMS,
     "tokenize": TOKENIZE_PARAMS,
 }
 _COHERE_OPERATIONS: Final = ("rerank_v1", "rerank_v2")
@@ -278,8 +324,20 @@ _TOKENIZER_OPERATIONS: Final = ("tokenize", "detokenize")
 
 
 _RESPONSES_OPERATIONS: Final = frozenset(
-    {"response", "stored response", "response deletion", "response items"}
+    {
+        "response",
+        "stored response",
+        "response deletion",
+        "response items",
+        "response cancellation",
+        "response tokens",
+        "response compaction",
+    }
 )
+_REFUSED_OPERATIONS: Final[Mapping[str, str]] = {
+    **REFUSED_OPERATIONS,
+    "response compaction": COMPACTION_REFUSAL,
+}
 _DECODED_RESPONSES_REQUEST: Final = "responses_request"
 """The key under which a decoded request is kept, for the encoder of its response."""
 
@@ -340,7 +398,7 @@ class OpenAI:
         self._adds_filter_results = self._is_azure and filter_results == "synthetic"
         if self._is_azure:
             self.path_prefixes = (azure.ROOT,)
-            self.endpoints = (*azure.ENDPOINTS, *_build_basic_endpoints(azure.V1_ROOT))
+            self.endpoints = _AZURE_ENDPOINTS
             self.health_request = azure.build_health_request(api_version)
         self._has_default_rules = worker_profile.request_rules is DEFAULT_REQUEST_RULES
         self._allows_passthrough = (
@@ -358,6 +416,7 @@ class OpenAI:
             names = ", ".join(_WORKER_APIS)
             raise ValueError(f"worker_api is one of {names}, not {str(worker_api)[:32]!r}")
         self._worker_api = worker_api
+        self._limits_tool_names = worker_profile.limits_tool_names
         self._responses_writer = ResponsesRequestWriter(worker_profile, prefix)
         self.request_kinds = worker_profile.request_kinds
         self._passthrough_rules = build_passthrough_rules(
@@ -371,7 +430,8 @@ class OpenAI:
             "chat": self._request_rules.chat,
             "completion": self._request_rules.completion,
             "embedding": self._request_rules.embedding,
-            **({} if self._is_azure else {"response": RESPONSES_PARAMS, **_EXTENSION_PARAMS}),
+            "response": RESPONSES_PARAMS,
+            **({} if self._is_azure else _EXTENSION_PARAMS),
         }
 
     # --- towards clients --------------------------------------------------------------------------
@@ -400,6 +460,9 @@ class OpenAI:
         timeout = read_timeout(call.headers)
         if call.endpoint.operation == "response":
             return self._decode_responses_request(call, timeout).request
+        if call.endpoint.operation == "response tokens":
+            request = self._decode_responses_request(call, timeout).request
+            return build_tokenize_request(request)
         read = _READERS[call.endpoint.operation]
         if not self._is_azure:
             return read(
@@ -417,6 +480,8 @@ class OpenAI:
             build_headers = create_header_builder(self._response_style, context, ())
             return ResponsesEncoder(decoded, context, build_headers)
         style = self._response_style
+        if call.endpoint.operation == "response tokens":
+            return InputTokensEncoder(style, context)
         match request:
             case GenerationRequest() if self._adds_filter_results:
                 return azure.FilterResultsEncoder(
@@ -429,6 +494,8 @@ class OpenAI:
                 return EmbeddingEncoder(style, request, context, headers=headers)
             case RerankRequest():
                 return _create_rerank_encoder(call.endpoint.operation, style, request, context)
+            case ClassifyRequest():
+                return ClassificationEncoder(style, context)
             case TokenizeRequest():
                 return TokenizeEncoder(style, request, context)
             case _:
@@ -446,6 +513,14 @@ class OpenAI:
         )
         call.__dict__[_DECODED_RESPONSES_REQUEST] = decoded
         return decoded
+
+    def estimate_tokens(self, call: ClientRequest) -> HttpResponse:
+        """See ``protocols.core.interfaces.SupportsTokenEstimate``: for the Responses API."""
+        if call.endpoint.operation != "response tokens":
+            raise UnsupportedFeature("tokens of this endpoint are not estimated")
+        request = self._decode_responses_request(call, None).request
+        reply = build_input_tokens_response(estimate_prompt_tokens(request))
+        return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
     def list_references(self, call: ClientRequest) -> Sequence[str]:
         """See ``protocols.core.interfaces.StoresResponses``."""
@@ -468,10 +543,10 @@ class OpenAI:
 
     def encode_error(self, error: GatewayError, call: ClientRequest | None) -> HttpResponse:
         """See ``protocols.core.interfaces.ClientAdapter``."""
-        if self._is_azure:
-            return azure.build_error_response(error, call)
         if call is not None and call.endpoint.operation in _RESPONSES_OPERATIONS:
             reply = responses_errors.encode_error(error, call.headers)
+        elif self._is_azure:
+            return azure.build_error_response(error, call)
         else:
             reply = errors.build_error_response(error)
             if call is not None:
@@ -490,7 +565,7 @@ class OpenAI:
             azure.check_request(call)
         if call.endpoint.operation == "deployments":
             return _build_json_response(azure.list_deployments(catalog))
-        if (refusal := REFUSED_OPERATIONS.get(call.endpoint.operation)) is not None:
+        if (refusal := _REFUSED_OPERATIONS.get(call.endpoint.operation)) is not None:
             raise UnsupportedFeature(refusal)
         if call.endpoint.operation == "models":
             cards = [build_model_card(model, model.name) for model in catalog.list_models()]
@@ -500,11 +575,20 @@ class OpenAI:
 
     def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
         """See ``protocols.core.interfaces.SupportsProxy``."""
-        return find_model(call, is_complete=is_complete)
+        if not self._is_azure:
+            return find_model(call, is_complete=is_complete)
+        azure.check_request(call)
+        return find_model(call, is_complete=is_complete, name=azure.get_deployment(call))
 
-    def get_proxied_path(self, operation: str) -> str:
+    def get_proxied_path(self, operation: str, model: str) -> str | None:
         """See ``protocols.core.interfaces.SupportsProxy``."""
-        return get_proxied_path(self._prefix, operation)
+        if self._is_azure:
+            return azure.build_proxied_path(operation, model, self._api_version)
+        return self._prefix + PROXIED_PATHS[operation]
+
+    def read_proxied_usage(self, tail: bytes) -> Usage | None:
+        """See ``protocols.core.interfaces.SupportsProxy``."""
+        return read_proxied_usage(tail)
 
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
@@ -565,6 +649,8 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
+        if self._limits_tool_names and isinstance(request, GenerationRequest):
+            request = shorten_tool_names(request)
         if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
             return self._responses_writer.encode_request(request)
         own_request = self._request_writer.encode_request(self._remove_foreign_extra(request))
@@ -626,19 +712,26 @@ class OpenAI:
     def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         match request:
-            case GenerationRequest() if self._uses_responses_api(request):
-                return ResponsesDecoder(request)
+            case GenerationRequest() if self._limits_tool_names and find_long_names(request):
+                decoder = self._create_generation_decoder(request)
+                return ToolNameDecoder(decoder, find_long_names(request))
             case GenerationRequest():
-                echoes = self._request_writer.expects_echo(request)
-                return GenerationDecoder(request, echoes=echoes)
+                return self._create_generation_decoder(request)
             case EmbeddingRequest():
                 return EmbeddingDecoder(request)
             case RerankRequest():
                 return RerankDecoder(request)
+            case ClassifyRequest():
+                return ClassificationDecoder(request)
             case TokenizeRequest():
                 return TokenizeDecoder()
             case _:
                 return DetokenizeDecoder()
+
+    def _create_generation_decoder(self, request: GenerationRequest) -> ResponseDecoder:
+        if self._uses_responses_api(request):
+            return ResponsesDecoder(request)
+        return GenerationDecoder(request, echoes=self._request_writer.expects_echo(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""

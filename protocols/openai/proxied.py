@@ -7,17 +7,21 @@ worker has another one. Files and batches are refused: their ids belong to one w
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocols.chat.params import invalid_type_error
 from protocols.core.errors import InvalidParameter, MalformedRequest
+from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, Endpoint, ProxiedModel
+from protocols.core.token_counts import MAX_TOKENS, read_integer
 from protocols.json_body import decode_value, read_object
 
-_PATHS: Final[Mapping[str, str]] = {
+PATHS: Final[Mapping[str, str]] = {
     "speech": "/audio/speech",
     "transcription": "/audio/transcriptions",
     "translation": "/audio/translations",
@@ -27,6 +31,14 @@ _PATHS: Final[Mapping[str, str]] = {
     "moderation": "/moderations",
 }
 """The path of each operation, below the prefix."""
+DEPLOYMENT_OPERATIONS: Final = (
+    "speech",
+    "transcription",
+    "translation",
+    "image_generation",
+    "image_edit",
+)
+"""Those that Azure has below a deployment. Source: openai-python's AzureOpenAI."""
 
 REFUSED_OPERATIONS: Final[Mapping[str, str]] = {
     "files": "the Files API is not supported: its ids belong to one worker",
@@ -50,15 +62,14 @@ _FIELD_NAME: Final = re.compile(
 )
 _MAX_PART_HEADERS: Final = 16 << 10
 _MAX_MODEL_NAME: Final = 1024
+_MAX_USAGE_DEPTH: Final = 8
+"""How many objects a usage may consist of."""
 
 
 def build_proxied_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     """The endpoints under ``prefix``, such as ``/v1``, and those that are refused."""
     return (
-        *(
-            Endpoint("POST", prefix + path, "proxy", operation)
-            for operation, path in _PATHS.items()
-        ),
+        *(Endpoint("POST", prefix + path, "proxy", operation) for operation, path in PATHS.items()),
         *(
             Endpoint(method, f"{prefix}/{operation}{path}", "inform", operation)
             for operation, methods, path in _REFUSED_PATHS
@@ -67,17 +78,58 @@ def build_proxied_endpoints(prefix: str) -> tuple[Endpoint, ...]:
     )
 
 
-def get_proxied_path(prefix: str, operation: str) -> str:
-    """See ``protocols.core.interfaces.SupportsProxy``."""
-    return prefix + _PATHS[operation]
+def find_model(
+    call: ClientRequest, *, is_complete: bool, name: str | None = None
+) -> ProxiedModel | None:
+    """See ``protocols.core.interfaces.SupportsProxy``. JSON must be complete.
 
-
-def find_model(call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
-    """See ``protocols.core.interfaces.SupportsProxy``. JSON must be complete."""
+    ``name`` is the model that the path names, which counts instead of the body's.
+    """
     content_type = call.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() == _MULTIPART:
-        return _find_form_model(call.body, content_type, is_complete=is_complete)
-    return _find_json_model(call.body) if is_complete else None
+        found = _find_form_model(call.body, content_type, is_complete=is_complete)
+    else:
+        found = _find_json_model(call.body) if is_complete else None
+    if name is None or found is None:
+        return found
+    if not found.name and (boundary := _BOUNDARY.search(content_type)) is not None:
+        return ProxiedModel(name, partial(_insert_field, boundary), is_in_body=False)
+    return replace(found, name=name, is_in_body=found.name == name)
+
+
+_USAGE_NAME: Final = b'"usage"'
+_USAGE_START: Final = re.compile(rb'"usage"\s*:\s*(?={)')
+
+
+class _ProxiedUsage(Struct):
+    """The tokens of a response; transcriptions by the second have none."""
+
+    input_tokens: Any = None
+    output_tokens: Any = None
+
+
+_decode_usage = msgspec.json.Decoder(_ProxiedUsage).decode
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """See ``protocols.core.interfaces.SupportsProxy``. Quotes within texts are escaped in JSON."""
+    start = _USAGE_START.match(tail, max(tail.rfind(_USAGE_NAME), 0))
+    if start is None:
+        return None
+    end = start.end()
+    for _ in range(_MAX_USAGE_DEPTH):
+        end = tail.find(b"}", end) + 1
+        if not end:
+            break
+        try:
+            usage = _decode_usage(tail[start.end() : end])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        tokens = read_integer(usage.input_tokens, MAX_TOKENS)
+        if tokens is not None:
+            return Usage(tokens, read_integer(usage.output_tokens, MAX_TOKENS) or 0)
+        break
+    return None
 
 
 def _find_json_model(body: bytes) -> ProxiedModel:
@@ -108,6 +160,13 @@ def _find_form_model(body: bytes, content_type: str, *, is_complete: bool) -> Pr
         raise InvalidParameter(text, param="model", problem="value")
     start, end = field.start, field.end
     return ProxiedModel(name, lambda body, name: body[:start] + name.encode() + body[end:])
+
+
+def _insert_field(boundary: re.Match[str], body: bytes, name: str) -> bytes:
+    """The form with the model's name as its first field."""
+    delimiter = b"--" + (boundary[1] or boundary[2]).encode()
+    head = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+    return delimiter + head + name.encode() + b"\r\n" + body
 
 
 class _FormField(Struct, frozen=True):

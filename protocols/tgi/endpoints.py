@@ -6,19 +6,24 @@ Source: text-generation-inference 3.3, ``router/src/server.rs``.
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from msgspec.structs import replace
+
 from protocols import params
 from protocols.chat.requests import DEFAULT_REQUEST_RULES
 from protocols.chat.responses import CompletionEncoder, ResponseStyle
 from protocols.core.catalog import Catalog, ModelInfo
-from protocols.core.errors import GatewayError
+from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import (
+    ClientAdapter,
     ClientRequest,
     Endpoint,
     HttpResponse,
     OpenApiFragment,
+    PassthroughRequest,
     ResponseContext,
     ResponseEncoder,
     RoutingInfo,
+    UpstreamRequest,
 )
 from protocols.core.request import (
     AnyRequest,
@@ -34,6 +39,7 @@ from protocols.json_body import (
     read_unchecked_fields,
 )
 from protocols.params import Param
+from protocols.passthrough import NameReplacer, UnaryPassthroughReader, VerbatimStreamReader
 from protocols.tgi import openapi, requests
 from protocols.tgi.errors import JSON_HEADERS, TgiError, build_error_response
 from protocols.tgi.params import TgiLimits, build_client_table
@@ -47,6 +53,8 @@ from protocols.tgi.responses import (
 )
 from protocols.tgi.upstream import TgiUpstream
 
+_PREFILL_FIELD: Final = "decoder_input_details"
+_NATIVE_OPERATIONS: Final = ("root", "generate", "generate_stream")
 PromptMode = Literal["raw", "chat"]
 _PROMPT_OPTIONS: Final[Mapping[PromptMode, PromptOptions]] = {
     "raw": PromptOptions(mode="raw"),
@@ -181,6 +189,47 @@ class TGI(TgiUpstream):
         del call
         return build_error_response(error)
 
+    def prepare_passthrough(
+        self, client: ClientAdapter, call: ClientRequest, context: ResponseContext
+    ) -> PassthroughRequest | None:
+        """See ``protocols.core.interfaces.SupportsPassthrough``: for prompts as they are."""
+        if not isinstance(client, TGI) or call.endpoint.operation not in _NATIVE_OPERATIONS:
+            return None
+        try:
+            request = client.decode_request(call)
+        except ClientError:
+            return None
+        if not isinstance(request, GenerationRequest) or request.templating.mode != "raw":
+            return None
+        if not self._carries_exactly(request):
+            return None
+        request = request.bind_target(context.backend_model, self.name, context.context_length)
+        encoder = client.create_encoder(call, request, context)
+        kind = encoder.content_type if request.stream else "application/json"
+        response_headers = (("Content-Type", kind), *encoder.headers())
+        read_response = VerbatimStreamReader if request.stream else UnaryPassthroughReader
+        return PassthroughRequest(
+            request,
+            UpstreamRequest(call.endpoint.path, _write_own_body(call), JSON_HEADERS),
+            lambda: response_headers,
+            lambda: read_response(self.create_decoder(request), NameReplacer({})),
+            lambda: encoder,
+        )
+
+    def _carries_exactly(self, request: GenerationRequest) -> bool:
+        """Whether workers take the request as it is, and report its usage in tokens.
+
+        A unary response reports the prompt's tokens only with ``decoder_input_details``. Workers
+        see a stop string only where a token ends with it, so requests with one are translated.
+        """
+        reports_usage = request.response_options.details and (
+            request.stream or _PREFILL_FIELD in request.extra
+        )
+        if not reports_usage or request.stopping.stop or request.extra.keys() - {_PREFILL_FIELD}:
+            return False
+        losses = self.unsupported_parameters(replace(request, extra={}), {})
+        return all(one.reason == "approximated" for one in losses)
+
     def field_names(self, call: ClientRequest) -> Mapping[str, str]:
         """See ``protocols.core.interfaces.ClientAdapter``."""
         return self._field_names.get(call.endpoint.operation, {})
@@ -230,6 +279,14 @@ class TGI(TgiUpstream):
             "sha": None,
             "docker_label": None,
         }
+
+
+def _write_own_body(call: ClientRequest) -> bytes:
+    """The client's body without ``model``, which is the gateway's."""
+    fields = read_fields(call)
+    if "model" not in fields:
+        return call.body
+    return encode_ascii({name: raw for name, raw in fields.items() if name != "model"})
 
 
 def _reads_stream(call: ClientRequest, fields: Fields) -> bool:

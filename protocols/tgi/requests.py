@@ -99,6 +99,7 @@ def read_generate(
         kind="completion",
         prompts=(inputs,),
         templating=templating,
+        fills_context=True,
         n=best_of if best_of > 1 else None,
         output=read_grammar(own.get("grammar"), "grammar"),
         stream=stream,
@@ -195,7 +196,7 @@ def read_v1_chat(fields: Fields, model: str) -> GenerationRequest:
 
 def read_v1_completion(fields: Fields, model: str) -> GenerationRequest:
     """Decode a completion request. Raises ClientError."""
-    return read_completion(fields, CHAT_RULES, model=model)
+    return replace(read_completion(fields, CHAT_RULES, model=model), fills_context=True)
 
 
 def _split_output_format(fields: Fields) -> tuple[Fields, OutputFormat | None]:

@@ -1,7 +1,7 @@
-"""The conformance cases of reranking, scoring and tokenization on the OpenAI listener.
+"""The conformance cases of reranking, scoring, classification and tokenization for OpenAI.
 
 The model ``mock`` scores a document by the share of its words that occur in the query, and its
-tokens are words.
+tokens are words. It calls an input ``long`` with a tenth of the probability for each word.
 """
 
 from typing import Any
@@ -180,6 +180,32 @@ CASES = (
         status=400,
         body_has={"error": {"message": "At least one text_pair element must be given"}},
     ),
+    *(
+        Case(
+            f"RR-19 {path}",
+            "POST",
+            path,
+            body={"model": "mock", "input": ["good day", "a b c d e f g h i j"]},
+            body_has={
+                "object": "list",
+                "model": "mock",
+                "data": [
+                    {"index": 0, "label": "short", "probs": [0.8, 0.2], "num_classes": 2},
+                    {"index": 1, "label": "long", "probs": [0.0, 1.0], "num_classes": 2},
+                ],
+                "usage": {"prompt_tokens": 12, "total_tokens": 12},
+            },
+        )
+        for path in ("/classify", "/v1/classify")
+    ),
+    Case(
+        "RR-19 messages",
+        "POST",
+        "/classify",
+        body={"model": "mock", "messages": [{"role": "user", "content": "hi"}]},
+        **rejected("messages"),
+    ),
+    Case("RR-19 no input", "POST", "/classify", body={"model": "mock"}, **rejected("input")),
     tokenize(
         "TK-01",
         given={"prompt": "red apple"},

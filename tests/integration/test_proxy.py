@@ -111,12 +111,12 @@ async def gateway(
 
 
 async def start(
-    serve: Serve, *workers: str, server: str = "native", listener: str = ""
+    serve: Serve, *workers: str, server: str = "native", listener: str = "", more: str = ""
 ) -> RunningGateway:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     listed = ", ".join(f'{{url: "{url}", auth: {{bearer: worker-key}}}}' for url in workers)
     text = CONFIG.format(server=server, workers=listed, digest=digest, listener=listener)
-    running = await serve(text)
+    running = await serve(text + more)
     running.http.headers["authorization"] = f"Bearer {KEY}"
     return running
 
@@ -451,3 +451,134 @@ async def test_openais_library_speaks_transcribes_and_moderates(
             await client.moderations.create(model="nope", input="a")
         with pytest.raises(openai.BadRequestError, match="Files API"):
             await client.files.list()
+
+
+# --- usage, fallbacks, running requests -----------------------------------------------------------
+
+FALLBACK_CONFIG = """
+listeners:
+  - {{address: "127.0.0.1:0", protocols: [openai]}}
+  - {{address: "127.0.0.1:0", protocols: [{{name: openai, profile: azure}}]}}
+backends:
+  bad: {{protocol: openai, health: {{interval: 60s}}, workers: ["{bad}"]}}
+  good: {{protocol: openai, health: {{interval: 60s}}, workers: ["{good}"]}}
+  triton: {{protocol: triton, workers: ["http://127.0.0.1:9"]}}
+  cloud:
+    protocol: openai
+    profile: azure
+    health: {{interval: 60s}}
+    workers: ["{good}"]
+models:
+  m: {{backend: bad, model: w1, fallback: [other, tts]}}
+  other: {{backend: triton}}
+  tts: {{backend: good, model: w2}}
+  cloud: {{backend: cloud, model: deployed}}
+"""
+
+
+@pytest.fixture
+async def bad_worker() -> AsyncIterator[MediaWorker]:
+    media = MediaWorker()
+
+    async def fail(writer: asyncio.StreamWriter) -> None:
+        await media.send(writer, b'{"error":{"message":"x"}}', "application/json", "500 Oops")
+
+    media.answer = fail
+    async with run_server(media.serve) as url:
+        media.url = url
+        yield media
+
+
+async def test_fallback_gets_a_json_body_but_no_form(
+    serve: Serve, worker: MediaWorker, bad_worker: MediaWorker
+) -> None:
+    gateway = await serve(FALLBACK_CONFIG.format(bad=bad_worker.url, good=worker.url))
+    body = SPEECH | {"model": "m"}
+    spoken = await gateway.http.post("/v1/audio/speech", json=body)
+    form = await post_form(gateway, build_form(("model", b"m"), ("file", AUDIO * 9000)))
+
+    assert (spoken.status_code, spoken.json()) == (200, {"text": "hello"})
+    assert json.loads(worker.bodies[0])["model"] == "w2"
+    assert (form.status_code, len(worker.bodies)) == (502, 1)
+    first, second = gateway.records
+    assert (first.model, first.backend, first.fallback_from) == ("tts", "good", "m@1")
+    assert [one.split()[0] for one in first.failed_attempts] == ["m@1", "other@1"]
+    assert (second.backend, second.fallback_from) == ("bad", "")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_usage_of_the_response_is_recorded(
+    serve: Serve,
+    worker: MediaWorker,
+    is_stream: bool,
+) -> None:
+    usage = b'{"type":"tokens","input_tokens":14,"output_tokens":45}'
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        if not is_stream:
+            await worker.send(writer, b'{"text":"a","usage":' + usage + b"}", "application/json")
+            return
+        head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+        event = b'data: {"type":"transcript.text.done","usage":' + usage + b"}\n\n"
+        writer.write(head.encode() + b"\r\n\r\n%x\r\n" % len(event) + event + b"\r\n")
+        await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    worker.answer = answer
+    gateway = await start(serve, worker.url)
+    answered = await post_form(gateway, build_form(("model", b"mock-media"), ("file", AUDIO)))
+
+    assert answered.status_code == 200
+    [record] = gateway.records
+    assert record.usage is not None
+    assert (record.usage.prompt_tokens, record.usage.completion_tokens) == (14, 45)
+
+
+async def test_running_request_is_listed_and_cancelled(serve: Serve, worker: MediaWorker) -> None:
+    arrived = asyncio.Event()
+
+    async def wait_forever(writer: asyncio.StreamWriter) -> None:
+        del writer
+        arrived.set()
+        await asyncio.Event().wait()
+
+    worker.answer = wait_forever
+    gateway = await start(serve, worker.url, more='admin: {address: "127.0.0.1:0"}')
+    asking = asyncio.ensure_future(gateway.http.post("/v1/audio/speech", json=SPEECH))
+    await arrived.wait()
+    async with httpx.AsyncClient(base_url=gateway.admin) as admin:
+        [listed] = (await admin.get("/-/requests")).json()["requests"]
+        cancelled = await admin.post(f"/-/requests/{listed['id']}/cancel")
+
+    assert (listed["model"], listed["backend"], listed["phase"]) == (
+        "mock-media",
+        "media",
+        "waiting",
+    )
+    assert cancelled.json() == {"cancelled": 1}
+    assert (await asking).status_code == 499
+    assert gateway.records[0].outcome == "client_error"
+
+
+async def test_azures_deployment_reaches_workers_of_both_kinds(
+    serve: Serve, worker: MediaWorker, bad_worker: MediaWorker
+) -> None:
+    gateway = await serve(FALLBACK_CONFIG.format(bad=bad_worker.url, good=worker.url))
+    azure = openai.AsyncAzureOpenAI(
+        azure_endpoint=gateway.admin,  # the URL of the last listener
+        api_key="k",
+        api_version="2024-10-21",
+        max_retries=0,
+    )
+    for model in ("tts", "cloud"):
+        text = await azure.audio.transcriptions.create(model=model, file=("a.wav", AUDIO))
+        assert text.text == "hello"
+    await azure.close()
+
+    paths = [head.split()[1] for head in worker.heads]
+    assert paths == [
+        "/v1/audio/transcriptions",
+        "/openai/deployments/deployed/audio/transcriptions?api-version=2024-10-21",
+    ]
+    assert b"\r\n\r\nw2\r\n" in bytes(worker.bodies[0])
+    assert b"\r\n\r\ndeployed\r\n" in bytes(worker.bodies[1])

@@ -315,8 +315,99 @@ async def test_client_with_an_output_type(serve: Serve) -> None:
 
 async def test_unknown_paths_below_a_response_are_not_found(mock: RunningGateway) -> None:
     answers = [
-        await mock.http.post(f"{PATH}/resp_1/cancel"),
+        await mock.http.post(f"{PATH}/resp_1/cancelled"),
         await mock.http.post(f"{PATH}/compact/x"),
     ]
 
     assert [one.json()["error"]["code"] for one in answers] == ["unknown_url"] * 2
+
+
+# --- the smaller endpoints ------------------------------------------------------------------------
+
+
+async def test_input_tokens_are_estimated_where_no_worker_counts(stage: Stage) -> None:
+    body = {"model": "m", "input": "a text of 24 characters."}
+    answer = await stage.http.post(f"{PATH}/input_tokens", json=body)
+
+    assert answer.json() == {"object": "response.input_tokens", "input_tokens": 6}
+    assert answer.headers["x-interlingua-loss"] == "input_tokens=approximated"
+
+
+async def test_stored_response_cannot_be_cancelled(stage: Stage) -> None:
+    name = (await stage.ask())["id"]
+    found = await stage.http.post(f"{PATH}/{name}/cancel")
+    unknown = await stage.http.post(f"{PATH}/resp_unknown/cancel")
+
+    assert (found.status_code, unknown.status_code) == (400, 404)
+    assert found.json()["error"]["message"] == "Cannot cancel a synchronous response."
+
+
+async def test_compaction_is_refused_by_name(stage: Stage) -> None:
+    answer = await stage.http.post(f"{PATH}/compact", json={"model": "m", "input": "x"})
+
+    assert answer.status_code == 400
+    assert "Compaction of responses is not supported" in answer.json()["error"]["message"]
+
+
+# --- tools that the worker runs itself ------------------------------------------------------------
+
+SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "q"}}
+SEARCHED = {
+    "id": "resp_w",
+    "created_at": 1,
+    "model": "w",
+    "status": "completed",
+    "output": [
+        SEARCH,
+        {
+            "type": "message",
+            "id": "msg_w",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "found", "annotations": []}],
+        },
+    ],
+    "usage": {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2},
+}
+
+
+@asynccontextmanager
+async def search_gateway(serve: Serve, on_loss: str = "report") -> AsyncIterator[RunningGateway]:
+    """A gateway before a worker of the Responses API that searches by itself."""
+    async with ScriptedWorker([respond(SEARCHED)], probed=respond({"data": []})) as worker:
+        backend = {"protocol": "openai", "workers": [worker.url], "options": {"worker_api": "both"}}
+        config = {
+            "listeners": [{"address": "127.0.0.1:0", "protocols": ["openai"]}],
+            "backends": {
+                "w": backend,
+                "only": backend | {"options": {"worker_api": "responses"}},
+            },
+            "models": {
+                "m": {"backend": "w"},
+                "chat": {"backend": "only", "on_loss": on_loss},
+            },
+            "limits": {"shutdown_delay": "0s", "drain_timeout": "1s"},
+        }
+        yield await serve(json.dumps(config))
+
+
+async def test_search_of_the_worker_reaches_a_client_of_the_same_api(serve: Serve) -> None:
+    async with search_gateway(serve) as gateway:
+        body = {"model": "m", "input": "q", "tools": [{"type": "web_search"}]}
+        answer = (await gateway.http.post(PATH, json=body)).json()
+
+    assert answer["output"][0] == SEARCH
+    assert answer["output"][1]["content"][0]["text"] == "found"
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "header"), [("report", "output.web_search_call=dropped"), ("ignore", None)]
+)
+async def test_search_of_the_worker_is_reported_to_other_clients(
+    serve: Serve, on_loss: str, header: str | None
+) -> None:
+    async with search_gateway(serve, on_loss) as gateway:
+        body = {"model": "chat", "messages": [{"role": "user", "content": "q"}]}
+        answer = await gateway.http.post("/v1/chat/completions", json=body)
+
+    assert answer.json()["choices"][0]["message"]["content"] == "found"
+    assert answer.headers.get("x-interlingua-loss") == header

@@ -33,6 +33,20 @@ ROOTS = [
     "/mindie/v2",
     "/mindie/info",
     "/rc1/",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/show",
+    "/api/tags",
+    "/tgi/generate",
+    "/tgi/v1/",
+    "/tgi/info",
+    "/openai/deployments/{deployment}/",
+    "/openai/v1/deployments",
+    "/openai/v1/chat",
+    "/openai/v1/responses",
+    "/responses",
+    "/classify",
 ]
 
 _JSON_LAYER = "what its JSON layer refuses is the original's own 500; `status: sane` makes it 400"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from protocols.chat.decoder import WireLogprobs, read_logprobs, read_text
 from protocols.chat.errors import raise_worker_error
@@ -19,6 +19,7 @@ from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
+    HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
     ResponseMetadata,
@@ -65,6 +66,7 @@ _CALL_KEYS: Final[Mapping[str, str]] = {
     "tool_search_call": "arguments",
 }
 """The types of calls, with the field of their arguments."""
+_CONTENT_TYPES: Final = frozenset({"message", "reasoning"})
 _INCOMPLETE_REASONS: Final[Mapping[Any, FinishReason]] = {
     "max_output_tokens": "length",
     "content_filter": "content_filter",
@@ -198,7 +200,12 @@ class ResponsesDecoder:
         if key is not None:
             self._read_call(state, item, key, events, is_done=is_done)
         elif is_done and not state.has_output:
-            events += _read_content(item)
+            state.has_output = True
+            kind = _as_text(item.get("type"))
+            if kind in _CONTENT_TYPES:
+                events += _read_content(item)
+            elif kind:
+                events.append(HostedToolCall(kind, Raw(_encode(item))))
         state.is_done = state.is_done or is_done
 
     def _read_call(

@@ -168,6 +168,7 @@ _RESPONSE_TYPES: Final[Mapping[str, Schema]] = parse_types(
         part?: Any, delta?: string, text?: string, refusal?: string, arguments?: string,
         input?: string, name?: string, logprobs?: ResponseLogprob[],
     }
+    InputTokens = {object: "response.input_tokens", input_tokens: integer}
     DeletedResponse = {id: string, object: "response", deleted: boolean}
     InputItems = {
         object: "list", data: Any[], first_id: string | null, last_id: string | null,
@@ -176,7 +177,7 @@ _RESPONSE_TYPES: Final[Mapping[str, Schema]] = parse_types(
     """,
     Any={},
 )
-_COMPONENTS: Final = ("Response", "ResponseEvent", "DeletedResponse", "InputItems")
+_COMPONENTS: Final = ("Response", "ResponseEvent", "DeletedResponse", "InputItems", "InputTokens")
 
 
 def build_schemas() -> dict[str, Schema]:
@@ -189,12 +190,13 @@ def build_operations(
 ) -> dict[str, Schema]:
     """The operations of this API; ``errors`` are the error responses."""
     event = build_event_data(ref("ResponseEvent"))
+    request = _build_request(allows_unknown_fields=allows_unknown_fields)
     return {
         "response": build_operation(
             "Create a response.",
             build_response(ref("Response"), event),
             errors,
-            request=_build_request(allows_unknown_fields=allows_unknown_fields),
+            request=request,
         ),
         "stored response": build_operation(
             "Retrieve a stored response.", build_response(ref("Response")), errors
@@ -205,6 +207,16 @@ def build_operations(
         "response items": build_operation(
             "List the input items of a stored response.", build_response(ref("InputItems")), errors
         ),
+        "response tokens": build_operation(
+            "Count the tokens of a request's input.",
+            build_response(ref("InputTokens")),
+            errors,
+            request=request,
+        ),
+        "response cancellation": build_operation(
+            "Refused: no response runs in the background.", {}, errors
+        ),
+        "response compaction": build_operation("Refused: not supported.", {}, errors),
     }
 
 

@@ -100,6 +100,12 @@ class References(Struct, frozen=True):
 NO_REFERENCES: Final = References()
 
 
+COMPACTION_REFUSAL: Final = (
+    "Compaction of responses is not supported: its result is encrypted by one vendor. "
+    "Ask for a summary with 'POST /responses'."
+)
+
+
 class ResponsesRequest(Struct, frozen=True, kw_only=True):
     """A decoded request, and what its response needs beside the internal request."""
 

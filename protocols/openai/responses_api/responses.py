@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from protocols.chat.errors import build_error_body
 from protocols.chat.responses import HeaderBuilder, build_chat_logprobs
+from protocols.chat.unary import UnaryEncoder
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import (
     ClientError,
@@ -26,6 +27,7 @@ from protocols.core.events import (
     ChoiceEnd,
     Event,
     FinishReason,
+    HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
     StreamEnd,
@@ -420,6 +422,7 @@ class ResponsesEncoder:
     """Encodes the response to a request of this API. See ``protocols.core.interfaces``."""
 
     content_type = "text/event-stream; charset=utf-8"
+    writes_hosted_tools = True
 
     def __init__(
         self, decoded: ResponsesRequest, about: ResponseContext, build_headers: HeaderBuilder
@@ -489,6 +492,7 @@ class ResponsesEncoder:
                 | RefusalDelta()
                 | ToolCallStart()
                 | ToolCallDelta()
+                | HostedToolCall()
                 | ChoiceEnd()
             ):
                 return self._begin() + self._encode_output(event)
@@ -528,6 +532,8 @@ class ResponsesEncoder:
                 return self._encode_reasoning(text, signature)
             case ToolCallStart():
                 return self._begin_call(event)
+            case HostedToolCall():
+                return self._encode_hosted_call(event)
             case _:  # the arguments of a call that parallel_tool_calls forbids
                 return b""
 
@@ -585,6 +591,22 @@ class ResponsesEncoder:
         item = _CallItem(self._writer, name, len(self._output), fields, reader)
         self._open_item, self._open_call = item, event.call_index
         return ended + item.begin()
+
+    def _encode_hosted_call(self, event: HostedToolCall) -> bytes:
+        """A call that the worker made itself. It keeps its id, which the worker may check."""
+        item = _decode_object(event.item)
+        if not isinstance(item.get("id"), str):
+            item["id"] = self._make_item_id(event.kind)
+        ended, place = self._end_item("completed"), {"output_index": len(self._output)}
+        self._output.append(item)
+        added = {**item, "status": "in_progress"} if "status" in item else item
+        return b"".join(
+            (
+                ended,
+                self._writer.write("response.output_item.added", **place, item=added),
+                self._writer.write("response.output_item.done", **place, item=item),
+            )
+        )
 
     def _end_item(self, status: ItemStatus) -> bytes:
         if self._open_item is None:
@@ -692,11 +714,25 @@ class ResponsesEncoder:
         return StoredResponse(self._final["id"], tuple(names), _encode(body))
 
 
+class InputTokensEncoder(UnaryEncoder):
+    """Encodes the number of tokens of a request's input."""
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        return build_input_tokens_response(len(response.tokens.ids))
+
+
+def build_input_tokens_response(count: int) -> HttpResponse:
+    """The response to ``POST /responses/input_tokens``."""
+    return HttpResponse(200, _encode({"object": "response.input_tokens", "input_tokens": count}))
+
+
 def list_choice_events(choice: UnaryChoice) -> list[Event]:
     """The events of a complete choice, in the order of its items."""
     events: list[Event] = []
     if choice.reasoning or choice.reasoning_signature:
         events.append(ReasoningDelta(choice.reasoning, signature=choice.reasoning_signature))
+    events += choice.hosted_tool_calls
     if choice.text or choice.logprobs:
         events.append(TextDelta(choice.text, logprobs=tuple(choice.logprobs)))
     if choice.refusal:

@@ -95,7 +95,12 @@ def get_references(call: ClientRequest) -> References:
 
 
 def encode_stored(call: ClientRequest, stored: StoredResponse) -> HttpResponse:
-    """Answer GET or DELETE of a response, or GET of its input items."""
+    """Answer GET or DELETE of a response, or GET of its input items.
+
+    Raises UnsupportedFeature for a cancellation: no stored response runs in the background.
+    """
+    if call.endpoint.operation == "response cancellation":
+        raise UnsupportedFeature("Cannot cancel a synchronous response.")
     if call.endpoint.operation == "response items":
         return _list_input_items(call.query, stored)
     if call.endpoint.method == "DELETE":

@@ -4,7 +4,6 @@ Workers know functions only, so every tool becomes a function: a custom tool one
 ``input``, the members of a namespace ``NAMESPACE__NAME``. A ``ToolCatalog`` maps the names back.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -26,6 +25,7 @@ from protocols.chat.params import (
     null_to_none,
     too_long_error,
 )
+from protocols.chat.tool_names import limit_name, shorten_name
 from protocols.chat.tools import read_function
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.request import AllowedTools, NamedTool, Tool, ToolChoice
@@ -35,8 +35,6 @@ _encode = msgspec.json.Encoder().encode
 
 MAX_TOOLS: Final = 1024
 """The largest number of tools, over all namespaces."""
-_MAX_NAME_LENGTH: Final = 64
-_DIGEST_LENGTH: Final = 8
 
 _CUSTOM_PARAMETERS: Final = Raw(
     b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
@@ -181,7 +179,7 @@ class ToolCatalog:
         if flat is None:
             flat = join_tool_name(space, tool.name)
             if flat in self._tools:  # a tool that is called like a member of a namespace
-                flat = _shorten_name(flat + "\0" + (space or ""))
+                flat = shorten_name(flat, "\0" + (space or ""))
         if namespace is not None and namespace[1]:
             tool = replace(tool, description=f"{namespace[1]}\n\n{tool.description or ''}".strip())
         if len(self._tools) >= MAX_TOOLS and flat not in self._tools:
@@ -316,14 +314,7 @@ def join_tool_name(namespace: str | None, name: str) -> str:
     """The name under which workers see a tool of a namespace, or of none."""
     if namespace is None:
         return name
-    flat = f"{namespace}__{name}"
-    return flat if len(flat) <= _MAX_NAME_LENGTH else _shorten_name(flat)
-
-
-def _shorten_name(name: str) -> str:
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
-    start = name.partition("\0")[0][: _MAX_NAME_LENGTH - _DIGEST_LENGTH - 1]
-    return f"{start}_{digest}"
+    return limit_name(f"{namespace}__{name}")
 
 
 def write_custom_arguments(text: str) -> str:

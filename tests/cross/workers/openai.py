@@ -77,7 +77,12 @@ _MORE: Final[Fields] = {
 _MANY: Final = string_or(strings(64))
 _FIELDS: Final[Mapping[str, Fields]] = {
     "openai": {},
-    "vllm": {**_MORE, "stop": _MANY, "include_stop_str_in_output": is_flag},
+    "vllm": {
+        **_MORE,
+        "stop": _MANY,
+        "include_stop_str_in_output": is_flag,
+        "max_tokens": lambda got: got is None or integer(1)(got),  # None: the rest of the context
+    },
     "sglang": {**_MORE, "stop": _MANY, "no_stop_trim": is_flag},
     "llamacpp": {"stop": _MANY, "repeat_penalty": number(0), "top_k": integer(0)},
 }

@@ -130,7 +130,7 @@ class TGI:
         known: Fields = {"inputs": equals(PROMPT), "parameters": ALWAYS}
         check_fields(asked, got, known, known)
         told = got["parameters"]
-        check_fields(asked, told, _PARAMETERS, ("details", "return_full_text"), "parameters.")
+        check_fields(asked, told, _PARAMETERS, ("details",), "parameters.")
         return RequestOptions(
             stream=asked.path.endswith("/generate_stream"),
             most=told.get("max_new_tokens"),

@@ -28,6 +28,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.events import (
+    Classification,
     DetokenizedText,
     Event,
     StreamEnd,
@@ -41,6 +42,7 @@ from protocols.core.events import (
 )
 from protocols.core.request import (
     AnyRequest,
+    ClassifyRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     GenerationRequest,
@@ -53,6 +55,7 @@ from protocols.core.request import (
     TokenizeRequest,
     Tool,
 )
+from tests.unit.backends.torch.test_rerank import save_model as save_classifier
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -270,6 +273,29 @@ async def test_generating_model_rejects_reranking_by_name(backend: TorchBackend)
 
     with pytest.raises(UnsupportedFeature, match=r"Rerank \(Score\) API.*generates text only"):
         await collect_events(backend, request)
+
+
+async def test_generating_model_rejects_classification_by_name(backend: TorchBackend) -> None:
+    request = ClassifyRequest(model="m", inputs=("a",))
+
+    with pytest.raises(UnsupportedFeature, match=r"Classify API.*generates text only"):
+        await collect_events(backend, request)
+
+
+async def test_local_classifier_answers_with_labels_and_probabilities(tmp_path: Path) -> None:
+    save_classifier(tmp_path, labels=3, id2label={0: "bad", 1: "neutral", 2: "good"})
+    own = TorchBackend(path=str(tmp_path), threads=1)
+    await own.start()
+    events = await collect_events(own, ClassifyRequest(model="m", inputs=("a", "b")))
+    await own.aclose()
+
+    found = [one for one in events if isinstance(one, Classification)]
+    assert [one.index for one in found] == [0, 1]
+    for one in found:
+        assert sum(one.probabilities) == pytest.approx(1)
+        largest = one.probabilities.index(max(one.probabilities))
+        assert one.label == ("bad", "neutral", "good")[largest]
+    assert [one.prompt_tokens for one in events if isinstance(one, Usage)] == [4]
 
 
 async def test_engine_crash_during_tokenize_raises_worker_failed(tiny_folder: Path) -> None:

@@ -15,6 +15,7 @@ from transformers import (
 
 from backends.torch.embeddings import EmbeddingEngine, EmbeddingModel, PoolingConfig
 from backends.torch.ipc import (
+    ClassifyCommand,
     DetokenizeCommand,
     DetokenizedEvent,
     EngineEvent,
@@ -65,7 +66,7 @@ def save_model(folder: Path, labels: int = 1, **config: Any) -> ModelLocation:
     return ModelLocation(str(folder), "rerank")
 
 
-def run(encoder: Any, *commands: RerankCommand) -> list[EngineEvent]:
+def run(encoder: Any, *commands: RerankCommand | ClassifyCommand) -> list[EngineEvent]:
     events: list[EngineEvent] = []
     engine = EmbeddingEngine(encoder, 8, events.append, lambda: 0.0)
     for command in commands:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from protocols.core.errors import UnsupportedFeature
 from protocols.core.interfaces import ClientRequest
@@ -390,7 +391,7 @@ def test_prefix_option_changes_every_path() -> None:
     assert dialect.health_request.path == "/x/v3/models"
     assert dialect.encode_request(make_chat()).path == "/x/v3/chat/completions"
     assert all(e.path.startswith("/x/v3/") for e in dialect.endpoints)
-    refused = ("files", "batches")
+    refused = ("files", "batches", "response compaction")
     assert {
         e.path for e in dialect.endpoints if e.task != "proxy" and e.operation not in refused
     } == {
@@ -400,9 +401,12 @@ def test_prefix_option_changes_every_path() -> None:
         "/x/v3/responses",
         "/x/v3/responses/{response_id}",
         "/x/v3/responses/{response_id}/input_items",
+        "/x/v3/responses/{response_id}/cancel",
+        "/x/v3/responses/input_tokens",
         "/x/v3/rerank",
         "/x/v3/ranking",
         "/x/v3/score",
+        "/x/v3/classify",
         "/x/v3/tokenize",
         "/x/v3/detokenize",
         "/x/v3/models",
@@ -449,3 +453,52 @@ def test_stop_strings_are_lost_where_the_client_wants_to_know_which_matched() ->
 
     assert list_unsupported_parameters(request, "openai") == {("stop", "dropped")}
     assert list_unsupported_parameters(request, "vllm") == set()
+
+
+# --- the rest of the context, for clients whose protocol has no other limit -----------------------
+
+
+@pytest.mark.parametrize(
+    ("profile", "context_length", "written"),
+    [
+        ("vllm", None, {"max_tokens": None}),
+        ("llamacpp", 100, {}),
+        ("openai", None, {}),
+        ("openai", 100, {"max_tokens": 94}),
+        ("sglang", 100, {"max_tokens": 94}),
+        ("interlingua", 3, {"max_tokens": 1}),
+    ],
+)
+def test_completion_without_a_limit_gets_the_rest_of_the_context(
+    profile: str, context_length: int | None, written: dict[str, Any]
+) -> None:
+    request = GenerationRequest(
+        model="w",
+        kind="completion",
+        prompts=("ten bytes!",),
+        templating=PromptOptions(mode="raw"),
+        fills_context=True,
+        context_length=context_length,
+    )
+    adapter = OpenAI(profile)
+
+    body = json.loads(adapter.encode_request(request).body)
+    assert {name: body[name] for name in ("max_tokens",) if name in body} == written
+    assert adapter.unsupported_parameters(request, {}) == ()
+    by_tokens = replace(request, prompts=((1, 2, 3),), context_length=10)
+    limited = replace(request, stopping=StopConditions(max_tokens=5))
+    assert json.loads(adapter.encode_request(limited).body)["max_tokens"] == 5
+    if profile == "openai":
+        assert json.loads(adapter.encode_request(by_tokens).body)["max_tokens"] == 7
+
+
+def test_completion_of_other_clients_keeps_the_default_of_the_worker() -> None:
+    request = GenerationRequest(
+        model="w",
+        kind="completion",
+        prompts=("a",),
+        templating=PromptOptions(mode="raw"),
+        context_length=10,
+    )
+
+    assert "max_tokens" not in json.loads(OpenAI("vllm").encode_request(request).body)

@@ -21,6 +21,7 @@ from protocols.core.errors import (
     Overloaded,
     PathNotFound,
     RateLimitExceeded,
+    StoredObjectNotFound,
     Unauthorized,
     UnsupportedFeature,
     WorkerFailed,
@@ -365,3 +366,22 @@ def test_request_is_translated_where_the_gateway_changes_it(about: ResponseConte
     assert AZURE.prepare_passthrough(AZURE, own_data, about) is None
     synthetic = OpenAI("azure", filter_results="synthetic")
     assert AZURE.prepare_passthrough(synthetic, call, about) is None
+
+
+# --- the Responses API below /openai/v1 -----------------------------------------------------------
+
+
+def test_responses_api_stands_below_v1_with_openais_errors() -> None:
+    adapter = OpenAI("azure")
+    paths = {one.operation: one.path for one in adapter.endpoints if "responses" in one.path}
+    assert paths["response"] == "/openai/v1/responses"
+    assert paths["response cancellation"] == "/openai/v1/responses/{response_id}/cancel"
+
+    endpoint = next(one for one in adapter.endpoints if one.operation == "response")
+    call = ClientRequest(endpoint, {}, {}, "", b'{"model":"m","input":"hi"}', endpoint.path)
+    request = adapter.decode_request(call)
+    assert isinstance(request, GenerationRequest)
+    assert [message.role for message in request.messages] == ["user"]
+    error = StoredObjectNotFound("no", id="r", param="previous_response_id")
+    body = json.loads(adapter.encode_error(error, call).body)
+    assert body["error"]["code"] == "previous_response_not_found"

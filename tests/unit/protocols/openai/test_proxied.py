@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from gateway.routing.paths import AdapterMount, PathRouter
 from protocols.core.errors import (
     ClientError,
     InvalidParameter,
     MalformedRequest,
     UnsupportedFeature,
 )
+from protocols.core.events import Usage
 from protocols.core.interfaces import ClientRequest, ProxiedModel, SupportsProxy
 from protocols.core.restricted import RestrictedAdapter
 from protocols.openai.endpoints import OpenAI
@@ -45,14 +47,14 @@ MODEL = build_part('Content-Disposition: form-data; name="model"', b"m-1")
 
 
 def test_each_operation_has_its_path_of_openais_api() -> None:
-    assert {ADAPTER.get_proxied_path(name): one.path for name, one in ENDPOINTS.items()} == {
+    assert {ADAPTER.get_proxied_path(name, "m"): one.path for name, one in ENDPOINTS.items()} == {
         f"/v1/{path}": f"/v1/{path}"
         for path in (
             "audio/speech", "audio/transcriptions", "audio/translations", "images/generations",
             "images/edits", "images/variations", "moderations",
         )
     }  # fmt: skip
-    assert OpenAI(prefix="/x").get_proxied_path("speech") == "/x/audio/speech"
+    assert OpenAI(prefix="/x").get_proxied_path("speech", "m") == "/x/audio/speech"
     assert isinstance(RestrictedAdapter(ADAPTER, ()), SupportsProxy)
 
 
@@ -160,3 +162,95 @@ def test_files_and_batches_are_refused_by_name(operation: str) -> None:
         answer = ADAPTER.encode_error(caught.value, call)
         assert answer.status == 400
         assert operation[:4].title() in json.loads(answer.body)["error"]["message"]
+
+
+# --- Azure: the deployment in the path is the model -----------------------------------------------
+
+AZURE = OpenAI("azure")
+SPEECH = "/openai/deployments/tts/audio/speech"
+
+
+def find_deployment(
+    body: bytes, content_type: str | None = None, query: str = "api-version=2024-10-21"
+) -> ProxiedModel:
+    match = PathRouter([AdapterMount(AZURE)]).find_endpoint("POST", SPEECH)
+    headers = {} if content_type is None else {"content-type": content_type}
+    call = ClientRequest(match.endpoint, match.params, headers, query, body, SPEECH)
+    found = AZURE.find_proxied_model(call, is_complete=True)
+    assert found is not None
+    return found
+
+
+def test_deployments_have_the_paths_that_azures_client_calls() -> None:
+    paths = {one.path for one in AZURE.endpoints if one.task == "proxy"}
+
+    for path in ("audio/speech", "audio/transcriptions", "images/generations", "images/edits"):
+        assert f"/openai/deployments/{{deployment}}/{path}" in paths
+        assert f"/openai/v1/{path}" in paths
+    assert "/openai/v1/moderations" in paths
+
+
+@pytest.mark.parametrize("body", [b'{"input":"a"}', b'{"model":"x","input":"a"}'])
+def test_deployment_of_the_path_counts_instead_of_the_body(body: bytes) -> None:
+    found = find_deployment(body)
+
+    assert (found.name, found.is_in_body) == ("tts", False)
+    assert json.loads(found.rename(body, "w")) == {"input": "a", "model": "w"}
+
+
+def test_deployment_that_the_body_names_too_is_in_the_body() -> None:
+    assert find_deployment(b'{"model":"tts"}').is_in_body
+
+
+def test_form_without_a_model_gets_the_deployment_as_a_field() -> None:
+    body = build_body(FILE)
+    found = find_deployment(body, FORM)
+    renamed = found.rename(body, "w")
+
+    assert (found.name, found.is_in_body) == ("tts", False)
+    assert renamed.endswith(body)
+    assert find(renamed).name == "w"
+
+
+def test_form_with_a_model_gets_the_deployment_in_its_place() -> None:
+    body = build_body(MODEL, FILE)
+
+    assert find(find_deployment(body, FORM).rename(body, "w")).name == "w"
+
+
+def test_deployment_needs_an_api_version() -> None:
+    with pytest.raises(ClientError):
+        find_deployment(b"{}", query="")
+
+
+def test_azures_workers_have_paths_of_deployments() -> None:
+    assert AZURE.get_proxied_path("speech", "a b") == (
+        "/openai/deployments/a%20b/audio/speech?api-version=2024-10-21"
+    )
+    assert AZURE.get_proxied_path("moderation", "m") is None
+    newest = OpenAI("azure", api_version="v1")
+    assert newest.get_proxied_path("moderation", "m") == "/openai/v1/moderations"
+
+
+# --- the usage of responses -----------------------------------------------------------------------
+
+USAGE = b'{"type":"tokens","input_tokens":14,"input_token_details":{"a":1},"output_tokens":45}'
+
+
+@pytest.mark.parametrize(
+    ("tail", "usage"),
+    [
+        (b'{"text":"a","usage":' + USAGE + b"}", Usage(14, 45)),
+        (b'data: {"type":"transcript.text.done","usage": ' + USAGE + b"}\n\n", Usage(14, 45)),
+        (b'b64"}],"usage":{"input_tokens":3}}', Usage(3)),
+        (b'{"usage":{"type":"duration","seconds":4}}', None),
+        (b'{"usage":{"input_tokens":-1}}', None),
+        (b'{"usage":{"input_tokens":1', None),
+        (b'{"usage":{' + b'"a":{},' * 9 + b'"input_tokens":1}}', None),
+        (b'{"text":"\\"usage\\":{\\"input_tokens\\":5}"}', None),
+        (b'{"usage":null}', None),
+        (b"", None),
+    ],
+)
+def test_usage_is_read_at_the_end_of_a_response(tail: bytes, usage: Usage | None) -> None:
+    assert ADAPTER.read_proxied_usage(tail) == usage

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Raw
 
 from protocols.core.aggregate import UnaryResponse, aggregate
 from protocols.core.errors import (
@@ -18,6 +19,7 @@ from protocols.core.errors import (
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
     ResponseMetadata,
@@ -32,6 +34,7 @@ from protocols.openai.responses_api.decoder import ResponsesDecoder
 from tests.unit.protocols.openai.responses_api.test_responses import TOKEN, create_encoder, end
 
 REQUEST = GenerationRequest(model="m", kind="chat", stream=True)
+SEARCH = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"query": "q"}}
 TEXT = {"type": "message", "id": "msg_1", "content": [{"type": "output_text", "text": "ab"}]}
 CALL = {
     "type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": '{"x":1}',
@@ -205,14 +208,50 @@ def test_refusal_and_unknown_parts() -> None:
     assert contents(decode(finish({"type": "message", "content": parts}))) == [RefusalDelta("no")]
 
 
-def test_items_of_hosted_tools_are_left_out() -> None:
+def test_items_of_hosted_tools_are_kept_as_they_are() -> None:
     found = decode(
         event("web_search_call.searching", output_index=0),
-        event("output_item.done", output_index=0, item={"type": "web_search_call", "id": "ws"}),
-        finish({"type": "web_search_call", "id": "ws"}, TEXT),
+        event("output_item.done", output_index=0, item=SEARCH),
+        event("output_item.done", output_index=0, item=SEARCH),
+        finish(SEARCH, TEXT),
     )
 
-    assert contents(found) == [TextDelta("ab")]
+    assert contents(found) == [
+        HostedToolCall("web_search_call", Raw(msgspec.json.encode(SEARCH))),
+        TextDelta("ab"),
+    ]
+
+
+def test_items_without_a_type_are_left_out() -> None:
+    assert contents(decode(finish({"id": "x"}, TEXT))) == [TextDelta("ab")]
+
+
+@pytest.mark.parametrize("item", [SEARCH, {"type": "mcp_list_tools", "tools": []}])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_items_of_hosted_tools_reach_clients_of_the_same_api(
+    item: dict[str, Any], is_stream: bool
+) -> None:
+    events = decode(finish(item, TEXT))
+    encoder = create_encoder()
+    if is_stream:
+        written = encoder.encode_events(events).decode()
+        payloads = [line[6:] for line in written.splitlines() if line.startswith("data: ")]
+        sent = [msgspec.json.decode(one) for one in payloads]
+        [added, done] = [one for one in sent if one.get("output_index") == 0]
+        assert (added["type"], done["type"]) == (
+            "response.output_item.added",
+            "response.output_item.done",
+        )
+        first, second = sent[-1]["response"]["output"]
+        assert first == done["item"]
+        assert added["item"].get("status", "in_progress") == "in_progress"
+    else:
+        response = encoder.encode_unary(aggregate(events))
+        first, second = msgspec.json.decode(response.body)["output"]
+
+    assert isinstance(first["id"], str)
+    assert first == {"id": first["id"], **item}
+    assert second["content"][0]["text"] == "ab"
 
 
 @pytest.mark.parametrize(

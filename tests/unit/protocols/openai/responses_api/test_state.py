@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.core.aggregate import aggregate
 from protocols.core.errors import (
     ClientError,
     ContextTooLong,
@@ -14,14 +15,15 @@ from protocols.core.errors import (
     StoredObjectNotFound,
     UnsupportedFeature,
 )
-from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta
+from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta, TokenList
 from protocols.core.interfaces import ClientRequest, ResponseContext, StoredResponse
-from protocols.core.request import GenerationRequest
+from protocols.core.request import GenerationRequest, TokenizeRequest
 from protocols.openai import OpenAI
 from protocols.openai.responses_api import state
 from protocols.openai.responses_api.responses import ResponsesEncoder
 
 ADAPTER = OpenAI()
+NO_CATALOG: Any = None
 OUTPUT = [{"id": "msg_out", "type": "message", "role": "assistant", "content": "b"}]
 STORED = StoredResponse(
     "resp_1",
@@ -47,6 +49,42 @@ def encode(operation: str, query: str = "") -> Any:
     response = ADAPTER.encode_stored(create_request(operation, query=query), STORED)
     assert dict(response.headers)["Content-Type"] == "application/json"
     return msgspec.json.decode(response.body)
+
+
+def test_stored_response_is_never_in_the_background() -> None:
+    with pytest.raises(ClientError) as caught:
+        encode("response cancellation")
+
+    reply = ADAPTER.encode_error(caught.value, create_request("response cancellation"))
+    error = msgspec.json.decode(reply.body)["error"]
+    assert reply.status == 400
+    assert error["message"] == "Cannot cancel a synchronous response."
+    assert (error["type"], error["param"]) == ("invalid_request_error", None)
+
+
+def test_compaction_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFeature, match="Compaction of responses"):
+        ADAPTER.handle_info_request(create_request("response compaction", {}), NO_CATALOG)
+
+
+def test_input_tokens_are_those_of_a_conversation(about: ResponseContext) -> None:
+    call = create_request("response tokens", {"input": "hi", "instructions": "be brief"})
+    request = ADAPTER.decode_request(call)
+    response = aggregate([TokenList((1, 2, 3)), StreamEnd()])
+    reply = ADAPTER.create_encoder(call, request, about).encode_unary(response)
+
+    assert isinstance(request, TokenizeRequest)
+    assert [message.role for message in request.messages] == ["system", "user"]
+    assert msgspec.json.decode(reply.body) == {"object": "response.input_tokens", "input_tokens": 3}
+
+
+def test_input_tokens_are_estimated_for_this_endpoint_alone() -> None:
+    call = create_request("response tokens", {"input": "a text of 24 characters."})
+    reply = ADAPTER.estimate_tokens(call)
+
+    assert msgspec.json.decode(reply.body)["input_tokens"] == 6
+    with pytest.raises(UnsupportedFeature):
+        ADAPTER.estimate_tokens(create_request("tokenize", {"prompt": "a"}))
 
 
 @pytest.mark.parametrize(

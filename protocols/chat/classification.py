@@ -1,0 +1,180 @@
+"""Classification in vLLM's form: requests of clients, responses to them, and the same of workers.
+
+Sources: vLLM's protocol module of classification, and SGLang's, which follows it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from protocols import params
+from protocols.chat.errors import raise_worker_error
+from protocols.chat.params import NULL
+from protocols.chat.requests import (
+    DEFAULT_REQUEST_RULES,
+    EMBEDDING_FIELDS,
+    RequestRules,
+    collect_extra,
+    read_inputs,
+    read_model,
+    set_request_info,
+)
+from protocols.chat.responses import EmbeddingUsage, ResponseStyle, encode_json
+from protocols.chat.unary import UnaryBodyDecoder, UnaryEncoder
+from protocols.core.aggregate import UnaryResponse
+from protocols.core.errors import UnsupportedFeature, WorkerFailed
+from protocols.core.events import Classification, Event, ResponseMetadata, StreamEnd, Usage
+from protocols.core.interfaces import HttpResponse, ResponseContext
+from protocols.core.request import ClassifyRequest
+from protocols.core.token_counts import MAX_TOKENS, read_integer
+from protocols.params import Param, ParamTable
+
+CLASSIFY_PARAMS: Final = ParamTable(
+    Param("truncate_prompt_tokens", "truncate", "int", minimum=-1),
+    Param("add_special_tokens", "add_special_tokens", "bool"),
+    Param(
+        "use_activation",
+        "activation",
+        "bool",
+        description="false returns logits instead of probabilities.",
+    ),
+    Param("priority", "priority", "int", minimum=0, maximum=255),
+    Param("request_id", "client_id", "str"),
+    Param("user", "labels.user", "str"),
+)
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def read_classify(
+    fields: Mapping[str, Raw],
+    rules: RequestRules = DEFAULT_REQUEST_RULES,
+    *,
+    client_id: str | None = None,
+    timeout: float | None = None,
+) -> ClassifyRequest:
+    """Decode a request with ``input``: one or more texts, or their tokens. Raises ClientError."""
+    model = read_model(fields)
+    if fields.get("messages", NULL) != NULL:
+        text = "Classification of 'messages' is not supported: send their text as 'input'."
+        raise UnsupportedFeature(text, param="messages")
+    inputs = read_inputs(fields)
+    values = params.read_params(CLASSIFY_PARAMS, fields)
+    set_request_info(values, fields, client_id, timeout)
+    return ClassifyRequest(
+        model=model,
+        inputs=inputs,
+        labels=values.get_section("labels"),
+        extra=collect_extra(
+            values, fields, CLASSIFY_PARAMS, EMBEDDING_FIELDS, rules.unknown_fields
+        ),
+        **values.build_request_arguments(),
+    )
+
+
+class ClassificationItem(Struct):
+    """The class of one input; ``label`` is null if the model has no names for its classes."""
+
+    index: int
+    label: str | None
+    probs: tuple[float, ...]
+    num_classes: int
+
+
+class ClassificationResponse(Struct):
+    """The classes of all inputs, in their order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[ClassificationItem]
+    object: Literal["list"] = "list"
+    usage: EmbeddingUsage | UnsetType = UNSET
+
+
+class ClassificationEncoder(UnaryEncoder):
+    """Encodes the response to a classify request."""
+
+    def __init__(self, style: ResponseStyle, context: ResponseContext) -> None:
+        super().__init__(style, context)
+        self._context = context
+
+    def encode_unary(self, response: UnaryResponse) -> HttpResponse:
+        """See ``protocols.core.interfaces.ResponseEncoder``."""
+        context = self._context
+        items = [
+            ClassificationItem(one.index, one.label, one.probabilities, len(one.probabilities))
+            for one in response.classifications
+        ]
+        body = ClassificationResponse(
+            f"classify-{context.id}", context.created, context.model, items
+        )
+        if response.usage is not None:
+            tokens = response.usage.prompt_tokens
+            body.usage = EmbeddingUsage(tokens, tokens)
+        return HttpResponse(200, encode_json(body))
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def write_classify(request: ClassifyRequest) -> dict[str, Any]:
+    """The body of a request to a worker."""
+    is_single = len(request.inputs) == 1
+    return {"model": request.model, "input": request.inputs[0] if is_single else request.inputs}
+
+
+class _WireClass(Struct):
+    index: int
+    probs: tuple[float, ...]
+    label: str | None = None
+
+
+class _WireUsage(Struct):
+    prompt_tokens: Any = None
+
+
+class _WireClasses(Struct):
+    data: list[_WireClass]
+    id: Any = None
+    model: Any = None
+    usage: _WireUsage | None = None
+
+
+_decode_classes = msgspec.json.Decoder(_WireClasses).decode
+
+
+class ClassificationDecoder(UnaryBodyDecoder):
+    """Decodes the response to a ClassifyRequest."""
+
+    def __init__(self, request: ClassifyRequest, complaint: Any = raise_worker_error) -> None:
+        super().__init__(complaint)
+        self._request = request
+
+    def read_body(self, body: bytes) -> Sequence[Event]:
+        """See ``protocols.chat.unary.UnaryBodyDecoder``."""
+        try:
+            wire = _decode_classes(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            self._raise_if_error(body)
+            raise WorkerFailed("The worker's answer can't be read.") from e
+        if sorted(item.index for item in wire.data) != list(range(len(self._request.inputs))):
+            raise WorkerFailed("The worker did not answer each input with one class.")
+        model = wire.model if isinstance(wire.model, str) else None
+        return [
+            ResponseMetadata(model, id=wire.id if isinstance(wire.id, str) else None),
+            *(Classification(item.index, item.label, item.probs) for item in wire.data),
+            *self._read_usage(wire.usage),
+        ]
+
+    def _read_usage(self, usage: _WireUsage | None) -> list[Event]:
+        """The last events."""
+        if usage is None or usage.prompt_tokens is None:
+            return [StreamEnd()]
+        tokens = read_integer(usage.prompt_tokens, len(self._request.inputs) * MAX_TOKENS)
+        return (
+            [StreamEnd(has_ignored_usage=True)] if tokens is None else [Usage(tokens), StreamEnd()]
+        )

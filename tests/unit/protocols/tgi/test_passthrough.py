@@ -1,0 +1,141 @@
+"""A client's own bytes for a worker of the same protocol."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocols.core.errors import WorkerError
+from protocols.core.events import ChoiceEnd, StreamEnd, TextDelta, Usage
+from protocols.core.interfaces import PassthroughRequest, ResponseContext
+from protocols.openai.endpoints import OpenAI
+from protocols.tgi import TGI
+from tests.unit.protocols.tgi.conftest import MakeCall
+
+BODY = {"inputs": "a", "parameters": {"max_new_tokens": 2, "details": True}}
+PREFILL = {"inputs": "a", "parameters": {"details": True, "decoder_input_details": True}}
+END = {"finish_reason": "length", "generated_tokens": 2, "seed": None, "input_length": 1}
+EVENTS = (
+    b'data:{"index":1,"token":{"id":5,"text":"b","logprob":-0.5,"special":false},"odd":1}\n\n',
+    b'data:{"index":2,"token":{"id":6,"text":"c","logprob":-1,"special":false},'
+    b'"generated_text":"bc","details":' + msgspec.json.encode(END) + b"}\n\n",
+)
+ANSWER = b'{"generated_text":"bc","details":' + msgspec.json.encode(END | {"odd": 1}) + b"}"
+
+
+def prepare(
+    make: MakeCall,
+    about: ResponseContext,
+    path: str = "/generate_stream",
+    body: Any = BODY,
+    client: Any = None,
+) -> PassthroughRequest | None:
+    client = client or TGI(model="m")
+    return TGI().prepare_passthrough(client, make(path, body), about)
+
+
+def passed(*args: Any, **more: Any) -> PassthroughRequest:
+    found = prepare(*args, **more)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate_stream", BODY),
+        ("/", BODY | {"stream": True}),
+        ("/generate", PREFILL),
+        ("/", PREFILL),
+    ],
+)
+def test_body_reaches_the_worker_unchanged(
+    make: MakeCall, about: ResponseContext, path: str, body: Any
+) -> None:
+    wire = passed(make, about, path, body).upstream_request
+
+    assert (wire.path, wire.body) == (path, msgspec.json.encode(body))
+
+
+def test_name_of_the_gateways_model_stays_in_the_gateway(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    wire = passed(make, about, body=BODY | {"model": "m"}).upstream_request
+
+    assert msgspec.json.decode(wire.body) == BODY
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate_stream", {"inputs": ""}),
+        ("/generate_stream", BODY | {"odd": 1}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "odd": 1}}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "truncate": 0}}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"details": True, "stop": ["x"]}}),
+        ("/generate_stream", {"inputs": "a"}),
+        ("/generate", BODY),
+    ],
+)
+def test_other_bodies_are_translated(
+    make: MakeCall, about: ResponseContext, path: str, body: Any
+) -> None:
+    assert prepare(make, about, path, body) is None
+
+
+def test_other_endpoints_and_clients_are_translated(make: MakeCall, about: ResponseContext) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+
+    assert prepare(make, about, "/v1/chat/completions", chat) is None
+    assert prepare(make, about, "/tokenize", {"inputs": "a"}) is None
+    assert prepare(make, about, client=TGI(model="m", prompts="chat")) is None
+    assert prepare(make, about, client=OpenAI()) is None
+
+
+def test_request_beyond_the_limits_of_the_worker_is_translated(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    parameters = {"details": True, "decoder_input_details": True, "best_of": 3, "do_sample": True}
+    body = {"inputs": "a", "parameters": parameters}
+
+    client = TGI(model="m", max_best_of=4)
+    assert prepare(make, about, "/generate", body, client) is None
+
+
+def test_response_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
+    found = passed(make, about, "/generate", PREFILL)
+    reader = found.create_reader()
+    reader.feed([ANSWER[:9], ANSWER[9:]])
+    body, events = reader.close()
+
+    assert body == ANSWER
+    assert Usage(1, 2) in events
+    assert dict(found.build_headers())["Content-Type"] == "application/json"
+
+
+def test_stream_is_passed_on_as_it_is(make: MakeCall, about: ResponseContext) -> None:
+    found = passed(make, about, "/generate_stream")
+    reader = found.create_reader()
+    parts = [reader.feed([EVENTS[0] + EVENTS[1][:9]]), reader.feed([EVENTS[1][9:]]), reader.close()]
+
+    assert b"".join(data for data, _ in parts if data) == b"".join(EVENTS)
+    events = [event for _, batch in parts for event in batch]
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["b", "c"]
+    assert events[-3:] == [ChoiceEnd("length"), Usage(1, 2), StreamEnd()]
+    assert dict(found.build_headers())["Content-Type"] == "text/event-stream"
+
+
+def test_error_in_a_stream_is_written_by_the_gateway(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    found = passed(make, about, "/generate_stream")
+    error = b'data:{"error":"secret host","error_type":"generation"}\n\n'
+    reader = found.create_reader()
+    assert reader.feed([EVENTS[0] + error])[0] == EVENTS[0]
+    with pytest.raises(WorkerError) as caught:
+        reader.close()
+
+    assert found.create_encoder is not None
+    written = found.create_encoder().encode_error_event(caught.value)
+    assert written.startswith(b"data:")
+    assert b"secret host" not in written
