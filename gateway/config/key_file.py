@@ -39,6 +39,8 @@ class _PlainKey(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     protocol: NonEmptyStr | None = None
     tags: tuple[str, ...] = ()
     explain: bool = False
+    feedback: bool = False
+    feedback_on_all_keys: bool = False
     limits: Raw = _NO_LIMITS
 
 
@@ -111,6 +113,8 @@ class KeyFile:
                 plain.protocol,
                 tuple(map(parse_name, plain.tags)),
                 plain.explain,
+                plain.feedback,
+                plain.feedback_on_all_keys,
                 limits,
             )
         except ValueError:  # that of msgspec is one, too

@@ -228,7 +228,7 @@ class Gateway:
         self._process_group = process_group
         observe_reload: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
-        services, self._usage_recorder = set_up_usage(config.observe.usage, services)
+        services, self._usage_recorder = set_up_usage(config.observe, services)
         services, self._exporters = set_up_exporters(config.observe, services, os.environ)
         services, self._shared_limits = SharedRateLimits.create(
             config.state, services, self._list_leased_counters
