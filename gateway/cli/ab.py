@@ -209,7 +209,8 @@ def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options:
     )
     print_table(_PLAN_HEADINGS, plan.table(), left_aligned=(0,))
     click.echo(
-        "\nEach version needs so many requests (of feedback: judgements) to find such a difference with a probability of "
+        "\nEach version needs so many requests (of feedback: judgements) to find such a difference "
+        "with a probability of "
         f"80 %, at a confidence level of {options.confidence:g} %."
     )
 

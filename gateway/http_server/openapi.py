@@ -107,7 +107,7 @@ def build_document(
         }
     paths.setdefault("/health", _HEALTH_PATH_ITEM)
     if feedback:
-        security = {"security": [{"key": []}]} if keyed else {}
+        security: dict[str, Any] = {"security": [{"key": []}]} if keyed else {}
         paths.setdefault(FEEDBACK_PATH, {"post": _FEEDBACK_OPERATION | security})
     components: dict[str, Any] = {"schemas": schemas}
     if keyed:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from gateway.observability.stats import RequestStats
-from gateway.tools.ab.sources import Evidence, Outcomes, UsageQuery
+from gateway.tools.ab.sources import Evidence, Outcomes, OutcomeSample, UsageQuery
 from gateway.tools.ab.statistics import (
     Interval,
     Mean,
@@ -170,15 +170,17 @@ def _compare_outcome(
     )
 
 
+def _count_values(sample: OutcomeSample | None) -> int:
+    mean = None if sample is None else sample.mean()
+    return 0 if mean is None else mean.n
+
+
 def _compare_segments(
     evidence: Evidence, split: str, versions: tuple[str, str], confidence: float
 ) -> tuple[SegmentRow, ...]:
     """Compare the largest segments, each at a level that holds for all of them together."""
     sizes = {
-        key: [
-            mean.n if (sample := samples.get((split, version))) and (mean := sample.mean()) else 0
-            for version in versions
-        ]
+        key: tuple(_count_values(samples.get((split, version))) for version in versions)
         for key, samples in evidence.segments.items()
     }
     largest = sorted(sizes, key=lambda key: (-sum(sizes[key]), key))[:_MAX_SEGMENTS]
@@ -186,7 +188,8 @@ def _compare_segments(
     return tuple(
         SegmentRow(
             segment or "-",
-            *sizes[name, segment],
+            sizes[name, segment][0],
+            sizes[name, segment][1],
             _compare_outcome(name, evidence.segments[name, segment], split, versions, level),
         )
         for name, segment in largest
