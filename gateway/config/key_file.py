@@ -39,9 +39,9 @@ class _PlainKey(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     protocol: NonEmptyStr | None = None
     tags: tuple[str, ...] = ()
     explain: bool = False
+    limits: Raw = _NO_LIMITS
     feedback: bool = False
     feedback_on_all_keys: bool = False
-    limits: Raw = _NO_LIMITS
 
 
 _DECODER: Final = msgspec.json.Decoder(_PlainKey)
@@ -113,9 +113,9 @@ class KeyFile:
                 plain.protocol,
                 tuple(map(parse_name, plain.tags)),
                 plain.explain,
+                limits,
                 plain.feedback,
                 plain.feedback_on_all_keys,
-                limits,
             )
         except ValueError:  # that of msgspec is one, too
             return None

@@ -370,13 +370,13 @@ class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     """Tags by which routes match groups of keys."""
     explain: bool = False
     """Whether ``x-interlingua-explain: 1`` is allowed, which explains how a request is routed."""
+    limits: KeyRateLimitConfig | None = None
+    """Rate limits of the key; they replace ``defaults.limits`` entirely."""
     feedback: bool = False
     """Whether the key may send feedback on the responses to its own requests."""
     feedback_on_all_keys: bool = False
     """Whether the key may also send feedback on the requests of other keys, as a service does that
     collects it for all applications."""
-    limits: KeyRateLimitConfig | None = None
-    """Rate limits of the key; they replace ``defaults.limits`` entirely."""
 
 
 # --- backends ------------------------------------------------------------------------------------

@@ -137,6 +137,10 @@ def compare_versions(
         for name in evidence.outcomes
     )
     rows = (*pair.counts(), *outcomes, *pair.shares(), *pair.samples())
+    if not evidence.has_losses:
+        rows = tuple(
+            row for row in rows if row.is_outcome or row.a is not None or row.b is not None
+        )
     segments = _compare_segments(evidence, split, versions, confidence)
     return Comparison(split, *versions, confidence, rows, segments=segments)
 

@@ -112,7 +112,7 @@ class Evidence(Struct):
 
     exact: bool
     has_losses: bool = True
-    """Whether fallbacks and losses are known; usage rows do not have them."""
+    """Whether fallbacks, losses and finish reasons are known; usage rows do not have them."""
     variants: dict[tuple[str, str], RequestStats[Any]] = field(default_factory=dict)
     models: set[str] = field(default_factory=set)
     """All models in the source."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping  # noqa: TC003 - beside asyncio
 
 import msgspec
 import pytest
@@ -55,7 +56,9 @@ class FakeRequest:
 
     def __init__(self, body: bytes, method: str = "POST", **headers: str) -> None:
         self.method = method
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.headers: Mapping[str, str] = {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
         self._body = body
 
     async def body(self, limit: int) -> bytes:
