@@ -208,9 +208,10 @@ def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options:
         f"from version {plan.version}\n"
     )
     print_table(_PLAN_HEADINGS, plan.table(), left_aligned=(0,))
+    judgements = " (of feedback: judgements)" if options.outcome else ""
     click.echo(
-        "\nEach version needs so many requests (of feedback: judgements) to find such a difference "
-        "with a probability of "
+        f"\nEach version needs so many requests{judgements} to find such a difference with a "
+        "probability of "
         f"80 %, at a confidence level of {options.confidence:g} %."
     )
 

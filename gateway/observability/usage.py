@@ -481,18 +481,27 @@ class UsageExtract(Struct, frozen=True):
     outcomes: Sequence[OutcomeRow]
 
 
+MAX_READ_ROWS: Final = 5_000_000
+"""The newest rows of a model that are read at most: they are kept in memory."""
 READ_COLUMNS: Final = ", ".join(name for name, _ in USAGE_COLUMNS)
 
 
-def read_sqlite_usage(path: str, model: str, since: float) -> UsageExtract:
-    """Read the rows of a model since ``since`` (Unix seconds).
+def read_sqlite_usage(
+    path: str, model: str, since: float, limit: int = MAX_READ_ROWS
+) -> UsageExtract:
+    """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
 
     Raises sqlite3.Error if the file is not a usage database or cannot be read.
     """
     with closing(_open_read_only(path)) as file:
         models = [name for (name,) in file.execute("SELECT DISTINCT model FROM usage ORDER BY 1")]
-        query = f"SELECT {READ_COLUMNS} FROM usage WHERE model = ? AND at >= ? ORDER BY at"  # noqa: S608 - names of ours
-        rows = file.execute(query, (model, since)).fetchall()
+        query = (
+            f"SELECT {READ_COLUMNS} FROM usage WHERE model = ? AND at >= ? "  # noqa: S608 - names of ours
+            "ORDER BY at DESC LIMIT ?"
+        )
+        rows = file.execute(query, (model, since, limit)).fetchall()[::-1]
+        if len(rows) == limit:
+            since = rows[0][0]
         has_feedback = file.execute(
             "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'feedback'"
         ).fetchone()

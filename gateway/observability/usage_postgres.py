@@ -13,6 +13,7 @@ from gateway.observability.usage import (
     ADDED_COLUMNS,
     CLEANUP_INTERVAL,
     GROUP_COLUMNS,
+    MAX_READ_ROWS,
     READ_COLUMNS,
     USAGE_COLUMNS,
     FeedbackStatements,
@@ -261,15 +262,17 @@ async def _query_usage(url: str, by: Sequence[str], since: float) -> list[UsageT
     return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]
 
 
-def read_postgres_usage(url: str, model: str, since: float) -> UsageExtract:
-    """Read the rows of a model since ``since`` (Unix seconds).
+def read_postgres_usage(
+    url: str, model: str, since: float, limit: int = MAX_READ_ROWS
+) -> UsageExtract:
+    """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
 
     Raises one of ``DATABASE_ERRORS``.
     """
-    return asyncio.run(_read_usage(url, model, since))
+    return asyncio.run(_read_usage(url, model, since, limit))
 
 
-async def _read_usage(url: str, model: str, since: float) -> UsageExtract:
+async def _read_usage(url: str, model: str, since: float, limit: int) -> UsageExtract:
     async with asyncio.timeout(60):
         connection = await connect_database(url)
         try:
@@ -277,9 +280,12 @@ async def _read_usage(url: str, model: str, since: float) -> UsageExtract:
             models = [row[0] for row in await connection.fetch(query)]
             query = (
                 f"SELECT {READ_COLUMNS} FROM {USAGE_TABLE} "  # noqa: S608 - as above
-                "WHERE model = $1 AND at >= $2 ORDER BY at"
+                "WHERE model = $1 AND at >= $2 ORDER BY at DESC LIMIT $3"
             )
-            rows = [tuple(row) for row in await connection.fetch(query, model, since)]
+            found = await connection.fetch(query, model, since, limit)
+            rows = [tuple(row) for row in reversed(found)]
+            if len(rows) == limit:
+                since = rows[0][0]
             has_feedback = await connection.fetchval("SELECT to_regclass($1)", FEEDBACK_TABLE)
             judged = await connection.fetch(_FEEDBACK.read, model, since) if has_feedback else []
         finally:

@@ -574,6 +574,7 @@ class Gateway:
             AdminServices,
             get_unready_reason,
         )
+        from gateway.admin.experiments import ExperimentService  # noqa: PLC0415 - as above
         from gateway.admin.status import RecentStats, StatusReporter  # noqa: PLC0415 - as above
 
         clock = self._services.clock
@@ -583,6 +584,7 @@ class Gateway:
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
             explain_service=self._explainer,
+            list_experiments=ExperimentService(lambda: self._current.config, clock).handle,
             status_service=StatusReporter(
                 self, filename, RecentStats(metrics.collect_stats, clock), clock
             ),

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,12 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.observability.record import Feedback, RequestRecord
-from gateway.observability.usage import SqliteUsageRecorder
-from protocols.core.events import Usage
 from tests.conftest import RunningGateway, Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
+from tests.feedback_traffic import write_traffic
 from tests.postgres_server import PostgresServer
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -297,55 +294,6 @@ async def run_ab(source: str, model: str, *arguments: str) -> Result:
     )
 
 
-def write_traffic(
-    file: Path, count: int, shares: dict[str, float], *, users: int = 0, seed: int = 1
-) -> None:
-    """Write the rows of scripted traffic to two versions, with a judgement of each request."""
-    rng, recorder = (
-        random.Random(seed),
-        SqliteUsageRecorder(str(file), 1e12, lambda: 2e6, feedback=True),
-    )
-    for n in range(count):
-        user = rng.randrange(users) if users else 0
-        version = str(1 + (user % 2 if users else rng.randrange(2)))
-        record = RequestRecord(
-            f"r{n}",
-            1e6 + n,
-            protocol=("openai", "anthropic")[n % 2],
-            model="chat",
-            version=version,
-            split="rollout",
-            key=f"key{n % 2}",
-            outcome="ok",
-            usage=Usage(3, 5),
-            duration=rng.expovariate(1.0),
-            response_id=f"msg_r{n}",
-            user_hash=f"{user:013x}" if users else "",
-        )
-        up = float(rng.random() < shares[version])
-        at = 1e6 + n + 0.5
-        recorder.record_usage(record)
-        recorder.record_feedback(
-            Feedback(at, record.key, False, "id", record.id, "thumbs_up", "boolean", up)
-        )
-        recorder.record_feedback(
-            Feedback(
-                at, record.key, False, "id", record.id, "why", "category", None, f"reason{int(up)}"
-            )
-        )
-        if n % 2000 == 1999:  # as much as the queue holds
-            _flush(recorder)
-    recorder.start()
-    recorder.close(60)
-    assert recorder.count_dropped() == 0
-
-
-def _flush(recorder: SqliteUsageRecorder) -> None:
-    writer = recorder._writer
-    batch = [writer._waiting.popleft() for _ in range(len(writer._waiting))]
-    assert recorder._write_batch(batch) == 0
-
-
 CONFIG_OF_SPLIT = """
 listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
 backends: {echo: {kind: echo}}
@@ -414,6 +362,49 @@ async def test_sample_ratio_mismatch_is_detected(tmp_path: Path) -> None:
         result = await run_ab(str(file), "chat", "--outcome", "thumbs_up", "--config", str(config))
         assert result.exit_code == exit_code, result.output
         assert ("WARNING" in result.stdout) == (exit_code == 1)
+
+
+async def test_admin_listener_reports_all_experiments(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "u.sqlite"
+    write_traffic(file, 8000, {"1": 0.9, "2": 0.8})
+    more = 'admin: {address: "127.0.0.1:0"}'
+    gateway = await serve(CONFIG.format(file=file, more=more))
+    async with httpx.AsyncClient(base_url=gateway.admin, timeout=60) as admin:
+        found = (await admin.get("/-/experiments")).json()
+        [one] = found["experiments"]
+        assert (one["model"], one["split"], one["unit"]) == ("chat", "rollout", "requests")
+        assert one["is_plausible"]
+        assert sum(version["assigned"] for version in one["versions"]) == 8000
+        outcomes = [outcome["outcome"] for outcome in one["versions"][0]["outcomes"]]
+        assert outcomes == ["thumbs_up", "why=reason0", "why=reason1"]
+        verdicts = {v["figure"]: v["result"] for v in one["reports"][0]["verdicts"]}
+        assert (verdicts["thumbs_up"], verdicts["why=reason0"]) == ("lower", "higher")
+        assert (await admin.get("/-/experiments")).json() == found
+        file.unlink()
+
+
+async def test_experiments_say_why_there_are_none(serve: Serve, tmp_path: Path) -> None:
+    plain = (
+        'listeners: [{address: "127.0.0.1:0", protocols: [openai]}]\n'
+        'admin: {address: "127.0.0.1:0"}\n'
+        "backends: {echo: {kind: echo}}\nmodels: {chat: {backend: echo}}\n"
+    )
+    gateway = await serve(plain)
+    async with httpx.AsyncClient(base_url=gateway.admin) as admin:
+        found = (await admin.get("/-/experiments")).json()
+        assert found["experiments"] == []
+        assert "observe.usage" in found["problem"]
+    more = 'admin: {address: "127.0.0.1:0"}'
+    empty = await serve(CONFIG.format(file=tmp_path / "none.sqlite", more=more))
+    async with httpx.AsyncClient(base_url=empty.admin) as admin:
+        refused = await admin.get("/-/experiments")
+        assert refused.status_code == 503
+        assert "can't be read now" in refused.json()["error"]["message"]
+        await ask(empty.http)
+        await wait_until((tmp_path / "none.sqlite").exists, 20)
+        await judge(empty.http, request_id="r")  # waits until the row is written
+        [one] = (await admin.get("/-/experiments")).json()["experiments"]
+        assert one["problem"] == "fewer than two versions were sent requests"
 
 
 async def test_wrong_outcomes_are_explained(tmp_path: Path) -> None:

@@ -302,6 +302,14 @@ def welch_interval(a: Mean | None, b: Mean | None, confidence: float) -> Interva
     return Interval(value, value - half, value + half)
 
 
+def mean_interval(mean: Mean, confidence: float) -> Interval:
+    """The mean of one sample, by Student's t; without a width for a single value."""
+    if mean.n < _MIN_VALUES:
+        return Interval(mean.value, mean.value, mean.value)
+    half = t_quantile((1 + confidence) / 2, mean.n - 1) * math.sqrt(mean.variance / mean.n)
+    return Interval(mean.value, mean.value - half, mean.value + half)
+
+
 _POWER: Final = 0.8
 """The probability with which a difference that exists is found, as is usual for such tests."""
 
