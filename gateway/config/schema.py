@@ -39,6 +39,7 @@ from protocols.core.units import (
     PathPrefix,
     PositiveInt,
     Rate,
+    RateValue,
     Retention,
     Secret,
     Sha256Digest,
@@ -622,7 +623,7 @@ class FeedbackConfig(ConfigSection, frozen=True):
     tokens need the right to send it. ``interlingua ab --outcome`` compares the versions by it.
     """
 
-    requests: Rate = (600, 60)
+    requests: Rate = RateValue(600, 60)
     """How many judgements each API key or token may send; without keys, all clients together."""
     comment: Annotated[int, Meta(ge=0, le=10_000)] = 1000
     """The largest number of characters of a comment; 0 accepts none."""

@@ -312,6 +312,11 @@ class RequestHandler:
         except GatewayError as error:
             record_error(record, error)
             response = endpoint.build_error(error)
+        except Exception:
+            log.exception("request %s failed", record.id)
+            bug = InternalError("the gateway failed; its log has the cause")
+            record_error(record, bug)
+            response = endpoint.build_error(bug)
         send_reply(request.writer, response, record)
 
     async def _answer_request(

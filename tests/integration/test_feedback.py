@@ -180,6 +180,19 @@ async def test_keys_judge_their_own_requests(serve: Serve, tmp_path: Path) -> No
     assert document["paths"]["/v1/feedback"]["post"]["security"] == [{"key": []}]
 
 
+async def test_bug_gets_status_500_and_is_logged(
+    keyless: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("gateway.pipeline.feedback.read_feedback", fail)
+    answer = await judge(keyless.http, request_id="r")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalError")
+    assert "planted" in caplog.text
+    assert keyless.records[-1].error == "InternalError"
+
+
 async def test_limit_is_that_of_feedback(serve: Serve, tmp_path: Path) -> None:
     text = CONFIG.format(file=tmp_path / "u.sqlite", more="").replace("1000/min", "2/h")
     gateway = await serve(text)
