@@ -216,6 +216,8 @@ class AdminServices(Struct, frozen=True, kw_only=True):
     reload_config: Callable[[], Awaitable[ReloadReport]] | None = None
     explain_service: SupportsExplain | None = None
     status_service: StatusService | None = None
+    list_experiments: AiohttpHandler | None = None
+    """Answers ``GET /-/experiments``."""
 
 
 class HasReadiness(Protocol):
@@ -497,6 +499,8 @@ class AdminServer:
             router.add_get(
                 "/-/explain/{id:.+}", partial(_get_explanation, services.explain_service)
             )
+        if services.list_experiments is not None:
+            router.add_get("/-/experiments", services.list_experiments)
         if services.status_service is not None:
             _add_status_routes(router, services.status_service)
         return application

@@ -27,6 +27,10 @@ class Principal(Struct, frozen=True, gc=False):
     """Tags for route conditions."""
     explain: bool = False
     """Whether the caller may ask for explanations."""
+    feedback: bool = False
+    """Whether the caller may send feedback on its requests."""
+    feedback_on_all_keys: bool = False
+    """Whether it may send feedback on the requests of other callers, too."""
 
     def may_use(self, model: str) -> bool:
         """Whether the caller may use the model of this name (not an alias)."""

@@ -137,7 +137,9 @@ class JwtVerifier:
             () if claim_names.tags is None else _parse_texts(_get_claim(claims, claim_names.tags))
         )
         valid_tags = frozenset(one for one in tags if _TAG_PATTERN.fullmatch(one))
-        return Principal(f"jwt:{name}", "", models, tags=valid_tags)
+        return Principal(
+            f"jwt:{name}", "", models, tags=valid_tags, feedback=self._settings.feedback
+        )
 
 
 def _describe_error(error: Exception) -> str:

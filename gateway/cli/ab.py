@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.cli.admin_client import AdminClient
 from gateway.cli.console import print_table
-from gateway.cli.usage import parse_since
+from gateway.cli.usage import parse_since, read_usage_source
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
 from gateway.config.schema import Config, map_model_names
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gateway.tools.ab.comparison import Comparison, ComparisonReport
-    from gateway.tools.ab.sources import Evidence, UsageQuery
+    from gateway.tools.ab.sources import Evidence, SegmentLabel, UsageQuery
 
 
 _URL = re.compile(r"https?://[^/?#]+([^?#]*)")
@@ -56,6 +56,9 @@ class _Options(Struct, frozen=True):
     key: str | None
     difference: float
     plan: bool
+    outcome: tuple[str, ...]
+    by: "SegmentLabel | None"
+    unit: str
     as_json: bool
 
 
@@ -102,6 +105,24 @@ class _Options(Struct, frozen=True):
 @click.option(
     "--plan", is_flag=True, help="Print how many requests a test needs, and compare nothing."
 )
+@click.option(
+    "--outcome",
+    multiple=True,
+    metavar="NAME",
+    help="Compare feedback of this name; NAME=CATEGORY for the share of a category. Repeatable.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(("key", "rule", "protocol")),
+    help="Also compare the outcomes in each segment.",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(("user", "request")),
+    default="user",
+    show_default=True,
+    help="What counts once: a user of a sticky split, or each request that was judged.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def ab(source: str, **arguments: Any) -> None:
     """Compare two versions of a model's traffic split.
@@ -110,9 +131,12 @@ def ab(source: str, **arguments: Any) -> None:
       interlingua ab access.log --model chat
       interlingua ab http://127.0.0.1:8081/metrics --model chat --difference 5
       interlingua ab access.log --model chat --plan
+      interlingua ab usage.sqlite --model chat --outcome thumbs_up --by key
 
-    SOURCE is an access log (a file, or - for standard input), a page of metrics, or its URL, such
-    as http://127.0.0.1:8081/metrics. A log has exact values, a page of metrics only histograms.
+    SOURCE is an access log (a file, or - for standard input), a page of metrics, its URL, such as
+    http://127.0.0.1:8081/metrics, or the database of the setting observe.usage: an SQLite file or a
+    postgresql:// URL. Logs and rows have exact values, a page of metrics only histograms. Only the
+    database has feedback, which --outcome compares by a test that may be looked at at any time.
 
     Only requests that the traffic split assigned are compared: those that pin a version, or that a
     rule routes, are no random sample. A request that a fallback answered counts only for the
@@ -133,7 +157,16 @@ def ab(source: str, **arguments: Any) -> None:
         raise click.UsageError("--all can't be used with --split or --config")
     options = replace(options, model=_resolve_alias(source, options))
     everything = options.everything or options.plan
-    query = UsageQuery(options.model, everything, parse_since(options.since))
+    if options.by and not options.outcome:
+        raise click.UsageError("--by goes with --outcome")
+    query = UsageQuery(
+        options.model,
+        everything,
+        parse_since(options.since),
+        options.outcome,
+        options.by or "",
+        each_request=options.unit == "request",
+    )
     evidence = _read_evidence(source, query, options.key)
     try:
         if options.plan:
@@ -154,6 +187,11 @@ def ab(source: str, **arguments: Any) -> None:
 def print_report(report: "ComparisonReport") -> None:
     click.echo(f"{report.title()}\n")
     print_table(report.headings(), report.table(), left_aligned=(0, _METHOD_COLUMN))
+    if report.comparison.segments:
+        click.echo()
+        _, *values = report.headings()
+        headings = ("", "segment", "judged", "judged", *values[:-1])
+        print_table(headings, report.segment_table(), left_aligned=(0, 1))
     click.echo("\n".join(("", *report.verdict_lines(), "", *report.notes)))
 
 
@@ -170,8 +208,10 @@ def _print_plan(source: str, query: "UsageQuery", evidence: "Evidence", options:
         f"from version {plan.version}\n"
     )
     print_table(_PLAN_HEADINGS, plan.table(), left_aligned=(0,))
+    judgements = " (of feedback: judgements)" if options.outcome else ""
     click.echo(
-        "\nEach version needs so many requests to find such a difference with a probability of "
+        f"\nEach version needs so many requests{judgements} to find such a difference with a "
+        "probability of "
         f"80 %, at a confidence level of {options.confidence:g} %."
     )
 
@@ -202,6 +242,10 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
         select_versions,
     )
 
+    for name in options.outcome:
+        if name.partition("=")[0] not in evidence.feedback_names:
+            listed = ", ".join(sorted(evidence.feedback_names)) or "none"
+            raise ComparisonError(f"it has no feedback {name!r}; there is {listed}")
     if options.model not in evidence.models:
         listed = ", ".join(sorted(evidence.models)) or "none"
         raise ComparisonError(f"no such model; the source has {listed}")
@@ -217,9 +261,17 @@ def _compare(evidence: "Evidence", options: _Options) -> "Comparison":
 
 def _read_evidence(source: str, query: "UsageQuery", key: str | None) -> "Evidence":
     """Read the source. Raises UsageError."""
-    from gateway.tools.ab.sources import SourceError, read_source  # noqa: PLC0415 - as above
+    from gateway.tools.ab.sources import (  # noqa: PLC0415 - as above
+        SourceError,
+        read_source,
+        read_usage_rows,
+    )
 
     try:
+        if (extract := read_usage_source(source, query.model, query.since)) is not None:
+            return read_usage_rows(extract, query)
+        if query.outcomes:
+            raise SourceError("--outcome needs the database of the setting observe.usage")
         if (match := _URL.fullmatch(source)) is not None:
             page = source if match[1].strip("/") else f"{source.rstrip('/')}/metrics"
             return read_source([AdminClient(page, key, "metrics").get()], query)

@@ -3,7 +3,8 @@
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,11 +15,12 @@ import msgspec
 from gateway.cli.console import print_table
 
 if TYPE_CHECKING:
-    from gateway.observability.usage import UsageTotal
+    from gateway.observability.usage import UsageExtract, UsageTotal
 
 
 # The option --since.
 
+_POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
 _RELATIVE_TIME = re.compile(r"([0-9]{1,6})([smhd])")
 _TIME_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -62,7 +64,7 @@ def usage(source: str, since: str | None, by: str, *, as_json: bool) -> None:
     Exit codes: 0 summed, 2 wrong usage, or a source that can't be read.
     """
     names = _parse_group_by(by)
-    query = _sum_postgres if source.startswith(("postgresql://", "postgres://")) else _sum_sqlite
+    query = _sum_postgres if source.startswith(_POSTGRES_SCHEMES) else _sum_sqlite
     totals = query(source, names, parse_since(since))
     if as_json:
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(total) + b"\n" for total in totals))
@@ -83,34 +85,73 @@ def _parse_group_by(by: str) -> Sequence[str]:
 
 
 def _sum_postgres(url: str, by: Sequence[str], start: float) -> "list[UsageTotal]":
+    with _report_postgres_errors(url):
+        from gateway.observability.usage_postgres import (  # noqa: PLC0415 - optional
+            query_postgres_usage,
+        )
+
+        return query_postgres_usage(url, by, start)
+
+
+def _sum_sqlite(file: str, by: Sequence[str], start: float) -> "list[UsageTotal]":
+    if not Path(file).is_file():
+        raise click.UsageError(f"the file {file} does not exist")
+    with _report_sqlite_errors(file):
+        from gateway.observability.usage import query_sqlite_usage  # noqa: PLC0415 - only here
+
+        return query_sqlite_usage(file, by, start)
+
+
+@contextmanager
+def _report_postgres_errors(url: str) -> Iterator[None]:
     """Raises UsageError, which shows no password."""
     if importlib.util.find_spec("asyncpg") is None:
         raise click.UsageError("PostgreSQL needs: pip install 'interlingua[postgres]'")
     from gateway.observability.usage_postgres import (  # noqa: PLC0415 - optional
         DATABASE_ERRORS,
-        query_postgres_usage,
         redact_url,
     )
 
     try:
-        return query_postgres_usage(url, by, start)
+        yield
     except DATABASE_ERRORS as error:
         reason = str(error) or type(error).__name__
         raise click.UsageError(f"{redact_url(url)} can't be read: {reason}") from None
 
 
-def _sum_sqlite(file: str, by: Sequence[str], start: float) -> "list[UsageTotal]":
+@contextmanager
+def _report_sqlite_errors(file: str) -> Iterator[None]:
     """Raises UsageError."""
     import sqlite3  # noqa: PLC0415 - only here
 
-    from gateway.observability.usage import query_sqlite_usage  # noqa: PLC0415 - as above
-
-    if not Path(file).is_file():
-        raise click.UsageError(f"the file {file} does not exist")
     try:
-        return query_sqlite_usage(file, by, start)
+        yield
     except sqlite3.Error as error:
         raise click.UsageError(f"{file} is not a usage database: {error}") from None
+
+
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
+
+
+def read_usage_source(source: str, model: str, since: float) -> "UsageExtract | None":
+    """The rows of a model in a usage database; None if the source is not one. Raises UsageError."""
+    if source.startswith(_POSTGRES_SCHEMES):
+        with _report_postgres_errors(source):
+            from gateway.observability.usage_postgres import (  # noqa: PLC0415 - optional
+                read_postgres_usage,
+            )
+
+            return read_postgres_usage(source, model, since)
+    path = Path(source)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC:
+            return None
+    with _report_sqlite_errors(source):
+        from gateway.observability.usage import read_sqlite_usage  # noqa: PLC0415 - only here
+
+        return read_sqlite_usage(source, model, since)
 
 
 def _print(names: Sequence[str], totals: "Sequence[UsageTotal]") -> None:

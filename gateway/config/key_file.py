@@ -40,6 +40,8 @@ class _PlainKey(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     tags: tuple[str, ...] = ()
     explain: bool = False
     limits: Raw = _NO_LIMITS
+    feedback: bool = False
+    feedback_on_all_keys: bool = False
 
 
 _DECODER: Final = msgspec.json.Decoder(_PlainKey)
@@ -112,6 +114,8 @@ class KeyFile:
                 tuple(map(parse_name, plain.tags)),
                 plain.explain,
                 limits,
+                plain.feedback,
+                plain.feedback_on_all_keys,
             )
         except ValueError:  # that of msgspec is one, too
             return None

@@ -40,6 +40,7 @@ from protocols.core.units import (
     PathPrefix,
     PositiveInt,
     Rate,
+    RateValue,
     Retention,
     Secret,
     Sha256Digest,
@@ -154,6 +155,8 @@ class JwtConfig(ConfigSection, frozen=True, kw_only=True):
     """The tolerated difference between the clocks of the gateway and the issuer."""
     jwks_max_stale: Timeout = 86400.0
     """How long the last keys stay valid while the issuer is unreachable."""
+    feedback: bool = False
+    """Whether clients with a token may send feedback on their own requests."""
     claims: JwtClaimsConfig = JwtClaimsConfig()
     """The names of the claims to read."""
     tls: ClientTlsSettings | None = None
@@ -426,6 +429,11 @@ class ApiKeyConfig(ConfigSection, frozen=True, gc=False):
     """Whether ``x-interlingua-explain: 1`` is allowed, which explains how a request is routed."""
     limits: KeyRateLimitConfig | None = None
     """Rate limits of the key; they replace ``defaults.limits`` entirely."""
+    feedback: bool = False
+    """Whether the key may send feedback on the responses to its own requests."""
+    feedback_on_all_keys: bool = False
+    """Whether the key may also send feedback on the requests of other keys, as a service does that
+    collects it for all applications."""
 
 
 # --- backends ------------------------------------------------------------------------------------
@@ -670,6 +678,19 @@ class AccessLogConfig(ConfigSection, frozen=True):
     """How many lines may wait to be written; further ones are dropped and counted."""
 
 
+class FeedbackConfig(ConfigSection, frozen=True):
+    """Feedback of clients on responses: ``POST /v1/feedback`` on every listener.
+
+    It is stored beside the rows of ``usage``, which it needs, and as long as they are. API keys and
+    tokens need the right to send it. ``interlingua ab --outcome`` compares the versions by it.
+    """
+
+    requests: Rate = RateValue(600, 60)
+    """How many judgements each API key or token may send; without keys, all clients together."""
+    comment: Annotated[int, Meta(ge=0, le=10_000)] = 1000
+    """The largest number of characters of a comment; 0 accepts none."""
+
+
 class UsageConfig(ConfigSection, frozen=True):
     """Usage accounting: a row for each request that reached a model, in SQLite or PostgreSQL.
 
@@ -694,6 +715,8 @@ class ObservabilityConfig(ConfigSection, frozen=True):
     """The access log."""
     usage: UsageConfig | None = None
     """Usage accounting; by default none."""
+    feedback: FeedbackConfig | None = None
+    """Feedback of clients on responses; by default none is accepted."""
     traces: TracingConfig | None = None
     """The export of spans; by default none."""
     metrics: MetricsConfig = MetricsConfig()

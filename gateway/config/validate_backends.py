@@ -463,7 +463,12 @@ def _check_telemetry(config: Config, context: ValidationContext) -> None:
 
 def _check_usage(config: Config, context: ValidationContext) -> None:
     """Report zero or two usage stores, or an unusable one. The URL is not shown."""
-    usage = config.observe.usage if is_set(config.observe) else None
+    if not is_set(config.observe):
+        return
+    usage, feedback = config.observe.usage, config.observe.feedback
+    if usage is None and is_set(feedback) and feedback is not None:
+        message = "needs a database of usage rows; add observe.usage: {sqlite: FILE}"
+        context.add_issue(("observe", "feedback"), message, key=True)
     if not is_set(usage) or usage is None:
         return
     if not is_set(usage.sqlite) or not is_set(usage.postgres):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.pipeline.feedback import FEEDBACK_PATH
 from gateway.routing.paths import AdapterMount
 from protocols.core.interfaces import OpenApiProvider
 
@@ -28,10 +29,62 @@ _HEALTH_PATH_ITEM = {
 }
 
 
-def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool) -> bytes:
+_FEEDBACK_ERRORS = {
+    "400": "The body is not JSON, or a field is missing or invalid: 'param' names it.",
+    "401": "No API key was given, or it is not known.",
+    "403": "The API key may not send feedback.",
+    "404": "No finished request of this API key has the id, or its usage row was removed.",
+    "413": "The body is too large.",
+    "429": "Too many judgements.",
+    "503": "The gateway is overloaded.",
+}
+_FEEDBACK_OPERATION = {
+    "summary": "Feedback on a response.",
+    "description": "Judges a response by its id, or that of its request (header x-request-id). The "
+    "same name for the same request replaces the former value.",
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["name", "value"],
+                    "oneOf": [{"required": ["request_id"]}, {"required": ["response_id"]}],
+                    "properties": {
+                        "request_id": {"type": "string", "minLength": 1, "maxLength": 256},
+                        "response_id": {"type": "string", "minLength": 1, "maxLength": 256},
+                        "name": {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_.-]{0,63}$"},
+                        "value": {
+                            "anyOf": [
+                                {"type": "boolean"},
+                                {"type": "number", "minimum": -1e9, "maximum": 1e9},
+                                {"type": "string", "minLength": 1, "maxLength": 64},
+                            ]
+                        },
+                        "comment": {"type": "string"},
+                    },
+                }
+            }
+        },
+    },
+    "responses": {
+        status: {
+            "description": text,
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+        for status, text in {"200": "The feedback was accepted.", **_FEEDBACK_ERRORS}.items()
+    },
+}
+
+
+def build_document(
+    mounts: Sequence[AdapterMount], *, version: str, keyed: bool, feedback: bool = False
+) -> bytes:
     """Build the document as JSON.
 
-    ``keyed``: non-public endpoints require an API key. Endpoints that their protocol does not
+    ``keyed``: non-public endpoints require an API key. ``feedback``: the listener takes feedback.
+    Endpoints that their protocol does not
     describe are omitted; if several protocols have a path, the first one has it.
     """
     paths: dict[str, dict[str, Any]] = {}
@@ -53,6 +106,9 @@ def build_document(mounts: Sequence[AdapterMount], *, version: str, keyed: bool)
             for name, schema in fragment.schemas.items()
         }
     paths.setdefault("/health", _HEALTH_PATH_ITEM)
+    if feedback:
+        security: dict[str, Any] = {"security": [{"key": []}]} if keyed else {}
+        paths.setdefault(FEEDBACK_PATH, {"post": _FEEDBACK_OPERATION | security})
     components: dict[str, Any] = {"schemas": schemas}
     if keyed:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

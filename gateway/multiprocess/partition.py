@@ -33,6 +33,11 @@ def partition_config(config: schema.Config, processes: int, ports: ListenerPorts
     )
     backends = {name: _partition_backend(one, processes) for name, one in config.backends.items()}
     models = {name: _partition_model(one, processes) for name, one in config.models.items()}
+    observe = config.observe
+    if observe.feedback is not None:
+        amount, period = observe.feedback.requests
+        share = replace(observe.feedback, requests=(_divide(amount, processes), period))
+        config = replace(config, observe=replace(observe, feedback=share))
     if config.state is None:
         config = _partition_all_key_limits(config, processes)
     return replace(

@@ -58,6 +58,10 @@ class RequestRecord(Struct, omit_defaults=True):
     ``pinned`` if the client named the version."""
     split: str = ""
     """The name of the traffic split that chose the version; "" if no split did."""
+    response_id: str = ""
+    """The id in the response, if feedback is collected and the protocol has one."""
+    user_hash: str = ""
+    """The split's hash of the user, if feedback is collected and the assignment was sticky."""
     fallback_from: str = ""
     """The first target, as ``model@version``, if a fallback answered."""
     failed_attempts: tuple[str, ...] = ()
@@ -70,6 +74,27 @@ class RequestRecord(Struct, omit_defaults=True):
     trace_id: str = ""
     """The ids of the trace and of the request's span, if the trace is exported."""
     span_id: str = ""
+
+
+FeedbackKind = Literal["boolean", "number", "category"]
+
+
+class Feedback(Struct, frozen=True):
+    """One judgement of a request. ``at`` is in Unix seconds."""
+
+    at: float
+    key: str
+    """The name of the API key that judges."""
+    any_key: bool
+    """Whether it may judge the requests of other keys."""
+    column: Literal["id", "response_id"]
+    """What ``target`` is: the request's id, or that of its response in the client's protocol."""
+    target: str
+    name: str
+    kind: FeedbackKind
+    number: float | None
+    category: str = ""
+    comment: str = ""
 
 
 RecordObserver = Callable[[RequestRecord], None]

@@ -5,21 +5,27 @@ alone is not unique, since clients may choose it.
 
 While the store is unavailable (locked file, full disk, missing folder, database down), rows are
 queued up to a limit. Rows beyond it are dropped and counted. Writing never delays a response.
+
+Feedback stands in a table of its own beside the rows, with the time and the id of the row that it
+judges. Its primary key is that row, the API key and the name of the outcome: a key that judges a
+request again replaces its first judgement.
 """
 
+import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from gateway.observability.background_writer import BackgroundWriter
-from gateway.observability.record import RequestRecord
+from gateway.observability.record import Feedback, FeedbackKind, RequestRecord
 from gateway.observability.stats import build_stats_key
 
 log = logging.getLogger("interlingua")
@@ -40,8 +46,26 @@ USAGE_COLUMNS: Final = (
     ("source", "TEXT NOT NULL"),
     ("duration", "REAL NOT NULL"),
     ("first_token", "REAL"),
+    ("rule", "TEXT NOT NULL DEFAULT ''"),
+    ("response_id", "TEXT NOT NULL DEFAULT ''"),
+    ("user_hash", "TEXT NOT NULL DEFAULT ''"),
 )
-"""Times in seconds, ``at`` in Unix seconds."""
+"""Times in seconds, ``at`` in Unix seconds. The last three are missing in tables of older versions,
+to which they are added."""
+ADDED_COLUMNS: Final = USAGE_COLUMNS[-3:]
+FEEDBACK_COLUMNS: Final = (
+    ("at", "REAL NOT NULL"),
+    ("request_at", "REAL NOT NULL"),
+    ("id", "TEXT NOT NULL"),
+    ("key", "TEXT NOT NULL"),
+    ("name", "TEXT NOT NULL"),
+    ("kind", "TEXT NOT NULL"),
+    ("number", "REAL"),
+    ("category", "TEXT NOT NULL"),
+    ("comment", "TEXT NOT NULL"),
+)
+"""``at`` is the time of the feedback, ``request_at`` that of the request's usage row. A boolean is
+the number 0 or 1; ``kind`` is boolean, number or category."""
 
 _MAX_WAITING_ROWS: Final = 10_000
 """Maximum queued rows."""
@@ -55,9 +79,83 @@ _CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS usage ({', '.join(' '.join(one) for one in USAGE_COLUMNS)}, "
     "PRIMARY KEY (at, id)) WITHOUT ROWID"
 )
+_ADD_COLUMN: Final = "ALTER TABLE usage ADD COLUMN "
 _VALUES: Final = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(USAGE_COLUMNS)))
 _INSERT: Final = f"INSERT OR IGNORE INTO usage SELECT {_VALUES} FROM json_each(?)"  # noqa: S608
 """One statement for all rows: SQLite releases the interpreter lock while it runs."""
+
+
+class FeedbackStatements(Struct, frozen=True):
+    """The SQL of feedback for a pair of tables, with parameters ``$1``, ``$2`` and so on."""
+
+    create: Sequence[str]
+    find: Mapping[str, str]
+    """By the column of the id: finds the newest row that a key may judge, its time and id."""
+    insert: str
+    delete: str
+    read: str
+
+    @classmethod
+    def build(
+        cls, usage_table: str, table: str, types: Mapping[str, str] = MappingProxyType({})
+    ) -> "FeedbackStatements":
+        """``types`` are the database's names of SQLite's types."""
+        columns = [(name, *kind.partition(" ")[::2]) for name, kind in FEEDBACK_COLUMNS]
+        names = ", ".join(name for name, _ in FEEDBACK_COLUMNS)
+        shared = {"at", "number", "category", "kind", "comment"}
+        definitions = [
+            f"{name} {types.get(kind, kind)} {rest}".rstrip() for name, kind, rest in columns
+        ]
+        values = ", ".join(f"${n}" for n in range(1, len(FEEDBACK_COLUMNS) + 1))
+        updates = ", ".join(f"{name} = excluded.{name}" for name in sorted(shared))
+        key = "request_at, id, key, name"
+        create_index = "CREATE INDEX IF NOT EXISTS"
+        key_text = f"PRIMARY KEY ({key})"
+        return cls(
+            (
+                f"CREATE TABLE IF NOT EXISTS {table} ({', '.join((*definitions, key_text))})",
+                f"{create_index} {usage_table}_by_id ON {usage_table} (id)",
+                f"{create_index} {usage_table}_by_response ON {usage_table} (response_id)",
+            ),
+            {
+                column: f"SELECT at, id FROM {usage_table} WHERE {column} = $1 "  # noqa: S608 - names of ours
+                "AND (key = $2 OR $3) ORDER BY at DESC LIMIT 1"
+                for column in ("id", "response_id")
+            },
+            f"INSERT INTO {table} ({names}) VALUES ({values}) "  # noqa: S608 - as above
+            f"ON CONFLICT ({key}) DO UPDATE SET {updates}",
+            f"DELETE FROM {table} WHERE request_at < $1",  # noqa: S608 - as above
+            "SELECT u.at, u.id, u.version, u.split, u.key, u.rule, u.protocol, "  # noqa: S608 - as above
+            f"u.user_hash, f.name, f.kind, f.number, f.category, f.at FROM {table} f "
+            f"JOIN {usage_table} u ON u.at = f.request_at AND u.id = f.id "
+            "WHERE u.model = $1 AND u.at >= $2 ORDER BY f.at, f.id",
+        )
+
+
+def _for_sqlite(statement: str) -> str:
+    return statement.replace("$", "?")
+
+
+_FEEDBACK: Final = FeedbackStatements.build("usage", "feedback")
+_CREATE_FEEDBACK: Final = _FEEDBACK.create
+_FIND: Final = {column: _for_sqlite(text) for column, text in _FEEDBACK.find.items()}
+_INSERT_FEEDBACK: Final = _for_sqlite(_FEEDBACK.insert)
+_DELETE_FEEDBACK: Final = _for_sqlite(_FEEDBACK.delete)
+
+
+def build_feedback_row(feedback: Feedback, request_at: float, request_id: str) -> tuple[Any, ...]:
+    """The values of ``FEEDBACK_COLUMNS``."""
+    return (
+        feedback.at,
+        request_at,
+        request_id,
+        feedback.key,
+        feedback.name,
+        feedback.kind,
+        feedback.number,
+        feedback.category,
+        feedback.comment,
+    )
 
 
 class UsageStore(Protocol):
@@ -74,6 +172,15 @@ class UsageStore(Protocol):
     def insert_records(self, records: Sequence[RequestRecord]) -> int:
         """Insert rows; returns how many are invalid. Raises one of ``transient_errors``."""
 
+    def insert_feedback(self, feedback: Sequence[Feedback]) -> int:
+        """Insert or replace judgements; returns how many judge no row that is there.
+
+        Raises one of ``transient_errors``.
+        """
+
+    async def find_request(self, feedback: Feedback) -> bool:
+        """Whether the row is there that this judges. Raises one of ``transient_errors``."""
+
     def close(self) -> None:
         """Close the store. Never raises."""
 
@@ -83,7 +190,9 @@ class UsageRecorder:
 
     def __init__(self, store: UsageStore) -> None:
         self._store = store
-        self._writer = BackgroundWriter("usage", _MAX_WAITING_ROWS, self._write_batch)
+        self._writer = BackgroundWriter[RequestRecord | Feedback](
+            "usage", _MAX_WAITING_ROWS, self._write_batch
+        )
         self._failing = False
         self._logged_dropped = 0
         """Dropped rows that a log message has reported."""
@@ -94,8 +203,19 @@ class UsageRecorder:
         if record.model:
             self._writer.enqueue(record)
 
+    def record_feedback(self, feedback: Feedback) -> None:
+        """Queue a judgement; it is written after the rows that are queued already."""
+        self._writer.enqueue(feedback)
+
+    async def find_request(self, feedback: Feedback) -> bool | None:
+        """Whether the row is there that this judges; None if the store is unavailable."""
+        try:
+            return await self._store.find_request(feedback)
+        except self._store.transient_errors:
+            return None
+
     def count_dropped(self) -> int:
-        """The number of dropped rows."""
+        """The number of dropped rows, with those of feedback."""
         return self._writer.dropped
 
     def close(self, within: float) -> None:
@@ -106,12 +226,15 @@ class UsageRecorder:
         self._log_dropped()
         self._store.close()
 
-    def _write_batch(self, batch: Sequence[RequestRecord]) -> int:
+    def _write_batch(self, batch: Sequence[RequestRecord | Feedback]) -> int:
         """Write a batch, retrying while the store is down; returns how many rows were dropped."""
+        records = [one for one in batch if isinstance(one, RequestRecord)]
+        feedback = [one for one in batch if isinstance(one, Feedback)]
         while True:
             is_last_attempt = self._writer.closing.is_set()
             try:
-                dropped = self._store.insert_records(batch)
+                dropped = self._store.insert_records(records) if records else 0
+                dropped += self._store.insert_feedback(feedback) if feedback else 0
             except self._store.transient_errors as error:
                 if not self._failing:
                     reason = str(error) or type(error).__name__
@@ -136,9 +259,14 @@ class UsageRecorder:
 class SqliteUsageRecorder(UsageRecorder):
     """Writes usage rows to an SQLite file."""
 
-    def __init__(self, path: str, retention: float, now: Callable[[], float]) -> None:
-        """Rows older than ``retention`` seconds are deleted. ``now`` gives Unix seconds."""
-        super().__init__(_SqliteUsageStore(path, retention, now))
+    def __init__(
+        self, path: str, retention: float, now: Callable[[], float], *, feedback: bool = False
+    ) -> None:
+        """Rows older than ``retention`` seconds are deleted. ``now`` gives Unix seconds.
+
+        ``feedback``: the file also has the table of feedback.
+        """
+        super().__init__(_SqliteUsageStore(path, retention, now, feedback=feedback))
 
 
 class _SqliteUsageStore:
@@ -146,8 +274,11 @@ class _SqliteUsageStore:
 
     transient_errors = (OSError, sqlite3.Error)
 
-    def __init__(self, path: str, retention: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, path: str, retention: float, now: Callable[[], float], *, feedback: bool
+    ) -> None:
         self.name = path
+        self._has_feedback = feedback
         self._retention = retention
         self._now = now
         self._connection: sqlite3.Connection | None = None
@@ -163,8 +294,33 @@ class _SqliteUsageStore:
         connection.execute(_INSERT, (rows,))
         if abs(now - self._cleaned_at) >= CLEANUP_INTERVAL:
             connection.execute("DELETE FROM usage WHERE at < ?", (now - self._retention,))
+            if self._has_feedback:
+                connection.execute(_DELETE_FEEDBACK, (now - self._retention,))
             self._cleaned_at = now
         return 0
+
+    def insert_feedback(self, feedback: Sequence[Feedback]) -> int:
+        """See ``UsageStore``."""
+        connection = self._open_database()
+        dropped = 0
+        for one in feedback:
+            found = connection.execute(
+                _FIND[one.column], (one.target, one.key, one.any_key)
+            ).fetchone()
+            if found is None:
+                dropped += 1
+            else:
+                connection.execute(_INSERT_FEEDBACK, build_feedback_row(one, *found))
+        return dropped
+
+    async def find_request(self, feedback: Feedback) -> bool:
+        """See ``UsageStore``."""
+        return await asyncio.to_thread(self._find_request, feedback)
+
+    def _find_request(self, feedback: Feedback) -> bool:
+        parameters = feedback.target, feedback.key, feedback.any_key
+        with closing(_open_read_only(self.name)) as file:
+            return file.execute(_FIND[feedback.column], parameters).fetchone() is not None
 
     def close(self) -> None:
         """See ``UsageStore``."""
@@ -191,8 +347,22 @@ class _SqliteUsageStore:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(_CREATE_TABLE)
+        present = {row[1] for row in connection.execute("PRAGMA table_info(usage)")}
+        for name, kind in ADDED_COLUMNS:
+            if name not in present:
+                connection.execute(f"{_ADD_COLUMN}{name} {kind}")
+        if self._has_feedback:
+            for statement in _CREATE_FEEDBACK:
+                connection.execute(statement)
         self._file_identity = _get_file_identity(self.name)
         return connection
+
+
+def _open_read_only(path: str) -> sqlite3.Connection:
+    """Raises sqlite3.Error."""
+    return sqlite3.connect(
+        f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_RETRY_DELAY
+    )
 
 
 def _get_file_identity(path: str) -> tuple[int, int] | None:
@@ -224,6 +394,9 @@ def build_usage_row(record: RequestRecord) -> tuple[Any, ...]:
         *tokens,
         record.duration,
         record.first_token,
+        record.rule,
+        record.response_id,
+        record.user_hash,
     )
 
 
@@ -270,6 +443,71 @@ def query_sqlite_usage(path: str, by: Sequence[str], since: float) -> list[Usage
         f"SELECT {keys}, {_SUM_EXPRESSIONS} FROM usage WHERE at >= ? "  # noqa: S608
         f"GROUP BY {keys} ORDER BY {keys}"
     )
-    with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as file:
+    with closing(_open_read_only(path)) as file:
         rows = file.execute(query, (since,)).fetchall()
     return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]
+
+
+# What a comparison of versions reads.
+
+
+class OutcomeRow(Struct, frozen=True, array_like=True):
+    """A judgement, with its request's time, id and labels."""
+
+    request_at: float
+    id: str
+    version: str
+    split: str
+    key: str
+    rule: str
+    protocol: str
+    user_hash: str
+    name: str
+    kind: FeedbackKind
+    number: float | None
+    category: str
+    at: float
+
+
+class UsageExtract(Struct, frozen=True):
+    """The usage rows of a model, and the judgements of its requests in the order of their times.
+
+    The values of a row are those of ``USAGE_COLUMNS``.
+    """
+
+    models: Sequence[str]
+    """All models that have rows."""
+    rows: Sequence[tuple[Any, ...]]
+    outcomes: Sequence[OutcomeRow]
+
+
+MAX_READ_ROWS: Final = 5_000_000
+"""The newest rows of a model that are read at most: they are kept in memory."""
+READ_COLUMNS: Final = ", ".join(name for name, _ in USAGE_COLUMNS)
+
+
+def read_sqlite_usage(
+    path: str, model: str, since: float, limit: int = MAX_READ_ROWS
+) -> UsageExtract:
+    """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
+
+    Raises sqlite3.Error if the file is not a usage database or cannot be read.
+    """
+    with closing(_open_read_only(path)) as file:
+        models = [name for (name,) in file.execute("SELECT DISTINCT model FROM usage ORDER BY 1")]
+        query = (
+            f"SELECT {READ_COLUMNS} FROM usage WHERE model = ? AND at >= ? "  # noqa: S608 - names of ours
+            "ORDER BY at DESC LIMIT ?"
+        )
+        rows = file.execute(query, (model, since, limit)).fetchall()[::-1]
+        if len(rows) == limit:
+            since = rows[0][0]
+        has_feedback = file.execute(
+            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'feedback'"
+        ).fetchone()
+        judged = (
+            file.execute(_for_sqlite(_FEEDBACK.read), (model, since)).fetchall()
+            if has_feedback
+            else []
+        )
+    return UsageExtract(models, rows, [OutcomeRow(*row) for row in judged])

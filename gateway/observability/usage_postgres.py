@@ -1,29 +1,38 @@
 """Usage rows in PostgreSQL, which several gateways may share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
-from gateway.observability.record import RequestRecord
+from gateway.observability.record import Feedback, RequestRecord
 from gateway.observability.usage import (
+    ADDED_COLUMNS,
     CLEANUP_INTERVAL,
     GROUP_COLUMNS,
+    MAX_READ_ROWS,
+    READ_COLUMNS,
     USAGE_COLUMNS,
+    FeedbackStatements,
+    OutcomeRow,
+    UsageExtract,
     UsageRecorder,
     UsageTotal,
+    build_feedback_row,
     build_usage_row,
 )
 
 USAGE_TABLE: Final = "interlingua_usage"
+FEEDBACK_TABLE: Final = "interlingua_feedback"
 _DATABASE_TIMEOUT: Final = 4.0
 """Seconds that connecting or writing a batch may take."""
+_SETUP_TIMEOUT: Final = 600.0
+"""Seconds to create the indexes of a large table."""
 _TYPES: Final = {"REAL": "float8", "TEXT": "text", "INTEGER": "int8"}
 _COLUMN_TYPES: Final = tuple(_TYPES[kind.partition(" ")[0]] for _, kind in USAGE_COLUMNS)
-_COLUMN_NAMES: Final = ", ".join(name for name, _ in USAGE_COLUMNS)
 _CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS {USAGE_TABLE} ("
     + ", ".join(
@@ -34,10 +43,19 @@ _CREATE_TABLE: Final = (
 )
 _COLUMN_ARRAYS: Final = ", ".join(f"${n}::{kind}[]" for n, kind in enumerate(_COLUMN_TYPES, 1))
 _INSERT: Final = (  # names of USAGE_COLUMNS only
-    f"INSERT INTO {USAGE_TABLE} ({_COLUMN_NAMES}) "  # noqa: S608
+    f"INSERT INTO {USAGE_TABLE} ({READ_COLUMNS}) "  # noqa: S608
     f"SELECT * FROM unnest({_COLUMN_ARRAYS}) ON CONFLICT DO NOTHING"
 )
 """One statement for all rows, with one array per column."""
+_ADD_COLUMNS: Final = f"ALTER TABLE {USAGE_TABLE} " + ", ".join(
+    f"ADD COLUMN IF NOT EXISTS {name} {_TYPES[kind.partition(' ')[0]]} {kind.partition(' ')[2]}"
+    for name, kind in ADDED_COLUMNS
+)
+_HAS_COLUMNS: Final = (
+    "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass($1) AND NOT attisdropped "
+    "AND attname = ANY($2)"
+)
+_FEEDBACK: Final = FeedbackStatements.build(USAGE_TABLE, FEEDBACK_TABLE, _TYPES)
 _DAY_EXPRESSION: Final = "to_char(to_timestamp(at) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
 _SUM_EXPRESSIONS: Final = (
     "count(*), count(*) FILTER (WHERE outcome NOT IN ('ok', 'cancelled')), "
@@ -50,20 +68,30 @@ _ROW_ERRORS: Final = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 """Errors of asyncpg for invalid rows."""
 
 
-def create_postgres_recorder(url: str, retention: float, now: Callable[[], float]) -> UsageRecorder:
+def create_postgres_recorder(
+    url: str, retention: float, now: Callable[[], float], *, feedback: bool = False
+) -> UsageRecorder:
     """Create a recorder that deletes rows older than ``retention`` seconds.
 
-    ``now`` gives Unix seconds.
+    ``now`` gives Unix seconds. ``feedback``: the database also has the table of feedback.
     """
-    return UsageRecorder(_PostgresUsageStore(url, retention, now))
+    return UsageRecorder(_PostgresUsageStore(url, retention, now, feedback=feedback))
 
 
 class _PostgresUsageStore:
-    """A ``UsageStore``. Its event loop runs in the writer thread, only during writes."""
+    """A ``UsageStore``. Its event loop runs in the writer thread, only during writes.
+
+    Rows are searched in the event loop of the caller, with a connection of their own.
+    """
 
     transient_errors = DATABASE_ERRORS
 
-    def __init__(self, url: str, retention: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, url: str, retention: float, now: Callable[[], float], *, feedback: bool
+    ) -> None:
+        self._has_feedback = feedback
+        self._reader: Any = None
+        self._reader_lock = asyncio.Lock()
         self.name = redact_url(url)
         self._url = url
         self._retention = retention
@@ -74,17 +102,41 @@ class _PostgresUsageStore:
 
     def insert_records(self, records: Sequence[RequestRecord]) -> int:
         """See ``UsageStore``."""
+        rows = [tuple(map(_clean_text, build_usage_row(record))) for record in records]
+        return self._run(self._insert_rows(rows))
+
+    def insert_feedback(self, feedback: Sequence[Feedback]) -> int:
+        """See ``UsageStore``."""
+        return self._run(self._insert_feedback(feedback))
+
+    async def find_request(self, feedback: Feedback) -> bool:
+        """See ``UsageStore``."""
+        async with self._reader_lock, asyncio.timeout(_DATABASE_TIMEOUT):
+            try:
+                if self._reader is None or self._reader.is_closed():
+                    self._reader = await connect_database(self._url)
+                return await _find_row(self._reader, feedback) is not None
+            except BaseException:
+                if self._reader is not None:
+                    self._reader.terminate()
+                self._reader = None
+                raise
+
+    def _run(self, coroutine: Coroutine[Any, Any, int]) -> int:
         if self._runner is None:
             self._runner = asyncio.Runner()
-        rows = [tuple(map(_clean_text, build_usage_row(record))) for record in records]
         try:
-            return self._runner.run(self._insert_rows(rows))
+            return self._runner.run(coroutine)
         except BaseException:
             self._drop_connection()
             raise
 
     def close(self) -> None:
         """See ``UsageStore``."""
+        if self._reader is not None:
+            with suppress(RuntimeError):  # its event loop has ended, and the connection with it
+                self._reader.terminate()
+            self._reader = None
         self._drop_connection()
         if self._runner is not None:
             self._runner.close()
@@ -92,10 +144,8 @@ class _PostgresUsageStore:
 
     async def _insert_rows(self, rows: Sequence[Sequence[Any]]) -> int:
         dropped = 0
+        await self._connect()
         async with asyncio.timeout(_DATABASE_TIMEOUT):
-            if self._connection is None:
-                self._connection = await connect_database(self._url)
-                await self._connection.execute(_CREATE_TABLE)
             try:
                 await self._insert_once(rows)
             except _ROW_ERRORS:
@@ -108,8 +158,38 @@ class _PostgresUsageStore:
             if abs(now - self._cleaned_at) >= CLEANUP_INTERVAL:
                 old = now - self._retention
                 await self._connection.execute(f"DELETE FROM {USAGE_TABLE} WHERE at < $1", old)  # noqa: S608
+                if self._has_feedback:
+                    await self._connection.execute(_FEEDBACK.delete, old)
                 self._cleaned_at = now
         return dropped
+
+    async def _insert_feedback(self, feedback: Sequence[Feedback]) -> int:
+        dropped = 0
+        await self._connect()
+        async with asyncio.timeout(_DATABASE_TIMEOUT), self._connection.transaction():
+            for one in feedback:
+                found = await _find_row(self._connection, one)
+                if found is None:
+                    dropped += 1
+                    continue
+                row = map(_clean_text, build_feedback_row(one, *found))
+                await self._connection.execute(_FEEDBACK.insert, *row)
+        return dropped
+
+    async def _connect(self) -> None:
+        """Connect and create the tables, unless it is connected."""
+        if self._connection is not None:
+            return
+        async with asyncio.timeout(_DATABASE_TIMEOUT):
+            self._connection = await connect_database(self._url)
+            await self._connection.execute(_CREATE_TABLE)
+            names = [name for name, _ in ADDED_COLUMNS]
+            if await self._connection.fetchval(_HAS_COLUMNS, USAGE_TABLE, names) < len(names):
+                await self._connection.execute(_ADD_COLUMNS)
+        if self._has_feedback:
+            async with asyncio.timeout(_SETUP_TIMEOUT):
+                for statement in _FEEDBACK.create:
+                    await self._connection.execute(statement)
 
     async def _insert_once(self, rows: Sequence[Sequence[Any]]) -> None:
         await self._connection.execute(_INSERT, *zip(*rows, strict=True))
@@ -119,6 +199,13 @@ class _PostgresUsageStore:
         if self._connection is not None and self._runner is not None:
             connection, self._connection = self._connection, None
             self._runner.run(_abort_connection(connection))
+
+
+async def _find_row(connection: Any, feedback: Feedback) -> Any:
+    """The time and id of the newest row that the feedback judges, or None."""
+    query = _FEEDBACK.find[feedback.column]
+    target, key = _clean_text(feedback.target), _clean_text(feedback.key)
+    return await connection.fetchrow(query, target, key, feedback.any_key)
 
 
 async def connect_database(url: str) -> Any:
@@ -173,3 +260,34 @@ async def _query_usage(url: str, by: Sequence[str], since: float) -> list[UsageT
         finally:
             await connection.close()
     return [UsageTotal(dict(zip(by, row, strict=False)), *row[len(by) :]) for row in rows]
+
+
+def read_postgres_usage(
+    url: str, model: str, since: float, limit: int = MAX_READ_ROWS
+) -> UsageExtract:
+    """Read the newest ``limit`` rows of a model since ``since`` (Unix seconds).
+
+    Raises one of ``DATABASE_ERRORS``.
+    """
+    return asyncio.run(_read_usage(url, model, since, limit))
+
+
+async def _read_usage(url: str, model: str, since: float, limit: int) -> UsageExtract:
+    async with asyncio.timeout(60):
+        connection = await connect_database(url)
+        try:
+            query = f"SELECT DISTINCT model FROM {USAGE_TABLE} ORDER BY 1"  # noqa: S608 - a name of ours
+            models = [row[0] for row in await connection.fetch(query)]
+            query = (
+                f"SELECT {READ_COLUMNS} FROM {USAGE_TABLE} "  # noqa: S608 - as above
+                "WHERE model = $1 AND at >= $2 ORDER BY at DESC LIMIT $3"
+            )
+            found = await connection.fetch(query, model, since, limit)
+            rows = [tuple(row) for row in reversed(found)]
+            if len(rows) == limit:
+                since = rows[0][0]
+            has_feedback = await connection.fetchval("SELECT to_regclass($1)", FEEDBACK_TABLE)
+            judged = await connection.fetch(_FEEDBACK.read, model, since) if has_feedback else []
+        finally:
+            await connection.close()
+    return UsageExtract(models, rows, [OutcomeRow(*row) for row in judged])

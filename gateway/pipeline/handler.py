@@ -25,6 +25,7 @@ from gateway.auth.api_keys import Authenticator, KeysPending, Principal, may_exp
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.recording_writer import RecordingPolicy, RequestRecorder
 from gateway.pipeline.dispatcher import Dispatcher, RoutedRequest, set_target_labels
+from gateway.pipeline.feedback import FEEDBACK_PATH, FeedbackEndpoint, ResponseIdReader
 from gateway.pipeline.http import (
     HttpRequest,
     ResponseWriter,
@@ -132,6 +133,8 @@ class GatewayServices(Struct, frozen=True):
     """Stores the responses of stateful endpoints, if they are stored at all."""
     request_recorder: RequestRecorder | None = None
     """Records the requests of models and routes with a recording policy."""
+    feedback: FeedbackEndpoint | None = None
+    """Takes feedback on responses, if it is collected."""
 
 
 class ActiveRequest(Struct, eq=False):
@@ -185,6 +188,7 @@ class RequestHandler:
         self._explain_policy = services.explain_policy
         self._tracer = services.tracer
         self._response_store = services.response_store
+        self._feedback = services.feedback
         deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
         self.dispatcher = Dispatcher(
             router, settings.max_body_size, services.shadow_manager, deadline_timer
@@ -209,7 +213,11 @@ class RequestHandler:
         """
         keys = self._authenticator if key is None else self._authenticator.impersonate(key)
         services = replace(
-            self._services, explain_policy=explain, observe_request=observe, tracer=None
+            self._services,
+            explain_policy=explain,
+            observe_request=observe,
+            tracer=None,
+            feedback=None,
         )
         pages = self._static_pages
         return RequestHandler(
@@ -263,6 +271,9 @@ class RequestHandler:
         except GatewayError as error:
             adapter = self.path_router.find_owner(http.path, http.headers).adapter
             record.protocol = adapter.name
+            if self._feedback is not None and http.path == FEEDBACK_PATH:
+                await self._take_feedback(self._feedback, request)
+                return
             _send_error(adapter, error, None, request)
             return
         if self._tracer is not None:
@@ -296,6 +307,26 @@ class RequestHandler:
             bug = InternalError("the gateway failed; its log has the cause")
             _send_error(adapter, bug, _make_client_request(match, http, record, body), request)
 
+    async def _take_feedback(self, endpoint: FeedbackEndpoint, request: ActiveRequest) -> None:
+        """Answer a request to the endpoint for feedback, which belongs to no protocol."""
+        record = request.record
+        try:
+            try:
+                principal = self._authenticator.authenticate(request.http.headers)
+            except KeysPending:
+                principal = await self._authenticate_later(request.http.headers)
+            record.key = "" if principal is None else principal.name
+            response = await endpoint.answer(request.http, principal)
+        except GatewayError as error:
+            record_error(record, error)
+            response = endpoint.build_error(error)
+        except Exception:
+            log.exception("request %s failed", record.id)
+            bug = InternalError("the gateway failed; its log has the cause")
+            record_error(record, bug)
+            response = endpoint.build_error(bug)
+        send_reply(request.writer, response, record)
+
     async def _answer_request(
         self,
         match: EndpointMatch,
@@ -314,6 +345,8 @@ class RequestHandler:
             else:
                 await self._send_info(adapter, client_request, request, principal)
             return
+        if self._feedback is not None:
+            request.writer = ResponseIdReader(request.writer, request.record)
         info = (
             adapter.read_routing_info(client_request)
             if len(client_request.body) < _LARGE_BODY
@@ -566,6 +599,8 @@ class RequestHandler:
             recorder.record_route(self._router, routing_info, route, routed.get_attributes)
         set_target_labels(record, route, routing_info.stream)
         record.split = route.split
+        if self._feedback is not None and route.reason.bucket is not None:
+            record.user_hash = f"{route.reason.bucket:013x}"
         return route
 
     def _cancel_request(

@@ -62,7 +62,11 @@ def build_mount(protocol: schema.ListenerProtocolConfig) -> AdapterMount:
 
 
 def build_static_pages(
-    mounts: Sequence[AdapterMount], ready: Callable[[], bool], *, keyed: bool
+    mounts: Sequence[AdapterMount],
+    ready: Callable[[], bool],
+    *,
+    keyed: bool,
+    feedback: bool = False,
 ) -> dict[str, Callable[[], HttpResponse]]:
     """The pages that a listener answers itself; documents are built on first use.
 
@@ -77,7 +81,10 @@ def build_static_pages(
 
     @functools.cache
     def get_openapi() -> HttpResponse:
-        return HttpResponse(200, openapi.build_document(mounts, version=__version__, keyed=keyed))
+        document = openapi.build_document(
+            mounts, version=__version__, keyed=keyed, feedback=feedback
+        )
+        return HttpResponse(200, document)
 
     @functools.cache
     def get_overview() -> HttpResponse:
@@ -239,6 +246,8 @@ def build_principals(config: schema.Config) -> Sequence[Principal]:
             key.protocol,
             frozenset(key.tags),
             key.explain,
+            key.feedback or key.feedback_on_all_keys,
+            key.feedback_on_all_keys,
         )
         for key in config.keys
     ]

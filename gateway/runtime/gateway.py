@@ -231,7 +231,7 @@ class Gateway:
         self._process_group = process_group
         observe_reload: Callable[[ReloadResult], None] = _ignore_reload
         digest = origin.loaded.hash if origin else ""
-        services, self._usage_recorder = set_up_usage(config.observe.usage, services)
+        services, self._usage_recorder = set_up_usage(config.observe, services)
         services, self._request_recorder = set_up_recording(services)
         services, self._exporters = set_up_exporters(config.observe, services, os.environ)
         services, self._shared_limits = SharedRateLimits.create(
@@ -581,6 +581,7 @@ class Gateway:
             AdminServices,
             get_unready_reason,
         )
+        from gateway.admin.experiments import ExperimentService  # noqa: PLC0415 - as above
         from gateway.admin.status import RecentStats, StatusReporter  # noqa: PLC0415 - as above
 
         clock = self._services.clock
@@ -590,6 +591,7 @@ class Gateway:
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
             explain_service=self._explainer,
+            list_experiments=ExperimentService(lambda: self._current.config, clock).handle,
             status_service=StatusReporter(
                 self, filename, RecentStats(metrics.collect_stats, clock), clock
             ),

@@ -194,7 +194,12 @@ class ConfigSnapshot:
                     explain_without_key=not keyed and validate.is_loopback(listener.address),
                 ),
                 services,
-                pages=build.build_static_pages(mounts, self._is_ready, keyed=keyed),
+                pages=build.build_static_pages(
+                    mounts,
+                    self._is_ready,
+                    keyed=keyed,
+                    feedback=services.feedback is not None,
+                ),
                 limiter=self.rate_limiter,
             )
         return handlers

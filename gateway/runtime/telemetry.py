@@ -12,6 +12,7 @@ from gateway.config import schema
 from gateway.http_server.listener import Listener
 from gateway.observability.record import RecordObserver, RequestRecord
 from gateway.observability.recording_writer import RequestRecorder
+from gateway.pipeline.feedback import FeedbackEndpoint
 from gateway.pipeline.handler import GatewayServices
 from gateway.runtime.reload import ReloadResult
 from gateway.runtime.snapshot import ConfigSnapshot
@@ -36,6 +37,7 @@ def set_up_metrics(
     from gateway.observability.metrics.system import (  # noqa: PLC0415 - only with an admin listener
         DroppedRecordCollector,
         EngineCollector,
+        FeedbackCollector,
         ReloadCollector,
         ShadowCollector,
         SupportsEngineStats,
@@ -60,16 +62,21 @@ def set_up_metrics(
     metrics.register(shadows)
     metrics.register(EngineCollector(get_engines))
     metrics.register(DroppedRecordCollector(services.dropped_counts))
+    if services.feedback is not None:
+        metrics.register(FeedbackCollector(services.feedback.results))
     return replace(services, observe_request=metrics.record_request), metrics, reloads.record_reload
 
 
 def set_up_usage(
-    config: schema.UsageConfig | None, services: GatewayServices
+    config: schema.ObservabilityConfig, services: GatewayServices
 ) -> tuple[GatewayServices, "UsageRecorder | None"]:
-    """Set up usage rows, if configured. Returns the services and the recorder."""
-    if config is None:
+    """Set up usage rows and feedback, if configured. Returns the services and the recorder."""
+    if config.usage is None:
         return services, None
-    recorder = _create_usage_recorder(config, services)
+    recorder = _create_usage_recorder(config.usage, services, feedback=config.feedback is not None)
+    if config.feedback is not None:
+        endpoint = FeedbackEndpoint(config.feedback, recorder, services.clock, services.wall_clock)
+        services = replace(services, feedback=endpoint)
     dropped = {**services.dropped_counts, "usage_rows": recorder.count_dropped}
     return replace(
         services,
@@ -79,19 +86,21 @@ def set_up_usage(
 
 
 def _create_usage_recorder(
-    config: schema.UsageConfig, services: GatewayServices
+    config: schema.UsageConfig, services: GatewayServices, *, feedback: bool
 ) -> "UsageRecorder":
     """Create the recorder for the configured database."""
     if config.postgres is not None:
         from gateway.observability.usage_postgres import create_postgres_recorder  # noqa: PLC0415 - it need not be installed
 
         return create_postgres_recorder(
-            config.postgres.reveal(), config.retention, services.wall_clock
+            config.postgres.reveal(), config.retention, services.wall_clock, feedback=feedback
         )
     from gateway.observability.usage import SqliteUsageRecorder  # noqa: PLC0415 - nobody else needs its library
 
     assert config.sqlite is not None  # noqa: S101 - the loader refuses rows without a place
-    return SqliteUsageRecorder(config.sqlite, config.retention, services.wall_clock)
+    return SqliteUsageRecorder(
+        config.sqlite, config.retention, services.wall_clock, feedback=feedback
+    )
 
 
 def set_up_recording(services: GatewayServices) -> tuple[GatewayServices, RequestRecorder]:

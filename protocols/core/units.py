@@ -43,8 +43,9 @@ def parse_rate(text: str) -> RateValue:
 
 def format_rate(rate: RateValue) -> str:
     """The shortest text with this value."""
-    unit = next(name for name, seconds in _SECONDS_PER_PERIOD.items() if seconds == rate.period)
-    return f"{_format_amount(rate.amount)}/{unit}"
+    amount, period = rate  # a default of the JSON schema is a plain tuple
+    unit = next(name for name, seconds in _SECONDS_PER_PERIOD.items() if seconds == period)
+    return f"{_format_amount(amount)}/{unit}"
 
 
 def parse_budget(text: str) -> int:

@@ -101,6 +101,7 @@ def build_metrics_config(worker: str, collector: str, folder: Path) -> str:
         limits={"connections_per_address": MOST},
         observe={
             "usage": str(folder / "usage.sqlite"),
+            "feedback": {},
             "traces": {"otlp": collector, "sample": 1},
             "metrics": {"vllm_compat": True},
         },
@@ -146,6 +147,7 @@ async def trigger_all_metrics(gateway: GatewayProcess) -> str:
     await ask("fall")
     await ask("copied")
     await ask("nobody")
+    await http.post(f"{url}/v1/feedback", json={})
     _, port = url.removeprefix("http://").split(":")
     with socket.create_connection(("127.0.0.1", int(port))) as raw:
         raw.sendall(b"no request\r\n\r\n")

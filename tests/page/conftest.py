@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -72,9 +73,15 @@ class Gateway(Struct):
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    folder = tmp_path_factory.mktemp("page")
+    with run_gateway(tmp_path_factory.mktemp("page"), CONFIGURATION) as found:
+        yield found
+
+
+@contextmanager
+def run_gateway(folder: Path, text: str) -> Iterator[Gateway]:
+    """Serve this configuration, from a file in the folder."""
     file, log = folder / "gateway.yaml", folder / "log"
-    file.write_text(CONFIGURATION)
+    file.write_text(text)
     with log.open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway", "serve", "--no-watch", str(file)],

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from protocols import PROTOCOLS
 from tests.page.conftest import ADMIN_KEY, CANARY, KEY, Gateway
 
-VIEWS = ["Status", "Requests", "Playground", "Configuration", "API"]
+VIEWS = ["Status", "Requests", "Experiments", "Playground", "Configuration", "API"]
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 _INTERMEDIATE = """
 const [told, answer] = [[], document.querySelector('[role=log]')];
@@ -295,6 +295,7 @@ def test_page_fits_a_phone_screen(page: Page, gateway: Gateway) -> None:
     page.get_by_label("Compare two models").check()
     page.get_by_role("button", name="Send").click()
     told = {"Status": "Worker", "Requests": "streaming", "Playground": "[DONE]", "API": "/v1/"}
+    told["Experiments"] = "no usage rows"
     widths = {}
     for name in VIEWS:
         open_view(page, name)

@@ -3,12 +3,13 @@
 import { ApiError, fetchJson, storeKey, storeLinkedKey } from "./api.js";
 import { api } from "./reader.js";
 import { config } from "./config.js";
+import { experiments } from "./experiments.js";
 import { el, field, setText, time } from "./dom.js";
 import { playground } from "./playground.js";
 import { requests } from "./requests.js";
 import { status } from "./status.js";
 
-const VIEWS = { status, requests, playground, config, api };
+const VIEWS = { status, requests, experiments, playground, config, api };
 const REFRESH_INTERVAL = 1000;
 const view = document.getElementById("view");
 const state = document.getElementById("state");

@@ -14,6 +14,7 @@ METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
     "Local engines": system.ENGINE_METRICS,
     "Rate limits": (*system.RATE_LIMIT_METRICS, *system.RATE_LIMIT_STORE_METRICS),
     "Process": system.PROCESS_METRICS,
+    "Feedback": system.FEEDBACK_METRICS,
     "Dropped records": system.DROPPED_RECORD_METRICS,
     "Configuration": system.RELOAD_METRICS,
     "Serving processes": system.SUPERVISOR_METRICS,

@@ -502,6 +502,27 @@ class RateLimitStoreCollector(Collector):
 
 # Log lines, usage rows and traces that were dropped.
 
+FEEDBACK: Final = MetricDefinition(
+    "interlingua_feedback",
+    "counter",
+    "Requests with feedback, by result: accepted, or the class of the error.",
+    ("result",),
+)
+FEEDBACK_METRICS: Final = (FEEDBACK,)
+
+
+class FeedbackCollector(Collector):
+    """Counts feedback."""
+
+    def __init__(self, results: Mapping[str, int]) -> None:
+        """``results`` gives the count of each result, which are few."""
+        self._results = results
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        yield FEEDBACK.build_family(((name,), count) for name, count in self._results.items())
+
+
 _DROPPED_COUNTERS: Final = {
     name: MetricDefinition(f"interlingua_{name}_dropped", "counter", help_)
     for name, help_ in (

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from gateway.observability.stats import RequestStats
-from gateway.tools.ab.sources import Evidence, UsageQuery
+from gateway.tools.ab.sources import Evidence, Outcomes, OutcomeSample, UsageQuery
 from gateway.tools.ab.statistics import (
     Interval,
     Mean,
@@ -15,12 +15,14 @@ from gateway.tools.ab.statistics import (
     chi_square_p_value,
     difference_interval,
     quantile_interval,
+    required_for_sequential,
     required_per_version,
+    sequential_interval,
     welch_interval,
     wilson_interval,
 )
 
-Unit = Literal["", "share", "seconds", "tokens"]
+Unit = Literal["", "share", "seconds", "tokens", "value"]
 
 _OUTCOMES: Final[Mapping[str, Sequence[str]]] = {
     "failed": ("worker_error", "gateway_error", "truncated"),
@@ -37,7 +39,13 @@ _QUANTILES: Final = (0.5, 0.95)
 _MIN_P_VALUE: Final = 0.001
 """Counts that are less likely than this are not by chance."""
 
-_UNITS: Final = {"share": (100.0, "%"), "seconds": (1.0, "s"), "tokens": (1.0, ""), "": (1.0, "")}
+_UNITS: Final = {
+    "share": (100.0, "%"),
+    "seconds": (1.0, "s"),
+    "tokens": (1.0, ""),
+    "value": (1.0, ""),
+    "": (1.0, ""),
+}
 _MILLISECONDS: Final = (1000.0, "ms")
 _DIGITS: Final = 3
 """Significant digits of the larger number of a row."""
@@ -63,6 +71,8 @@ class ComparisonRow(Struct, frozen=True):
     """Of a single value of both versions together, if they are compared by their means."""
     n: int = 0
     """How many values the version with fewer of them has."""
+    is_outcome: bool = False
+    """Whether it is feedback; its interval is valid however often it is computed."""
 
 
 class Verdict(Struct, frozen=True):
@@ -88,6 +98,15 @@ class SplitRatio(Struct, frozen=True):
         return self.likelihood >= _MIN_P_VALUE
 
 
+class SegmentRow(Struct, frozen=True):
+    """An outcome in one segment; ``a`` and ``b`` are the numbers of values."""
+
+    segment: str
+    a: int
+    b: int
+    row: ComparisonRow
+
+
 class Comparison(Struct, frozen=True):
     """The version ``b`` compared with the version ``a``."""
 
@@ -97,6 +116,8 @@ class Comparison(Struct, frozen=True):
     confidence: float
     rows: tuple[ComparisonRow, ...]
     ratio: SplitRatio | None = None
+    segments: tuple["SegmentRow", ...] = ()
+    """The outcomes in each segment."""
 
     @property
     def intervals(self) -> int:
@@ -109,9 +130,74 @@ def compare_versions(
 ) -> Comparison:
     """Compare two versions to which a split sent requests. ``confidence`` is between 0 and 1."""
     a, b = (evidence.variants[split, version] for version in versions)
-    pair = _VersionPair(a, b, confidence, "" if evidence.exact else ", from buckets")
-    rows = (*pair.counts(), *pair.shares(), *pair.samples())
-    return Comparison(split, *versions, confidence, rows)
+    suffix = "" if evidence.exact else ", from buckets"
+    pair = _VersionPair(a, b, confidence, suffix, has_losses=evidence.has_losses)
+    outcomes = (
+        _compare_outcome(name, evidence.outcomes[name], split, versions, confidence)
+        for name in evidence.outcomes
+    )
+    rows = (*pair.counts(), *outcomes, *pair.shares(), *pair.samples())
+    if not evidence.has_losses:
+        rows = tuple(
+            row for row in rows if row.is_outcome or row.a is not None or row.b is not None
+        )
+    segments = _compare_segments(evidence, split, versions, confidence)
+    return Comparison(split, *versions, confidence, rows, segments=segments)
+
+
+_MAX_SEGMENTS: Final = 20
+"""The segments with most values are compared."""
+
+
+def _compare_outcome(
+    name: str, samples: Outcomes, split: str, versions: tuple[str, str], confidence: float
+) -> ComparisonRow:
+    """Compare feedback by an interval that is valid whenever one looks."""
+    found = [samples.get((split, version)) for version in versions]
+    means = [None if sample is None else sample.mean() for sample in found]
+    a, b = means
+    is_share = all(sample is None or sample.is_share for sample in found)
+    present = [mean for mean in means if mean is not None]
+    difference = None
+    if a is not None and b is not None and min(a.n, b.n) > 1:
+        difference = sequential_interval(a, b, confidence)
+    return ComparisonRow(
+        name,
+        "share" if is_share else "value",
+        _value(a),
+        _value(b),
+        difference,
+        "sequential",
+        sum(mean.variance for mean in present) / len(present) if present else None,
+        min((mean.n for mean in present), default=0) if len(present) == len(means) else 0,
+        is_outcome=True,
+    )
+
+
+def _count_values(sample: OutcomeSample | None) -> int:
+    mean = None if sample is None else sample.mean()
+    return 0 if mean is None else mean.n
+
+
+def _compare_segments(
+    evidence: Evidence, split: str, versions: tuple[str, str], confidence: float
+) -> tuple[SegmentRow, ...]:
+    """Compare the largest segments, each at a level that holds for all of them together."""
+    sizes = {
+        key: tuple(_count_values(samples.get((split, version))) for version in versions)
+        for key, samples in evidence.segments.items()
+    }
+    largest = sorted(sizes, key=lambda key: (-sum(sizes[key]), key))[:_MAX_SEGMENTS]
+    level = 1 - (1 - confidence) / max(1, len(largest))
+    return tuple(
+        SegmentRow(
+            segment or "-",
+            sizes[name, segment][0],
+            sizes[name, segment][1],
+            _compare_outcome(name, evidence.segments[name, segment], split, versions, level),
+        )
+        for name, segment in largest
+    )
 
 
 def select_versions(
@@ -136,16 +222,15 @@ def select_versions(
 
 
 def check_split_ratio(evidence: Evidence, split: str, weights: Mapping[str, int]) -> SplitRatio:
-    """Compare the requests of each version with the split's weights. Raises ComparisonError."""
+    """Compare the users or requests of each version with the split's weights.
+
+    Raises ComparisonError.
+    """
     weights = {version: weight for version, weight in weights.items() if weight}
     for version in evidence.versions(split):
         if version not in weights:
             raise ComparisonError(f"version {version!r} was sent requests, and has no weight")
-    stats = {version: evidence.variants.get((split, version)) for version in weights}
-    requests = {
-        version: 0 if version_stats is None else version_stats.routed_requests
-        for version, version_stats in stats.items()
-    }
+    requests = {version: evidence.count_units((split, version)) for version in weights}
     return SplitRatio(
         requests, weights, chi_square_p_value([*requests.values()], [*weights.values()])
     )
@@ -167,7 +252,8 @@ _MIN_SHARE: Final = 0.01
 def judge_rows(comparison: Comparison, relative: float) -> Iterator[Verdict]:
     """What the rows that decide say of a ``relative`` difference, such as 0.1."""
     for row in comparison.rows:
-        if row.figure not in _VERDICT_FIGURES or row.a is None or row.b is None:
+        is_decisive = row.is_outcome or row.figure in _VERDICT_FIGURES
+        if not is_decisive or row.a is None or row.b is None:
             continue
         smallest = find_relevant_difference(row, relative)
         interval = row.difference
@@ -202,12 +288,12 @@ def _describe_lack(row: ComparisonRow, smallest: float, confidence: float) -> st
     goal = _format_relative(row, smallest)
     if row.variance is None or not smallest:
         return "not enough data"
-    missing = required_per_version(row.variance, smallest, confidence) - row.n
+    require = required_for_sequential if row.is_outcome else required_per_version
+    missing = require(row.variance, smallest, confidence) - row.n
     if missing <= 0:
         return f"not enough data for a difference of {goal}"
-    return (
-        f"not enough data: about {missing:,} more requests per version for a difference of {goal}"
-    )
+    unit = "judgements" if row.is_outcome else "requests"
+    return f"not enough data: about {missing:,} more {unit} per version for a difference of {goal}"
 
 
 def _format_relative(row: ComparisonRow, size: float) -> str:
@@ -226,6 +312,7 @@ class _VersionPair(Struct, frozen=True):
     confidence: float
     suffix: str
     """Of the method, where values are not exact."""
+    has_losses: bool = True
 
     def counts(self) -> Iterator[ComparisonRow]:
         yield ComparisonRow("requests", "", self.a.routed_requests, self.b.routed_requests)
@@ -239,13 +326,14 @@ class _VersionPair(Struct, frozen=True):
             yield self._share(
                 name, [(_count_outcomes(stats, outcomes), stats.routed_requests) for stats in pair]
             )
-        yield self._share(
-            "answered by fallback",
-            [(stats.answered_by_fallback, stats.routed_requests) for stats in pair],
-        )
-        yield self._share(
-            "with a loss", [(stats.lossy_requests, stats.outcomes.total()) for stats in pair]
-        )
+        if self.has_losses:
+            yield self._share(
+                "answered by fallback",
+                [(stats.answered_by_fallback, stats.routed_requests) for stats in pair],
+            )
+            yield self._share(
+                "with a loss", [(stats.lossy_requests, stats.outcomes.total()) for stats in pair]
+            )
         for reason in sorted({reason for stats in pair for (reason,) in stats.finish_reasons}):
             counts = [
                 (stats.finish_reasons[reason,], stats.finish_reasons.total()) for stats in pair
@@ -354,6 +442,14 @@ class ComparisonReport(Struct, frozen=True):
         """The cells of each row: name, a, b, difference, its interval, a mark, the method."""
         return [_format_row(row) for row in self.comparison.rows]
 
+    def segment_table(self) -> list[Sequence[str]]:
+        """The cells of each segment: outcome, segment, numbers of values, then as ``table``."""
+        rows: list[Sequence[str]] = []
+        for one in self.comparison.segments:
+            figure, *cells, _ = _format_row(one.row)
+            rows.append((figure, one.segment, f"{one.a:,}", f"{one.b:,}", *cells))
+        return rows
+
 
 def build_report(
     source: str,
@@ -364,6 +460,7 @@ def build_report(
 ) -> ComparisonReport:
     """The comparison with its notes, and what it says of a ``relative`` difference."""
     notes = [_describe_intervals(comparison), *describe_excluded(evidence, query)]
+    notes += _describe_outcomes(evidence, query)
     notes += _describe_limits(evidence)
     if comparison.ratio is not None:
         notes.append(_describe_ratio(comparison.ratio))
@@ -384,6 +481,31 @@ def _describe_intervals(comparison: Comparison) -> str:
         f"{comparison.intervals} intervals at {100 * comparison.confidence:g} %; a * marks those "
         f"that exclude 0, as about {expected_misses:.1f} of them would if nothing differed."
     )
+
+
+def _describe_outcomes(evidence: Evidence, query: UsageQuery) -> Iterator[str]:
+    """How feedback is compared."""
+    if not query.outcomes:
+        return
+    yield (
+        "The intervals of feedback, marked sequential, hold whenever and however often you look: "
+        "the test may end as soon as one excludes 0. All others are for one look."
+    )
+    if query.by:
+        yield (
+            "The intervals of all segments together miss the truth as rarely as one alone would "
+            "at the confidence level."
+        )
+    if evidence.repeated:
+        yield (
+            f"Each user counts once, by the first judgement: {evidence.repeated} further ones are "
+            "left out. --unit request includes them."
+        )
+    elif evidence.without_user and not query.each_request:
+        yield (
+            "Each judged request counts, since the split is not sticky: if some users judge many, "
+            "the intervals are too narrow."
+        )
 
 
 def _describe_limits(evidence: Evidence) -> Iterator[str]:
@@ -489,17 +611,25 @@ def plan_test(
     if not versions:
         raise ComparisonError("it had no requests from which a test can be planned")
     version, stats = max(versions.items(), key=lambda item: item[1].routed_requests)
-    pair = _VersionPair(stats, stats, confidence, "")
+    pair = _VersionPair(stats, stats, confidence, "", has_losses=evidence.has_losses)
+    outcomes = (
+        _compare_outcome(name, samples, "", (version, version), confidence)
+        for name, samples in evidence.outcomes.items()
+    )
     figures = [
         PlannedFigure(
             row.figure,
             row.unit,
             row.a,
             difference,
-            required_per_version(row.variance, difference, confidence),
+            (required_for_sequential if row.is_outcome else required_per_version)(
+                row.variance, difference, confidence
+            ),
         )
-        for row in (*pair.shares(), *pair.samples())
-        if row.figure in _VERDICT_FIGURES and row.a is not None and row.variance is not None
+        for row in (*outcomes, *pair.shares(), *pair.samples())
+        if (row.is_outcome or row.figure in _VERDICT_FIGURES)
+        and row.a is not None
+        and row.variance is not None
         if (difference := find_relevant_difference(row, relative))
     ]
     return ComparisonPlan(source, query.model, version, relative, confidence, tuple(figures))

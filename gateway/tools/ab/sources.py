@@ -1,22 +1,25 @@
-"""What an access log or a page of metrics says of the versions of a model.
+"""What usage rows, an access log or a page of metrics say of the versions of a model.
 
-A log has each value. A page of metrics has the number of values in each bucket, and their sum.
+Rows and a log have each value. A page of metrics has the number of values in each bucket, and their
+sum. Only the database of usage rows has feedback.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct, field
 
 from gateway.observability.prometheus_text import parse_families, parse_labels
-from gateway.observability.record import RequestRecord
+from gateway.observability.record import FeedbackKind, RequestRecord
 from gateway.observability.stats import RequestStats, StatsKey, group_by_labels
 from gateway.observability.stats import build_fallback_key as fallback_key
 from gateway.observability.stats import build_stats_key as answered_key
-from gateway.tools.ab.statistics import BucketSample, ExactSample
+from gateway.observability.usage import USAGE_COLUMNS, OutcomeRow, UsageExtract
+from gateway.tools.ab.statistics import BucketSample, ExactSample, Mean, share_mean
+from protocols.core.events import Usage
 
 _BATCH: Final = 500
 """Records that are counted together."""
@@ -46,6 +49,9 @@ _Variant = tuple[str, str]
 _Cumulative = defaultdict[tuple[_Variant, str], Counter[float]]
 """The number of values up to each edge, by variant and attribute of RequestStats."""
 
+SegmentLabel = Literal["key", "rule", "protocol"]
+SEGMENT_LABELS: Final[tuple[SegmentLabel, ...]] = get_args(SegmentLabel)
+
 _decode_record = msgspec.json.Decoder(RequestRecord).decode
 
 
@@ -61,6 +67,41 @@ class UsageQuery(Struct, frozen=True):
     """Include requests that no split sent; splits are not told apart then."""
     since: float = 0.0
     """In Unix seconds."""
+    outcomes: tuple[str, ...] = ()
+    """The outcomes to compare: names of feedback, or ``NAME=CATEGORY``."""
+    by: SegmentLabel | Literal[""] = ""
+    """What divides the requests into segments, if anything does."""
+    each_request: bool = False
+    """Whether each judged request counts, also several of one user."""
+
+
+class OutcomeSample:
+    """The values of an outcome, of which each user counts once."""
+
+    def __init__(self, *, is_share: bool) -> None:
+        """``is_share``: the values are 0 and 1."""
+        self.is_share = is_share
+        self._units = set[object]()
+        self._values = ExactSample()
+
+    def add(self, unit: object, value: float) -> bool:
+        """Add the value of a user or request; False if it has one already."""
+        if unit in self._units:
+            return False
+        self._units.add(unit)
+        self._values.extend((value,))
+        return True
+
+    def mean(self) -> Mean | None:
+        """The mean; None if there are no values."""
+        mean = self._values.mean()
+        if mean is None or not self.is_share:
+            return mean
+        return share_mean(round(mean.value * mean.n), mean.n)
+
+
+Outcomes = dict[tuple[str, str], OutcomeSample]
+"""By split and version."""
 
 
 class Evidence(Struct):
@@ -70,6 +111,8 @@ class Evidence(Struct):
     """
 
     exact: bool
+    has_losses: bool = True
+    """Whether fallbacks, losses and finish reasons are known; usage rows do not have them."""
     variants: dict[tuple[str, str], RequestStats[Any]] = field(default_factory=dict)
     models: set[str] = field(default_factory=set)
     """All models in the source."""
@@ -82,6 +125,25 @@ class Evidence(Struct):
     """Lines that are not the record of a request."""
     early: int = 0
     """Requests before ``since``."""
+    outcomes: dict[str, Outcomes] = field(default_factory=dict)
+    """By the outcome's name."""
+    segments: dict[tuple[str, str], Outcomes] = field(default_factory=dict)
+    """By the outcome's name and the segment."""
+    users: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """The hashes of the users of each variant, in usage rows."""
+    without_user: set[tuple[str, str]] = field(default_factory=set)
+    """The variants with a request whose user is not known."""
+    repeated: int = 0
+    """Judgements that are left out, since their user counts already."""
+    feedback_names: set[str] = field(default_factory=set)
+    """All names of feedback of the model."""
+
+    def count_units(self, variant: tuple[str, str]) -> int:
+        """The users whom the split assigned to a variant if all are known, else its requests."""
+        if self.users and not self.without_user:
+            return len(self.users.get(variant, ()))
+        stats = self.variants.get(variant)
+        return 0 if stats is None else stats.routed_requests
 
     def splits(self) -> list[str]:
         """The splits that sent requests."""
@@ -105,6 +167,86 @@ def read_source(lines: Iterable[bytes], query: UsageQuery) -> Evidence:
     if query.since:
         raise SourceError("--since goes with a log: a page counts from the gateway's start")
     return read_metrics_page(b"".join((first, *remaining)).decode("utf-8", "replace"), query)
+
+
+# --- usage rows -----------------------------------------------------------------------------------
+
+
+def read_usage_rows(extract: UsageExtract, query: UsageQuery) -> Evidence:
+    """Read the usage rows of a model, and the feedback on its requests. Raises SourceError."""
+    evidence = Evidence(
+        exact=True, has_losses=False, models=set(extract.models), lines=len(extract.rows)
+    )
+    records = map(_build_record, extract.rows)
+    while batch := [*islice(records, _BATCH)]:
+        for record in batch:
+            if record.split or query.everything:
+                variant = _variant_of(record.split, record.version, query)
+                if record.user_hash:
+                    evidence.users.setdefault(variant, set()).add(record.user_hash)
+                else:
+                    evidence.without_user.add(variant)
+        for group in group_by_labels(batch):
+            _count_group(evidence, group, query)
+    evidence.feedback_names = {row.name for row in extract.outcomes}
+    for name in query.outcomes:
+        _add_outcome(evidence, name, extract.outcomes, query)
+    return evidence
+
+
+_ROW_FIELDS: Final = tuple(name for name, _ in USAGE_COLUMNS)
+
+
+def _build_record(row: Sequence[Any]) -> RequestRecord:
+    """The record of a usage row; the rows of requests that a fallback answered have no split."""
+    values = dict(zip(_ROW_FIELDS, row, strict=True))
+    source, prompt, completion = (
+        values.pop(name) for name in ("source", "prompt_tokens", "completion_tokens")
+    )
+    has_usage = source and (source != "estimated" or values["outcome"] == "ok")
+    usage = Usage(prompt, completion, source=source) if has_usage else None
+    sticky = "user" if values["user_hash"] else ""
+    return RequestRecord(
+        started_at=values.pop("at"), path="-", sticky=sticky, usage=usage, **values
+    )
+
+
+def _add_outcome(
+    evidence: Evidence, name: str, rows: Sequence[OutcomeRow], query: UsageQuery
+) -> None:
+    """Add the feedback of one name. Raises SourceError."""
+    feedback_name, _, category = name.partition("=")
+    rows = [row for row in rows if row.name == feedback_name]
+    kinds: set[FeedbackKind] = {row.kind for row in rows}
+    if len(kinds) > 1:
+        listed = ", ".join(sorted(kinds))
+        raise SourceError(f"the feedback {feedback_name!r} has values of several kinds: {listed}")
+    if bool(category) != (kinds == {"category"}) and kinds:
+        hint = (
+            f"name one of its categories: --outcome {feedback_name}=CATEGORY"
+            if kinds == {"category"}
+            else "it has no categories"
+        )
+        raise SourceError(f"the feedback {feedback_name!r} can't be compared like this; {hint}")
+    is_share = kinds != {"number"}
+    total = evidence.outcomes.setdefault(name, {})
+    for row in rows:
+        if not row.split and not query.everything:
+            continue
+        variant = _variant_of(row.split, row.version, query)
+        unit: object = row.user_hash
+        if query.each_request or not row.user_hash:
+            unit = row.request_at, row.id
+        value = float(row.category == category) if category else row.number or 0.0
+        if not total.setdefault(variant, OutcomeSample(is_share=is_share)).add(unit, value):
+            evidence.repeated += 1
+        elif query.by:
+            segment = evidence.segments.setdefault((name, getattr(row, query.by)), {})
+            segment.setdefault(variant, OutcomeSample(is_share=is_share)).add(unit, value)
+
+
+def _variant_of(split: str, version: str, query: UsageQuery) -> tuple[str, str]:
+    return "" if query.everything else split, version
 
 
 # --- access logs ----------------------------------------------------------------------------------
@@ -171,7 +313,7 @@ def _exclusion_reason(record: RequestRecord) -> str:
 
 def _stats_of(evidence: Evidence, key: StatsKey, query: UsageQuery) -> RequestStats[ExactSample]:
     _, version, split = key
-    variant = ("" if query.everything else split, version)
+    variant = _variant_of(split, version, query)
     return evidence.variants.setdefault(variant, RequestStats(ExactSample))
 
 

@@ -302,6 +302,14 @@ def welch_interval(a: Mean | None, b: Mean | None, confidence: float) -> Interva
     return Interval(value, value - half, value + half)
 
 
+def mean_interval(mean: Mean, confidence: float) -> Interval:
+    """The mean of one sample, by Student's t; without a width for a single value."""
+    if mean.n < _MIN_VALUES:
+        return Interval(mean.value, mean.value, mean.value)
+    half = t_quantile((1 + confidence) / 2, mean.n - 1) * math.sqrt(mean.variance / mean.n)
+    return Interval(mean.value, mean.value - half, mean.value + half)
+
+
 _POWER: Final = 0.8
 """The probability with which a difference that exists is found, as is usual for such tests."""
 
@@ -314,6 +322,56 @@ def required_per_version(variance: float, difference: float, confidence: float) 
     """
     z = z_score(confidence) + normal_quantile(_POWER)
     return max(_MIN_VALUES, math.ceil(2 * variance * (z / difference) ** 2))
+
+
+_SEQUENTIAL_SIZE: Final = 1000
+"""The number of values per version for which the sequential interval is narrowest."""
+
+
+def sequential_interval(a: Mean, b: Mean, confidence: float) -> Interval:
+    """The difference of the means, ``b - a``; valid at every moment, however often it is computed.
+
+    An interval for a fixed number of values excludes the truth sooner or later if one looks again
+    and again. This one, the normal mixture of the sequential probability ratio test, excludes it at
+    *any* moment with at most the probability ``1 - confidence``, so that a test may end as soon as
+    it excludes 0. It is asymptotic in the number of values, and very wide for few of them.
+
+    Sources: Robbins, The Annals of Mathematical Statistics 41 (1970), 1397-1409; Johari, Koomen,
+    Pekelis and Walsh, Operations Research 70 (2022), 1806-1821; the width and its tuning as in
+    Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, The Annals of Statistics 52 (2024), 2613-2640.
+    """
+    alpha = 1 - confidence
+    spread = -2 * math.log(alpha)
+    information = 1 / (1 / a.n + 1 / b.n) / (_SEQUENTIAL_SIZE / 2)
+    mixed = information * (spread + math.log(1 + spread))
+    factor = (mixed + 1) / mixed * (spread + math.log(mixed + 1))
+    half = math.sqrt(factor * (a.variance / a.n + b.variance / b.n))
+    value = b.value - a.value
+    return Interval(value, value - half, value + half)
+
+
+def share_mean(hits: float, n: int) -> Mean:
+    """The mean of ``n`` values 0 and 1, with a variance that is not 0 if all are equal.
+
+    Source: Agresti and Caffo, The American Statistician 54 (2000), 280-288: one more of each.
+    """
+    share = (hits + 1) / (n + 2)
+    return Mean(n, hits / n, share * (1 - share))
+
+
+def required_for_sequential(variance: float, difference: float, confidence: float) -> int:
+    """As ``required_per_version``, for a test by ``sequential_interval``."""
+
+    def find_missing(n: float) -> float:
+        mean = Mean(max(1, int(n)), 0.0, variance)
+        interval = sequential_interval(mean, mean, confidence)
+        reserve = normal_quantile(_POWER) * math.sqrt(2 * variance / mean.n)
+        return difference - interval.high - reserve
+
+    high = 2.0
+    while find_missing(high) < 0:
+        high *= 2
+    return math.ceil(_find_root(find_missing, 1.0, high))
 
 
 def quantile_interval(sample: Sample, p: float, confidence: float) -> Interval | None:

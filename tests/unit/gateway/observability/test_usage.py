@@ -128,6 +128,9 @@ def test_usage_row_contains_key_target_and_tokens(tmp_path: Path) -> None:
             "source": "worker",
             "duration": 1.5,
             "first_token": 0.25,
+            "rule": "",
+            "response_id": "",
+            "user_hash": "",
         }
     ]
 
