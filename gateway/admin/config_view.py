@@ -20,7 +20,8 @@ from protocols.core.units import Secret
 
 _HASH_LENGTH: Final = 12
 """Digits of a configuration hash."""
-_MASK: Final = "***"
+_MASK: Final = '"***"'
+"""In quotes it is a text in YAML, too."""
 _MASKED_FIELDS: Final = frozenset({"auth", "sha256", "watermark"})
 """Fields that are masked although they are no secrets, or only a part of them is."""
 _MAX_SIZE: Final = 1 << 20
@@ -109,15 +110,15 @@ def mask_yaml(data: bytes, secrets: Sequence[str] = ()) -> str:
             value if is_reference else _MASK + "\n" * value.count("\n"),
         ]
         end = stop
-    masked = _URL_PASSWORD.sub(_MASK, "".join([*parts, _mask_comments(text[end:])]))
+    masked = _URL_PASSWORD.sub("***", "".join([*parts, _mask_comments(text[end:])]))
     for secret in secrets:
-        masked = masked.replace(secret, _MASK)
+        masked = masked.replace(secret, "***")
     return masked
 
 
 def _mask_comments(text: str) -> str:
     """Mask what looks like a secret field in a comment. Values that are no secrets may suffer."""
-    return _get_comment_pattern().sub(rf"\1{_MASK}", text)
+    return _get_comment_pattern().sub(rf"\1 {_MASK}", text)
 
 
 def _find_secret_spans(root: yaml.Node) -> Iterator[tuple[int, int]]:
@@ -188,7 +189,7 @@ def _mask_fields(node: Any) -> Any:
     match node:
         case dict():
             return {
-                name: _MASK
+                name: "***"
                 if name in ("sha256", "watermark") and value is not None
                 else _mask_fields(value)
                 for name, value in node.items()

@@ -137,7 +137,7 @@ class StatsHistory(Struct, kw_only=True):
     ``intervals`` is how many of them the gateway has seen.
     """
 
-    interval: float = SAMPLE_INTERVAL
+    interval: float
     end: int
     intervals: int
     versions: Sequence[VersionHistory]
@@ -176,6 +176,7 @@ class HistoryRecorder:
                     points[key].append(_build_point(n - 1, previous, one))
         counts = count_by_version(self._get_stats())
         return StatsHistory(
+            interval=SAMPLE_INTERVAL,
             end=end,
             intervals=min(end - start, MAX_INTERVALS),
             versions=[
@@ -236,6 +237,7 @@ def merge_histories(histories: Sequence[StatsHistory]) -> StatsHistory:
     for version in merged.values():
         version.points = [one for one in version.points if one.n >= end - MAX_INTERVALS]
     return StatsHistory(
+        interval=histories[0].interval,
         end=end,
         intervals=max(one.intervals for one in histories),
         versions=[version.compute_quantiles() for version in merged.values()],
