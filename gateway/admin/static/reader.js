@@ -15,6 +15,7 @@ export function api() {
   const list = el("div");
   const alert = el("p", { class: "bad", role: "alert" });
   let loadedUrls = "";
+  let model = "";
 
   async function load() {
     list.replaceChildren();
@@ -22,7 +23,7 @@ export function api() {
     const response = await fetch(`/-/playground/${listener.selectedIndex}/openapi.json`, { headers: headers() });
     if (!response.ok) return setText(alert, `The listener responded with status ${response.status}.`);
     const document = parseExact(await response.text());
-    list.replaceChildren(...operations(document, `/-/playground/${listener.selectedIndex}`));
+    list.replaceChildren(...operations(document, `/-/playground/${listener.selectedIndex}`, model));
     return filter();
   }
   function filter() {
@@ -35,6 +36,7 @@ export function api() {
     const urls = status.listeners.map((one) => one.url).join();
     if (urls === loadedUrls) return;
     loadedUrls = urls;
+    model = status.models.find((one) => one.name !== "*")?.name ?? "";
     listener.replaceChildren(...status.listeners.map((one) => el("option", {}, one.url)));
     await load();
   }
@@ -42,13 +44,13 @@ export function api() {
   return { element: el("div", {}, el("h2", {}, "API"), form, alert, list), update };
 }
 
-function operations(document, play) {
+function operations(document, play, model) {
   return Object.entries(document.paths).flatMap(([path, item]) =>
-    VERBS.filter((verb) => item[verb]).map((verb) => operation(document, path, item, verb, play)),
+    VERBS.filter((verb) => item[verb]).map((verb) => operation(document, path, item, verb, { play, model })),
   );
 }
 
-function operation(document, path, item, verb, play) {
+function operation(document, path, item, verb, where) {
   const details = item[verb];
   const parameters = [...(item.parameters ?? []), ...(details.parameters ?? [])];
   const tags = (details.tags ?? []).join(" ");
@@ -57,7 +59,7 @@ function operation(document, path, item, verb, play) {
     () => [
       details.description ? el("p", {}, details.description) : null,
       el("p", { class: "quiet" }, details.security ? "Requires a key." : "No key required."),
-      tryForm(document, { play, path, verb, parameters, body: details.requestBody?.content }),
+      tryForm(document, { ...where, path, verb, parameters, body: details.requestBody?.content }),
       ...section("Parameters", parameters.map((one) =>
         fieldOf(document, one.name, one.schema, one.required, `in ${one.in}`))),
       ...bodies(document, "Request", details.requestBody?.content),

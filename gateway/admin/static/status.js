@@ -104,6 +104,12 @@ function reasonOf(row) {
   return parts.filter(Boolean).join("; ");
 }
 
+/** The values of a list, where one is missing the last one before. */
+function held(values) {
+  let last = null;
+  return values.map((value) => (last = value ?? last));
+}
+
 /** The values of a version in each of the last intervals; null before the gateway's start. */
 function linesOf(history, version) {
   const points = new Map((version?.points ?? []).map((point) => [point.n, point]));
@@ -117,7 +123,7 @@ function linesOf(history, version) {
     requests: each((point) => (point.requests ?? 0) / history.interval, 0),
     errors: each((point) => (point.errors ?? 0) / history.interval, 0),
     tokens: each((point) => (point.tokens ?? 0) / history.interval, 0),
-    first: each((point) => point.first_token_p50 ?? null, null),
+    first: held(each((point) => point.first_token_p50 ?? null, null)),
   };
 }
 

@@ -7,14 +7,15 @@ import { formatExact, resolve } from "./json.js";
 const MAX_TEXT = 1 << 20;
 const JSON_TYPE = "application/json";
 
-/** The form of one operation. */
-export function tryForm(document, { play, path, verb, parameters, body }) {
+/** The form of one operation; `model` is the name of a model that can be tried. */
+export function tryForm(document, { play, model, path, verb, parameters, body }) {
   const known = parameters.map((one) => resolve(document, one)).filter((one) => one.in === "path" || one.in === "query");
   const inputs = known.map((one) => ({ ...one, input: el("input", { required: one.in === "path", autocomplete: "off", spellcheck: "false" }) }));
+  for (const one of inputs) if (one.in === "path" && /^model(_name)?$/.test(one.name)) one.input.value = model;
   const key = el("input", { type: "password", autocomplete: "off" });
   const schema = body?.[JSON_TYPE]?.schema;
   const text = schema ? el("textarea", { rows: "6", spellcheck: "false", class: "code" }) : null;
-  if (text) text.value = formatExact(example(document, schema), 2);
+  if (text) text.value = formatExact(withModel(example(document, schema), model), 2);
   const timing = el("p", { class: "quiet", role: "status" });
   const output = el("pre", { class: "output", tabindex: "0", hidden: true, "aria-label": "Response" });
   let running = null;
@@ -72,6 +73,17 @@ async function show(response, output) {
   }
 }
 
+/** A body with the name of the model, if it has one. */
+function withModel(body, model) {
+  return typeof body?.model === "string" && model ? { ...body, model } : body;
+}
+
+/** Whether a schema is that of a user's message. */
+function isUsers(document, given) {
+  const role = resolve(document, given)?.properties?.role;
+  return role?.const === "user" || Boolean(role?.enum?.includes("user"));
+}
+
 /** A small value that fits a schema: its example or default, or its required fields. */
 function example(document, given, depth = 0) {
   const schema = resolve(document, given) ?? {};
@@ -79,7 +91,7 @@ function example(document, given, depth = 0) {
   if (schema.examples?.length) return schema.examples[0];
   if (schema.enum) return schema.enum[0];
   const variants = schema.anyOf ?? schema.oneOf;
-  if (variants && !schema.properties && depth < 6) return example(document, variants[0], depth + 1);
+  if (variants && !schema.properties && depth < 6) return example(document, variants.find((one) => isUsers(document, one)) ?? variants[0], depth + 1);
   if (schema.allOf && depth < 6) return Object.assign({}, ...schema.allOf.map((one) => example(document, one, depth + 1)));
   const type = [schema.type].flat()[0];
   if (schema.properties && depth < 6) {
