@@ -262,8 +262,12 @@ async def test_last_finished_requests_are_listed_without_their_content(
 
 
 async def test_explanation_is_also_given_as_text(tmp_path: Path) -> None:
-    text = "listeners: [{address: '127.0.0.1:0', protocols: [openai]}]\nadmin: {address: '127.0.0.1:0'}\n"
-    text += "backends: {fast: {kind: echo}}\nmodels: {m: {backend: fast}}\n"
+    text = """
+    listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+    admin: {address: "127.0.0.1:0"}
+    backends: {fast: {kind: echo}}
+    models: {m: {backend: fast}}
+    """
     async with run_gateway(tmp_path, text) as gateway:
         headers = {"x-interlingua-explain": "1", "x-request-id": "case"}
         await gateway.http.post("/v1/chat/completions", json=build_chat_body("m"), headers=headers)

@@ -72,7 +72,8 @@ def serve(folder: Path, name: str, text: str) -> Iterator[tuple[str, str]]:
     file.write_text(text)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--no-watch", str(file)],
+            [sys.executable, "-c", SERVE, "serve", "--no-watch", file.name],
+            cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=output,
         )

@@ -82,7 +82,7 @@ export function requests() {
       { label: "First token", number: true, of: (row) => time(row.first_token) },
       { label: "Duration", number: true, of: (row) => time(row.duration) },
       { label: "Tokens in", number: true, of: (row) => count(row.usage?.prompt_tokens) },
-      { label: "out", number: true, of: (row) => count(row.usage?.completion_tokens) },
+      { label: "Tokens out", number: true, of: (row) => count(row.usage?.completion_tokens) },
     ],
     (row) => `${row.id} ${row.started_at}`,
   );
