@@ -16,6 +16,7 @@ CLIENTS := .venv-clients
 RAY    := .venv-ray
 DEPLOY := .venv-deploy
 DOCS   := .venv-docs
+PAGE   := .venv-page
 SERVERS := prometheus redis-server redis-tools libjemalloc2 liblzf1 libatomic1
 OPENAI := $(shell sed -n 's/^openai==//p' constraints.txt)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
@@ -86,7 +87,7 @@ verify: $(VENV)/.dev $(DOCS)/.installed
 	@echo "verify: the documentation site"
 	@$(PYTEST) $(SITE)
 	@$(MAKE) --silent $(DEPLOY)/.installed || echo "verify: the tools that read deploy/ can't be installed here"
-	@$(MAKE) --silent browser
+	@$(MAKE) --silent browser $(PAGE)/.installed
 	@echo "verify: deploy/ and the web UI"
 	@$(PYTEST) -n $(JOBS) --dist loadfile $(TOOLS)
 	@$(MAKE) oracle
@@ -119,9 +120,9 @@ ray: $(VENV)/.dev $(RAY)/.installed
 deploy: $(VENV)/.dev $(DEPLOY)/.installed
 	@$(PYTEST) tests/deploy
 
-## make page    the web UI in a real Chromium
-page: $(VENV)/.dev browser
-	@$(PYTEST) tests/page
+## make page    the web UI in a real Chromium; makes the screenshots in docs/images
+page: $(VENV)/.dev browser $(PAGE)/.installed
+	@SCREENSHOTS=docs/images $(PYTEST) tests/page
 
 # Debian's Chromium, which only root can install; without it the tests of the web UI are skipped.
 browser:
@@ -162,11 +163,11 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet --fix .
 
 ## make install every environment that the other targets use
-install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed $(RAY)/.installed browser
+install: $(VENV)/.dev $(DOCS)/.installed $(DEPLOY)/.installed $(TRITON)/.installed $(CLIENTS)/openai-$(OPENAI) $(CLIENTS)/agents/.installed $(RAY)/.installed $(PAGE)/.installed browser
 
 ## make clean   remove the environments and what tools leave behind
 clean:
-	@rm -rf $(VENV) $(TRITON) $(CLIENTS) $(RAY) $(DEPLOY) $(DOCS) .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(TRITON) $(CLIENTS) $(RAY) $(DEPLOY) $(DOCS) $(PAGE) .bench .coverage .coverage.* htmlcov build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # A stamp file marks an environment that matches its requirements; a second run installs nothing.
 $(VENV)/.python:
@@ -221,6 +222,13 @@ $(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*.json tests/clients/n
 	@echo "install: clients for Node.js in $(CLIENTS)/node"
 	@mkdir -p $(CLIENTS)/node && cp tests/clients/node/*.json tests/clients/node/*.mjs $(CLIENTS)/node
 	@npm --prefix $(CLIENTS)/node ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+# axe-core, which finds mistakes in accessibility. It is never shipped.
+$(PAGE)/.installed: tests/page/package.json tests/page/package-lock.json
+	@echo "install: axe-core in $(PAGE)"
+	@mkdir -p $(PAGE) && cp $^ $(PAGE)
+	@npm --prefix $(PAGE) ci --ignore-scripts --no-audit --no-fund --silent || echo "install: axe-core can't be installed here"
 	@touch $@
 
 # It also sees the packages of the project's own environment, so that torch is not installed twice.

@@ -17,6 +17,8 @@ from backends.pool.settings import CircuitBreakerSettings, HealthCheckSettings
 # Recent measurements: a latency average and counters over a sliding window.
 
 _WINDOW_SLOTS: Final = 10
+_MEAN_VALUES: Final = 16
+"""About how many of the last values ``PeakEwma.recent_mean`` is made of."""
 
 
 class PeakEwma:
@@ -28,12 +30,18 @@ class PeakEwma:
     """
 
     def __init__(self, memory: float = 10.0) -> None:
+        self.recent_mean: float | None = None
+        """The mean of the last values, which neither rises at once nor decays: the true figure."""
         self._decay_seconds = memory
+        self._count = 0
         self._mean: float | None = None
         self._updated_at = 0.0
 
     def add(self, now: float, seconds: float) -> None:
         """Add a value."""
+        self._count = min(self._count + 1, _MEAN_VALUES)
+        mean = self.recent_mean or 0.0
+        self.recent_mean = mean + (seconds - mean) / self._count
         if self._mean is None or seconds >= self._mean:
             self._mean = seconds
         else:
@@ -104,6 +112,8 @@ class SlidingWindowCounter:
 
 HealthState = Literal["up", "trial", "out"]
 """``trial`` (half open): the time out is over; one request at a time tests the worker."""
+OutReason = Literal["", "health_check", "connect", "ejected"]
+"""What takes a worker out of rotation; "" if nothing does."""
 
 _FIRST_BACKOFF: Final = 0.5
 _MAX_BACKOFF: Final = 30.0
@@ -198,9 +208,17 @@ class WorkerHealth:
 
     def get_state(self, now: float) -> HealthState:
         """The state at ``now``."""
-        if self._health_checks.down or self.in_backoff(now) or self._ejection.is_active(now):
+        if self.get_out_reason(now):
             return "out"
         return "trial" if self._backoff.failures or self._ejection.ejected else "up"
+
+    def get_out_reason(self, now: float) -> OutReason:
+        """Why it is out: failed health checks, failed connects, or outlier ejection."""
+        if self._health_checks.down:
+            return "health_check"
+        if self.in_backoff(now):
+            return "connect"
+        return "ejected" if self._ejection.is_active(now) else ""
 
     def is_available(self, now: float) -> bool:
         """Whether it is not out of rotation."""

@@ -13,6 +13,7 @@ from backends.http.interfaces import WorkerConfig
 from backends.interfaces import Deadline
 from backends.pool.circuit_breaker import (
     HealthState,
+    OutReason,
     PeakEwma,
     WorkerHealth,
     select_available,
@@ -45,9 +46,10 @@ class WorkerReport(Struct, frozen=True):
     """The state of a worker, for the admin API and metrics.
 
     ``state`` is ``up``, ``trial`` (one request at a time) or ``out``, for ``back_in`` more seconds
-    if that is known. ``latency`` is the time to the first token in seconds. ``error`` is the kind
-    of the last failure: ``connect``, ``first_token``, ``idle``, ``disconnect``,
-    ``invalid_response``, or a status. ``weight`` is the effective weight.
+    if that is known. ``latency`` is the mean time to the first token of the last streams, in
+    seconds. ``error`` is the kind of the last failure: ``connect``, ``first_token``, ``idle``,
+    ``disconnect``, ``invalid_response``, or a status. ``weight`` is the effective weight.
+    ``out_reason``: why it is out.
     """
 
     url: str
@@ -58,6 +60,7 @@ class WorkerReport(Struct, frozen=True):
     back_in: float | None
     error: str
     weight: float
+    out_reason: OutReason = ""
 
 
 class AttemptWaiter(Protocol):
@@ -102,7 +105,7 @@ class WorkerState(Struct, eq=False):
 
     @property
     def latency(self) -> float | None:
-        """Recent average time to the first token, in seconds."""
+        """The time to the first token in seconds that load balancing expects."""
         return self.latency_average.get_value(self.clock())
 
     @property
@@ -192,10 +195,11 @@ class WorkerState(Struct, eq=False):
             self.health.get_state(now),
             self.in_flight,
             self.limit,
-            self.latency,
+            self.latency_average.recent_mean,
             None if until is None else until - now,
             self.last_error,
             self.weight,
+            self.health.get_out_reason(now),
         )
 
     def _log_state_change(self, reason: object = None) -> None:

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from backends.http.interfaces import WorkerConfig
 from backends.interfaces import ReportsFailure
 from gateway.config.schema import AdminConfig, ServerLimitsConfig
-from gateway.explain.report import ExplainRequest
+from gateway.explain.report import ExplainRequest, Explanation, format_explanation
 from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.overload import BodyBudget
@@ -174,7 +174,7 @@ class ReloadReport(Protocol):
 class SupportsExplain(Protocol):
     """Explains requests."""
 
-    def find_explanation(self, id: str, /) -> Any | None:  # noqa: A002 - the usual name
+    def find_explanation(self, id: str, /) -> Explanation | None:  # noqa: A002 - the usual name
         """The explanation of a request that asked for one."""
 
     async def explain_request(self, question: ExplainRequest) -> Any:
@@ -190,8 +190,20 @@ class StatusService(Protocol):
     def get_status(self) -> Any:
         """The status."""
 
+    def start(self) -> None:
+        """Start to sample the statistics."""
+
+    def stop(self) -> None:
+        """Sample no more."""
+
+    def get_history(self) -> Any:
+        """The statistics of the last 15 minutes."""
+
     def list_requests(self) -> Sequence[Any]:
         """The running requests, the oldest first."""
+
+    def list_finished(self) -> Sequence[Any]:
+        """The records of the last finished requests, the latest first."""
 
     def cancel_request(self, id: str) -> int:  # noqa: A002 - the usual name
         """Cancel the requests with this id; returns their number."""
@@ -517,6 +529,8 @@ class AdminServer:
         are used.
         """
         await self.listener.set_up()
+        if self._services.status_service is not None:
+            self._services.status_service.start()
         if path:
             await self.listener.listen_unix(path)
             return ""
@@ -535,6 +549,8 @@ class AdminServer:
 
     async def close(self) -> None:
         """Close the listener and its connections."""
+        if self._services.status_service is not None:
+            self._services.status_service.stop()
         await self.listener.close()
 
     @web.middleware
@@ -591,7 +607,9 @@ def _add_status_routes(router: web.UrlDispatcher, status_service: StatusService)
     router.add_get("/-/ui/{file:.*}", serve_ui_file)
     router.add_get("/-/config", partial(_get_config, status_service))
     router.add_get("/-/status", partial(_get_status, status_service))
+    router.add_get("/-/history", partial(_get_history, status_service))
     router.add_get("/-/requests", partial(_get_requests, status_service))
+    router.add_get("/-/requests/finished", partial(_get_finished_requests, status_service))
     router.add_post("/-/requests/{id:.+}/cancel", partial(_cancel_request, status_service))
     router.add_post("/-/drain", partial(_set_draining, status_service, on=True))
     router.add_delete("/-/drain", partial(_set_draining, status_service, on=False))
@@ -615,6 +633,18 @@ async def _get_status(status_service: StatusService, request: web.Request) -> we
 async def _get_requests(status_service: StatusService, request: web.Request) -> web.Response:
     del request
     return json_response(HTTPStatus.OK, {"requests": status_service.list_requests()})
+
+
+async def _get_history(status_service: StatusService, request: web.Request) -> web.Response:
+    del request
+    return json_response(HTTPStatus.OK, status_service.get_history())
+
+
+async def _get_finished_requests(
+    status_service: StatusService, request: web.Request
+) -> web.Response:
+    del request
+    return json_response(HTTPStatus.OK, {"requests": status_service.list_finished()})
 
 
 async def _cancel_request(status_service: StatusService, request: web.Request) -> web.Response:
@@ -653,10 +683,13 @@ async def _explain_request(explain: SupportsExplain, request: web.Request) -> we
 
 
 async def _get_explanation(explain: SupportsExplain, request: web.Request) -> web.Response:
+    """The explanation as JSON, or as text with the query ``format=text``."""
     explanation = explain.find_explanation(request.match_info["id"])
     if explanation is None:
         message = "no recent explanation has this id"
         raise AdminError(HTTPStatus.NOT_FOUND, message, "id")
+    if request.query.get("format") == "text":
+        return web.Response(text=format_explanation(explanation))
     return json_response(HTTPStatus.OK, explanation)
 
 

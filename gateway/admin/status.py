@@ -3,21 +3,33 @@
 import asyncio
 import platform
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.histogram import Histogram, bucket_quantile
+from backends.histogram import Histogram
 from backends.interfaces import Backend
 from gateway import __version__
 from gateway.admin.api import WorkerSet, list_failures
+from gateway.admin.config_view import describe_config
+from gateway.admin.history import (
+    SAMPLE_INTERVAL,
+    GetStats,
+    HistoryRecorder,
+    StatsHistory,
+    TargetKey,
+    VersionCounts,
+    add_counts,
+    compute_quantile,
+    count_by_version,
+)
 from gateway.config import listeners as config_listeners
-from gateway.config import loader, schema
-from gateway.config.file_watch import read_file_state
+from gateway.config import schema
 from gateway.http_server.connection import HandleRequest
-from gateway.observability.stats import FIRST_TOKEN_BUCKETS, RequestStats, StatsKey
+from gateway.observability.record import RequestRecord
+from gateway.observability.stats import RequestStats, StatsKey
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.http import CancellableRequest
 from gateway.routing.router import Router
@@ -65,7 +77,8 @@ class VersionStats(Struct, kw_only=True):
 
     ``requests`` to ``completion_tokens`` are since the start; the rest is over the last
     ``GatewayStatus.recent_seconds``. ``first_token_*`` are seconds, of streams; the counts are by
-    the buckets of ``interlingua_time_to_first_token_seconds``, the last one for larger values.
+    the buckets of ``interlingua_time_to_first_token_seconds``, the last one for larger values, and
+    the totals are since the start. Without a recent stream the quantiles are since the start.
     """
 
     model: str
@@ -79,11 +92,14 @@ class VersionStats(Struct, kw_only=True):
     first_token_p50: float | None = None
     first_token_p95: float | None = None
     first_token_counts: Sequence[int]
+    first_token_totals: Sequence[int] = ()
 
     def compute_quantiles(self) -> "VersionStats":
         """Set the quantiles from the counts; returns the same object."""
-        self.first_token_p50 = bucket_quantile(FIRST_TOKEN_BUCKETS, self.first_token_counts, 0.5)
-        self.first_token_p95 = bucket_quantile(FIRST_TOKEN_BUCKETS, self.first_token_counts, 0.95)
+        recent = self.first_token_counts
+        counts = recent if any(recent) else self.first_token_totals
+        self.first_token_p50 = compute_quantile(counts, 0.5)
+        self.first_token_p95 = compute_quantile(counts, 0.95)
         return self
 
 
@@ -108,11 +124,6 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
     failures: Mapping[str, str]
     """Why a backend will never be ready, by the backends that failed for good."""
     workers: Mapping[str, Any]
-
-
-def add_counts(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:
-    """The sums of two lists of counts."""
-    return [a + b for a, b in zip(left, right, strict=True)]
 
 
 def merge_statuses(statuses: Sequence[GatewayStatus], workers: Mapping[str, Any]) -> GatewayStatus:
@@ -154,6 +165,7 @@ def _add_stats(left: VersionStats, right: VersionStats) -> VersionStats:
         requests_per_second=left.requests_per_second + right.requests_per_second,
         tokens_per_second=left.tokens_per_second + right.tokens_per_second,
         first_token_counts=add_counts(left.first_token_counts, right.first_token_counts),
+        first_token_totals=add_counts(left.first_token_totals, right.first_token_totals),
     ).compute_quantiles()
 
 
@@ -164,86 +176,49 @@ _WINDOW_SECONDS: Final = 60.0
 _SAMPLE_INTERVAL: Final = 5.0
 """Minimum seconds between two kept samples."""
 
-TargetKey = tuple[str, str]
-"""Model and version."""
-
-
-class _VersionCounts(Struct):
-    """Cumulative counts of a version."""
-
-    requests: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    first_token: Sequence[int] = (0,) * (len(FIRST_TOKEN_BUCKETS) + 1)
-
 
 class RecentStats:
     """Recent statistics, from the cumulative ones that ``get_stats`` gives."""
 
-    def __init__(
-        self, get_stats: Callable[[], Mapping[StatsKey, RequestStats[Histogram]]], clock: Clock
-    ) -> None:
+    def __init__(self, get_stats: GetStats, clock: Clock) -> None:
         self._get_stats = get_stats
         self._clock = clock
-        self._samples = deque[tuple[float, Mapping[TargetKey, _VersionCounts]]]([(clock(), {})])
+        self._samples = deque[tuple[float, Mapping[TargetKey, VersionCounts]]]([(clock(), {})])
 
     def sample(self) -> tuple[float, list[VersionStats]]:
         """The seconds that recent statistics cover, and the statistics of each version."""
-        now, counts = self._clock(), _count_by_version(self._get_stats())
+        now, counts = self._clock(), count_by_version(self._get_stats())
         while len(self._samples) > 1 and now - self._samples[1][0] >= _WINDOW_SECONDS:
             self._samples.popleft()
         then, baseline = self._samples[0]
         if now - self._samples[-1][0] >= _SAMPLE_INTERVAL:
             self._samples.append((now, counts))
         seconds = now - then
-        none = _VersionCounts()
+        none = VersionCounts()
         return seconds, [
             _build_version_stats(target, count, baseline.get(target, none), seconds)
             for target, count in counts.items()
         ]
 
 
-def _count_by_version(
-    stats: Mapping[StatsKey, RequestStats[Histogram]],
-) -> Mapping[TargetKey, _VersionCounts]:
-    counts: dict[TargetKey, _VersionCounts] = {}
-    for (model, version, _), request_stats in stats.items():
-        count = counts.setdefault((model, version), _VersionCounts())
-        count.requests += request_stats.outcomes.total()
-        count.errors += request_stats.errors.total()
-        for (direction, _), tokens in request_stats.tokens.items():
-            if direction == "input":
-                count.prompt_tokens += tokens
-            elif direction == "output":
-                count.completion_tokens += tokens
-        count.first_token = add_counts(count.first_token, request_stats.first_token.counts)
-    return counts
-
-
 def _build_version_stats(
-    target: TargetKey, count: _VersionCounts, baseline: _VersionCounts, seconds: float
+    target: TargetKey, count: VersionCounts, baseline: VersionCounts, seconds: float
 ) -> VersionStats:
     recent = [now - then for now, then in zip(count.first_token, baseline.first_token, strict=True)]
     stats = VersionStats(
         model=target[0],
         version=target[1],
         requests=count.requests,
-        errors=count.errors,
+        errors=count.errors.total(),
         prompt_tokens=count.prompt_tokens,
         completion_tokens=count.completion_tokens,
         first_token_counts=recent,
+        first_token_totals=count.first_token,
     )
     if seconds > 0:
         stats.requests_per_second = (count.requests - baseline.requests) / seconds
         stats.tokens_per_second = (count.completion_tokens - baseline.completion_tokens) / seconds
     return stats.compute_quantiles()
-
-
-_HASH_LENGTH: Final = 12
-"""Digits of a configuration hash."""
-_MASKED_FIELDS: Final = frozenset({"sha256", "watermark"})
-"""Fields that are masked although they are no secrets."""
 
 
 class HandlerView(Protocol):
@@ -291,8 +266,22 @@ class GatewayView(Protocol):
     def listener_urls(self) -> Mapping[config_listeners.ListenerId, str]:
         """The URL of each bound listener."""
 
+    @property
+    def config_data(self) -> bytes:
+        """The text that the current configuration was loaded from."""
+
     def set_draining(self, *, on: bool) -> None:
         """See ``gateway.admin.api.StatusService``."""
+
+
+class RequestStatsSource(Protocol):
+    """The statistics of finished requests."""
+
+    def collect_stats(self) -> Mapping[StatsKey, RequestStats[Histogram]]:
+        """The cumulative statistics."""
+
+    def list_finished(self) -> Sequence[RequestRecord]:
+        """The last finished requests, the latest first."""
 
 
 class RunningRequest(Struct, frozen=True):
@@ -317,18 +306,36 @@ class StatusReporter:
     """Reports the status of ``gateway``, whose configuration file is ``filename``."""
 
     def __init__(
-        self, gateway: GatewayView, filename: str, recent_stats: RecentStats, clock: Clock
+        self, gateway: GatewayView, filename: str, source: RequestStatsSource, clock: Clock
     ) -> None:
         self._gateway = gateway
         self._filename = filename
-        self._recent_stats = recent_stats
+        self._source = source
+        self._recent_stats = RecentStats(source.collect_stats, clock)
+        self._history = HistoryRecorder(source.collect_stats, clock)
         self._clock = clock
         self._started_at = clock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """See ``gateway.admin.api.StatusService``."""
+        self._recent_stats.sample()
+        self._history.take_sample()
+        delay = SAMPLE_INTERVAL - self._clock() % SAMPLE_INTERVAL
+        self._timer = asyncio.get_running_loop().call_later(delay, self.start)
+
+    def stop(self) -> None:
+        """See ``gateway.admin.api.StatusService``."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def get_config(self) -> Any:
         """See ``gateway.admin.api.StatusService``."""
         snapshot = self._current
-        return await describe_config(snapshot.config, snapshot.config_hash, self._filename)
+        return await describe_config(
+            snapshot.config, snapshot.config_hash, self._filename, self._gateway.config_data
+        )
 
     def get_status(self) -> GatewayStatus:
         """See ``gateway.admin.api.StatusService``."""
@@ -353,6 +360,14 @@ class StatusReporter:
                 if isinstance(one, WorkerSet)
             },
         )
+
+    def get_history(self) -> StatsHistory:
+        """See ``gateway.admin.api.StatusService``."""
+        return self._history.build_history()
+
+    def list_finished(self) -> Sequence[RequestRecord]:
+        """See ``gateway.admin.api.StatusService``."""
+        return self._source.list_finished()
 
     def list_requests(self) -> Sequence[RunningRequest]:
         """See ``gateway.admin.api.StatusService``."""
@@ -406,30 +421,6 @@ class StatusReporter:
                 for protocol in listener.protocols
             ]
             yield ListenerStatus(self._gateway.listener_urls.get(listener_id, ""), protocols)
-
-
-async def describe_config(config: schema.Config, digest: str, filename: str) -> Mapping[str, Any]:
-    """The configuration with masked secrets, and the state of its file."""
-    state = await asyncio.to_thread(read_file_state, filename)
-    file_hash = None if state is None else state.digest.hex()[:_HASH_LENGTH]
-    return {
-        "hash": digest,
-        "file": {"name": filename, "hash": file_hash, "differs": file_hash not in (None, digest)},
-        "config": _mask_fields(loader.dump_config(config)),
-    }
-
-
-def _mask_fields(node: Any) -> Any:
-    match node:
-        case dict():
-            return {
-                name: "***" if name in _MASKED_FIELDS and value is not None else _mask_fields(value)
-                for name, value in node.items()
-            }
-        case list():
-            return [_mask_fields(value) for value in node]
-        case _:
-            return node
 
 
 def _list_models(snapshot: SnapshotView) -> Iterator[ModelStatus]:

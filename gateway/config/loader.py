@@ -99,8 +99,8 @@ _HASH_LENGTH = 12
 class LoadedConfig(Struct, frozen=True):
     """A configuration and its file.
 
-    ``hash`` is the start of the file's SHA-256. ``files`` are those that it names, except lists of
-    workers, which pools watch themselves.
+    ``hash`` is the start of the SHA-256 of the file, whose bytes are ``data``. ``files`` are those
+    that it names, except lists of workers, which pools watch themselves.
     """
 
     config: Config
@@ -108,6 +108,7 @@ class LoadedConfig(Struct, frozen=True):
     hash: str
     files: frozenset[str]
     locations: Mapping[ConfigPath, SourceLocation]
+    data: bytes = b""
 
     def build_error(self, *issues: tuple[ConfigPath, str]) -> ConfigError:
         """The error for these issues, each a path and a message; the nearest known path counts."""
@@ -141,7 +142,7 @@ def load_bytes(
 ) -> LoadedConfig:
     """Parse and validate a file's bytes, and keep the locations of all values."""
     loaded = _load(decode_utf8(data, filename), filename, env, insecure=insecure)
-    return replace(loaded, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH])
+    return replace(loaded, hash=hashlib.sha256(data).hexdigest()[:_HASH_LENGTH], data=data)
 
 
 def _load(text: str, filename: str, env: Mapping[str, str], *, insecure: bool) -> LoadedConfig:

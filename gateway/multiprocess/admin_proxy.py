@@ -16,11 +16,13 @@ from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.admin import history as admin_history
 from gateway.admin import status as admin_status
 from gateway.admin.api import CONNECTION_LIMITS
 from gateway.http_server.aiohttp_listener import ApplicationListener
 from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
+from gateway.observability.metrics.requests import MAX_FINISHED_REQUESTS
 from gateway.observability.prometheus_text import MetricFamily, format_families, parse_families
 from protocols.core.units import split_address
 
@@ -92,6 +94,13 @@ def merge_responses(path: str, bodies: Sequence[bytes]) -> object:
         case "/-/requests":
             requests = [request for response in responses for request in response["requests"]]
             return {"requests": sorted(requests, key=lambda request: -request["age"])}
+        case "/-/requests/finished":
+            records = [record for response in responses for record in response["requests"]]
+            records.sort(key=lambda one: -one["started_at"] - one.get("duration", 0.0))
+            return {"requests": records[:MAX_FINISHED_REQUESTS]}
+        case "/-/history":
+            histories = msgspec.convert(responses, list[admin_history.StatsHistory])
+            return admin_history.merge_histories(histories)
         case _:
             statuses = msgspec.convert(responses, list[admin_status.GatewayStatus])
             return admin_status.merge_statuses(
@@ -172,6 +181,9 @@ _BODY_TIMEOUT: Final = 10.0
 """Seconds to receive a body."""
 _RELOAD_TIMEOUT: Final = 600.0
 """Seconds for a reload, which waits for the warmup of backends."""
+_MERGED_PATHS: Final = frozenset(
+    {"/-/workers", "/-/status", "/-/history", "/-/requests", "/-/requests/finished"}
+)
 _NO_PROCESS_MESSAGE: Final = "no process is ready"
 _PLAYGROUND_PREFIX: Final = "/-/playground/"
 """Requests below this path go to a listener; responses are streamed."""
@@ -282,7 +294,7 @@ class AdminProxy:
         match query.method, path:
             case "GET", "/metrics":
                 return await self._merge_metrics(query)
-            case "GET", ("/-/workers" | "/-/status" | "/-/requests"):
+            case "GET", _ if path in _MERGED_PATHS:
                 return await self._merge_json(query, path)
             case (("POST" | "DELETE"), "/-/workers"):
                 responses = await self._query_all(query)

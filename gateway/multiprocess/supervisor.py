@@ -191,11 +191,10 @@ class Supervisor(Collector):
         )
 
     async def _describe_config(self) -> object:
-        from gateway.admin.status import describe_config  # noqa: PLC0415 - as above
+        from gateway.admin.config_view import describe_config  # noqa: PLC0415 - as above
 
-        return await describe_config(
-            self._loaded_config.config, self._loaded_config.hash, self._loaded_config.filename
-        )
+        loaded = self._loaded_config
+        return await describe_config(loaded.config, loaded.hash, loaded.filename, loaded.data)
 
     def _list_serving(self) -> list[ServingProcess]:
         return [one for one in self._processes if one.ready_message is not None]

@@ -50,6 +50,11 @@ def _list_error_origins(kind: type[GatewayError]) -> Iterator[tuple[str, ErrorOr
 _ERROR_ORIGINS: Final = dict(_list_error_origins(GatewayError))
 
 
+def get_error_origin(error: str) -> ErrorOrigin:
+    """Who caused errors of this class."""
+    return _ERROR_ORIGINS.get(error, "gateway")
+
+
 class CounterMap(dict[tuple[str, ...], int]):
     """Counts by key, 0 for missing keys; faster than ``collections.Counter``."""
 

@@ -251,6 +251,8 @@ class Gateway:
         self._current = ConfigSnapshot(config, services, digest)
         self.active_snapshots = [self._current]
         """Snapshots that may have running requests; the last one is current."""
+        self.config_data = origin.loaded.data if origin else b""
+        """The text that the current configuration was loaded from."""
         self.listener_urls: dict[listeners.ListenerId, str] = {}
         """The URL of each bound listener."""
         self._is_draining = False
@@ -421,6 +423,7 @@ class Gateway:
             )
             raise
         self._swap_snapshot(snapshot, new_listeners, tls_contexts)
+        self.config_data = loaded.data
 
     async def _warm_backends(self, snapshot: ConfigSnapshot, loaded: loader.LoadedConfig) -> None:
         """Start and warm up new backends. Raises ConfigError."""
@@ -582,19 +585,18 @@ class Gateway:
             get_unready_reason,
         )
         from gateway.admin.experiments import ExperimentService  # noqa: PLC0415 - as above
-        from gateway.admin.status import RecentStats, StatusReporter  # noqa: PLC0415 - as above
+        from gateway.admin.status import StatusReporter  # noqa: PLC0415 - as above
 
-        clock = self._services.clock
         services = AdminServices(
             get_unready_reason=lambda: get_unready_reason(self.router, self.backends),
             worker_sets=self._worker_sets,
             render_metrics=metrics.render_page,
             reload_config=(self._process_group or self.reloader).reload if self.reloader else None,
             explain_service=self._explainer,
-            list_experiments=ExperimentService(lambda: self._current.config, clock).handle,
-            status_service=StatusReporter(
-                self, filename, RecentStats(metrics.collect_stats, clock), clock
-            ),
+            list_experiments=ExperimentService(
+                lambda: self._current.config, self._services.clock
+            ).handle,
+            status_service=StatusReporter(self, filename, metrics, self._services.clock),
         )
         return AdminServer(config, services)
 

@@ -94,6 +94,11 @@ async def test_admin_listener_aggregates_status_requests_and_cancel_over_process
     figures = {one["model"]: one for one in status["stats"]}
     assert (figures["m"]["requests"], figures["slow"]["errors"]) == (6, 6)
     assert [one["url"] for one in status["workers"]["pool"]] == ["http://127.0.0.1:9"]
+    history = (await gateway_of_two.admin.get("/-/history")).json()
+    recent = {one["model"]: one for one in history["versions"]}
+    assert (recent["m"]["requests"], recent["slow"]["errors"][0]["count"]) == (6, 6)
+    finished = (await gateway_of_two.admin.get("/-/requests/finished")).json()["requests"]
+    assert [one["model"] for one in finished] == ["slow"] * 6 + ["m"] * 6
     assert status["listeners"][0]["url"] == gateway_of_two.gateway.urls[0]
     whole = (await gateway_of_two.admin.get("/-/config")).json()
     assert whole["config"]["limits"]["connections"] == 4000

@@ -117,6 +117,9 @@ async def test_config_endpoint_masks_secrets_and_reports_file_changes(
     assert config["keys"][0]["sha256"] == "***"
     assert config["admin"]["sha256"] is None
     assert config["backends"]["fast"]["script"] == ["a", "b"]
+    lines = [line for _, _, line in told.json()["lines"]]
+    assert 'auth: {bearer: "***"}' in "\n".join(lines)
+    assert len(lines) == len(gateway.file.read_text().splitlines())
     for secret in ("sk-secret", hashlib.sha256(KEY.encode()).hexdigest()):
         assert secret not in told.text
 
@@ -201,6 +204,78 @@ async def test_requests_endpoint_reports_the_phase_and_progress_of_each_request(
         "stream": True,
         "tokens": 1,
     }
+
+
+async def test_history_counts_splits_and_errors_by_class_also_of_unknown_models(
+    gateway: RunningGateway,
+) -> None:
+    for model in ("m@1", "nothing", "cut"):
+        await gateway.chat(model, stream=True)
+    await gateway.chat("m@1", temperature="hot")
+    await gateway.http.post("/v1/chat/completions", json={}, headers={"x-api-key": "wrong"})
+    told = (await gateway.admin.get("/-/history")).json()
+
+    assert told["interval"] > 0
+    versions = {(one["model"], one["version"]): one for one in told["versions"]}
+    assert versions["m", "1"]["requests"] == 2
+    assert versions["m", "1"]["split_requests"] == 0
+    assert versions["m", "1"]["first_token_p50"] > 0
+    errors = {
+        (key[0], one["error"], one["origin"], one["count"])
+        for key, version in versions.items()
+        for one in version["errors"]
+    }
+    assert errors == {
+        ("", "ModelNotFound", "client", 1),
+        ("", "Unauthorized", "client", 1),
+        ("m", "InvalidParameter", "client", 1),
+        ("cut", "StreamBroken", "worker", 1),
+    }
+
+
+async def test_time_to_first_token_is_that_of_the_start_if_there_is_no_recent_one(
+    gateway: RunningGateway,
+) -> None:
+    await gateway.chat("m@1", stream=True)
+    [one] = (await gateway.admin.get("/-/status")).json()["stats"]
+    assert sum(one["first_token_totals"]) == 1
+    assert one["first_token_p50"] > 0
+
+
+async def test_last_finished_requests_are_listed_without_their_content(
+    gateway: RunningGateway,
+) -> None:
+    await gateway.http.get("/v1/models")
+    await gateway.chat("m@1")
+    await gateway.chat("nothing")
+    told = await gateway.admin.get("/-/requests/finished")
+    failed, done = told.json()["requests"]
+
+    assert (done["model"], done["version"], done["key"], done["status"]) == ("m", "1", "ann", 200)
+    assert done["duration"] > 0
+    assert (failed["error"], failed["outcome"]) == ("ModelNotFound", "client_error")
+    assert "canary" not in told.text
+    assert KEY not in told.text
+    for _ in range(205):
+        await gateway.chat("m@1")
+    assert len((await gateway.admin.get("/-/requests/finished")).json()["requests"]) == 200
+
+
+async def test_explanation_is_also_given_as_text(tmp_path: Path) -> None:
+    text = """
+    listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+    admin: {address: "127.0.0.1:0"}
+    backends: {fast: {kind: echo}}
+    models: {m: {backend: fast}}
+    """
+    async with run_gateway(tmp_path, text) as gateway:
+        headers = {"x-interlingua-explain": "1", "x-request-id": "case"}
+        await gateway.http.post("/v1/chat/completions", json=build_chat_body("m"), headers=headers)
+        told = await gateway.admin.get("/-/explain/case?format=text")
+        assert told.headers["content-type"].startswith("text/plain")
+        assert "target     m@1: fast, as m" in told.text
+        missing = await gateway.admin.get("/-/explain/other?format=text")
+        assert (missing.status_code, missing.json()["error"]["field"]) == (404, "id")
 
 
 # --- what it does ---------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ models:
   endless: {{backend: endless}}
   distant: {{backend: far, model: m}}
   "*": {{backend: hostile}}
-keys: [{{name: tester, sha256: {digest(KEY)}}}]
+keys: [{{name: tester, sha256: {digest(KEY)}, explain: true}}]
 """
 
 

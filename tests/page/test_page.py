@@ -1,7 +1,10 @@
 """The page in a real browser, before a real gateway that wants a key at each of its doors."""
 
+import ast
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -123,7 +126,10 @@ def test_curl_and_python_snippets_send_the_same_request(
     assert f"'{gateway.client}/v1/chat/completions'" in shell
     script = tmp_path / "ask.py"
     script.write_text(python)
-    for command in (["bash", "-c", shell], [sys.executable, str(script)]):
+    for command, told in (
+        (["bash", "-c", shell], b'"content":"uno dos tres"'),
+        ([sys.executable, str(script)], b"uno dos tres\n"),
+    ):
         done = subprocess.run(
             command,
             env=os.environ | {"API_KEY": KEY},
@@ -131,7 +137,7 @@ def test_curl_and_python_snippets_send_the_same_request(
             timeout=30,
             check=True,
         )
-        assert b'"content":"uno dos tres"' in done.stdout
+        assert told in done.stdout
 
 
 # --- what comes from elsewhere is text ------------------------------------------------------------
@@ -229,6 +235,10 @@ def test_configuration_view_drains_and_reloads(page: Page, gateway: Gateway) -> 
     expect(facts).to_contain_text(": same as the active configuration")
     ready = f"{gateway.admin}/-/ready"
     page.get_by_role("button", name="Drain", exact=True).click()
+    page.get_by_role("dialog", name="Drain this gateway?").get_by_text("Cancel").click()
+    assert httpx.get(ready).status_code == 200
+    page.get_by_role("button", name="Drain", exact=True).click()
+    page.get_by_role("button", name="Start draining").click()
     expect(page.get_by_text("Draining: the readiness check fails.")).to_be_visible()
     assert httpx.get(ready).status_code == 503
     page.get_by_role("button", name="Stop draining").click()
@@ -260,6 +270,154 @@ def test_api_view_shows_the_openapi_description(page: Page) -> None:
     page.locator("summary:visible", has_text="messages").first.click()
     page.locator("summary", has_text="items:").first.click()
     expect(page.get_by_text("one of: object with role, content").first).to_be_visible()
+
+
+def test_finished_requests_are_filtered_and_open_their_explanation(
+    page: Page, gateway: Gateway
+) -> None:
+    body = {"model": "plain", "messages": [{"role": "user", "content": "canary"}]}
+    url = f"{gateway.client}/v1/chat/completions"
+    key = {"Authorization": f"Bearer {KEY}"}
+    explained = key | {"x-interlingua-explain": "1", "x-request-id": "explained/1"}
+    httpx.post(url, json=body, headers=explained)
+    httpx.post(url, json=body | {"model": "chat@9"}, headers=key)
+    open_view(page, "Requests")
+    expect(page.get_by_role("row").filter(has_text="VersionNotFound").first).to_be_visible()
+    page.get_by_label("Status").select_option("failed")
+    expect(page.get_by_role("row").filter(has_text="plain@1")).to_have_count(0)
+    page.get_by_label("Status").select_option("ok")
+    page.get_by_label("Model").select_option("plain@1")
+    page.get_by_label("Key").select_option("tester")
+    expect(page.get_by_role("row").filter(has_text="VersionNotFound")).to_have_count(0)
+
+    page.get_by_role("link", name="details of request explained/1").click()
+    details = page.get_by_role("dialog")
+    expect(details).to_contain_text("plain@1 by backend other")
+    expect(details).to_contain_text("target     plain@1: other, as plain")
+    page.keyboard.press("Escape")
+    expect(details).to_be_hidden()
+    assert page.url.endswith("#requests")
+
+
+def test_conversation_goes_on_from_a_response(page: Page) -> None:
+    open_playground(page, "plain")
+    page.get_by_label("System").fill("Be brief.")
+    page.get_by_label("Prompt").fill("first")
+    page.get_by_role("button", name="Send").click()
+    read_response(page)
+    page.get_by_role("button", name="Continue from this response").click()
+    page.get_by_label("Prompt").fill("second")
+    page.get_by_role("button", name="Send").click()
+    read_response(page)
+    page.get_by_text("curl", exact=True).click()
+    command = page.locator("details pre").first.text_content() or ""
+    body = json.loads(shlex.split(command)[-1])
+    assert [(one["role"], one["content"]) for one in body["messages"]] == [
+        ("system", "Be brief."),
+        ("user", "first"),
+        ("assistant", "uno dos tres"),
+        ("user", "second"),
+    ]
+    page.get_by_label("Protocol").select_option("anthropic · messages")
+    page.get_by_role("button", name="Send").click()
+    read_response(page)
+    command = page.locator("details pre").first.text_content() or ""
+    body = json.loads(shlex.split(command)[-1])
+    assert body["system"] == "Be brief."
+    assert [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
+
+
+def test_playground_offers_public_names_first_and_shows_the_names_of_parameters(
+    page: Page,
+) -> None:
+    open_view(page, "Playground")
+    options = page.locator("datalist option").evaluate_all("all => all.map(one => one.value)")
+    assert options == ["chat", "plain", "endless", "distant", "chat@1", "chat@2"]
+    assert page.get_by_role("combobox", name="Model", exact=True).input_value() == "chat"
+    names = {"ollama · chat": "num_predict", "openai · chat": "max_tokens"}
+    for way, name in names.items():
+        page.get_by_label("Protocol").select_option(way)
+        expect(page.locator("label", has_text="Max tokens").locator("code")).to_have_text(name)
+
+
+def test_python_examples_call_the_sdk_with_the_body_that_was_sent(page: Page) -> None:
+    open_view(page, "Playground")
+    sdks = {
+        "openai · chat": "openai",
+        "anthropic · messages": "anthropic",
+        "ollama · chat": "ollama",
+        "ollama · generate": "ollama",
+        "ovms · completion": "openai",
+        "databricks · chat": "openai",
+        "triton · generate": "httpx",
+    }
+    for way, sdk in sdks.items():
+        open_playground(page, "plain", dialect=way)
+        page.get_by_label("Prompt").fill('it\'s "so" \\ 😀')
+        page.get_by_role("button", name="Send").click()
+        read_response(page)
+        shell, program = page.locator("details pre").all_text_contents()
+        body = json.loads(shlex.split(shell)[-1])
+        tree = ast.parse(program)
+        [imported] = [
+            one.module if isinstance(one, ast.ImportFrom) else one.names[0].name
+            for one in tree.body
+            if isinstance(one, ast.Import | ast.ImportFrom) and "os" not in ast.unparse(one)
+        ]
+        assert (way, imported) == (way, sdk)
+        values = {
+            one.arg: ast.literal_eval(one.value)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call)
+            for one in call.keywords
+            if one.arg in body
+        }
+        if sdk != "httpx":
+            assert (way, values) == (way, body)
+
+
+def test_whole_numbers_beyond_two_to_the_53_are_neither_rounded_in_docs_nor_in_requests(
+    page: Page,
+) -> None:
+    seed = str(2**63 - 1)
+    open_playground(page, "plain")
+    page.get_by_label("Seed").fill(seed)
+    page.get_by_role("button", name="Send").click()
+    read_response(page)
+    page.get_by_text("curl", exact=True).click()
+    expect(page.locator("details pre").first).to_contain_text(f'"seed":{seed},')
+    open_view(page, "API")
+    page.get_by_label("Search").fill("/v1/chat/completions")
+    page.locator("summary:visible", has_text="/v1/chat/completions").first.click()
+    expect(page.get_by_text(f"to {seed}").first).to_be_attached()
+    assert page.get_by_text("9223372036854776000").count() == 0
+
+
+def test_api_view_sends_a_request_and_shows_the_response(page: Page) -> None:
+    open_view(page, "API")
+    page.get_by_label("Search").fill("/v2/models/{model}/generate")
+    page.locator("summary:visible", has_text="/v2/models/{model}/generate").first.click()
+    form = page.get_by_role("region", name="Try POST /v2/models/{model}/generate", exact=True)
+    form.get_by_label("model").fill("plain")
+    form.get_by_label("API key").fill(KEY)
+    form.get_by_label("Body").fill('{"text_input": "x", "parameters": {}}')
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_label("Response")).to_contain_text("uno dos tres")
+    expect(form.get_by_role("status")).to_contain_text("status 200")
+
+
+def test_configuration_shows_what_the_file_would_change(page: Page, gateway: Gateway) -> None:
+    open_view(page, "Configuration")
+    lines = page.locator("pre .line")
+    expect(lines.filter(has_text="plain: {backend: other}")).to_have_attribute(
+        "data-number", str(gateway.file.read_text().split("\n  plain: ")[0].count("\n") + 2)
+    )
+    text = gateway.file.read_text()
+    gateway.file.write_text(text.replace("plain: {backend: other}", "plain: {backend: slow}"))
+    expect(page.locator("pre .removed")).to_contain_text("plain: {backend: other}")
+    expect(page.locator("pre .added")).to_contain_text("plain: {backend: slow}")
+    gateway.file.write_text(text)
+    expect(page.locator("pre .added")).to_have_count(0)
 
 
 # --- for everybody --------------------------------------------------------------------------------

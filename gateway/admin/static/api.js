@@ -31,9 +31,14 @@ export function headers(more = {}) {
 
 /** The response's JSON. Throws ApiError. */
 export async function fetchJson(path, method = "GET") {
+  return JSON.parse(await fetchText(path, method));
+}
+
+/** The response's text. Throws ApiError. */
+export async function fetchText(path, method = "GET") {
   const response = await fetch(path, { method, headers: headers(), cache: "no-store" });
   const text = await response.text();
-  if (response.ok) return JSON.parse(text);
+  if (response.ok) return text;
   throw Object.assign(new ApiError(response.status, messageOf(text)), { body: parseJson(text) });
 }
 

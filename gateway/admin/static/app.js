@@ -19,8 +19,8 @@ let timer = 0;
 let polls = 0;
 
 function currentView() {
-  const hash = location.hash.slice(1);
-  return hash in VIEWS ? hash : "status";
+  const name = location.hash.slice(1).split("/")[0];
+  return Object.hasOwn(VIEWS, name) ? name : "status";
 }
 
 /** Show the view of the URL's hash. Each view is created once and keeps its input. */
@@ -31,7 +31,8 @@ function show() {
     else link.removeAttribute("aria-current");
   }
   if (!views.has(current)) views.set(current, VIEWS[current](gatewayStatus));
-  view.replaceChildren(views.get(current).element);
+  const { element } = views.get(current);
+  if (view.firstChild !== element) view.replaceChildren(element);
   void poll();
 }
 

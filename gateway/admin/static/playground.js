@@ -2,7 +2,8 @@
 
 import { responsePanel } from "./response_panel.js";
 import { ENDPOINTS } from "./protocols.js";
-import { choice, el, field } from "./dom.js";
+import { choice, el, field, redraw, setText } from "./dom.js";
+import { parseNumber } from "./json.js";
 
 const NAMES = "models";
 
@@ -27,34 +28,61 @@ function reachable(url) {
   return url.replace(/\/\/(0\.0\.0\.0|\[::\]):/, `//${location.hostname}:`);
 }
 
+/** The models by their public names, and then the versions of those that have several. */
 function listModels(status) {
-  return status.models
-    .filter((model) => model.task === "chat")
-    .flatMap((model) => [model.name, ...(model.versions.length > 1 ? model.versions.map((one) => `${model.name}@${one.name}`) : [])]);
+  const chat = status.models.filter((model) => model.task === "chat" && model.name !== "*");
+  const pinned = chat.filter((model) => model.versions.length > 1);
+  return [...chat.map((model) => model.name), ...pinned.flatMap((model) => model.versions.map((one) => `${model.name}@${one.name}`))];
 }
 
-function number(label, attributes) {
-  const input = el("input", { type: "number", inputmode: "decimal", ...attributes });
-  return { label, input };
+/** A field of a sampling parameter; the note is its name in the protocol. */
+function parameter(label, inputmode, value = "") {
+  const input = el("input", { type: "text", inputmode, value, autocomplete: "off", spellcheck: "false" });
+  const note = el("code", { class: "quiet" });
+  return { input, note, element: el("label", {}, el("span", {}, label, " ", note), input) };
+}
+
+/** The earlier turns of the conversation, which can be edited. */
+function conversation() {
+  const list = el("ol", { class: "turns" });
+  const element = el("div", { class: "wide", hidden: true }, el("h3", {}, "Conversation"), list);
+  const clear = el("button", { type: "button" }, "New conversation");
+  clear.addEventListener("click", () => {
+    list.replaceChildren();
+    element.hidden = true;
+  });
+  element.append(el("div", { class: "buttons" }, clear));
+  function add(role, content) {
+    const name = { user: "User", assistant: "Assistant" }[role];
+    const text = el("textarea", { rows: "2", "aria-label": `${name}, turn ${list.childElementCount + 1}` });
+    text.value = content;
+    list.append(el("li", { "data-role": role }, el("span", { class: "quiet" }, name), text));
+    element.hidden = false;
+  }
+  const turns = () => [...list.children].map((one) => ({ role: one.dataset.role, content: one.querySelector("textarea").value }));
+  return { element, add, turns };
 }
 
 /** The view. */
 export function playground() {
   const names = el("datalist", { id: NAMES });
   const protocol = choice([]);
-  const prompt = el("textarea", { "aria-describedby": "enter", required: true }, "Write a short sentence.");
+  const system = el("textarea", { rows: "2" });
+  const prompt = el("textarea", { "aria-describedby": "enter", required: true, rows: "4" }, "Write a short sentence.");
   const stream = el("input", { type: "checkbox", checked: true });
   const compare = el("input", { type: "checkbox" });
   const key = el("input", { type: "password", autocomplete: "off" });
   const sampling = {
-    max_tokens: number("Max tokens", { min: "1", step: "1", value: "128" }),
-    temperature: number("Temperature", { min: "0", max: "2", step: "any" }),
-    top_p: number("Top p", { min: "0", max: "1", step: "any" }),
-    seed: number("Seed", { step: "1" }),
+    max_tokens: parameter("Max tokens", "numeric", "128"),
+    temperature: parameter("Temperature", "decimal"),
+    top_p: parameter("Top p", "decimal"),
+    seed: parameter("Seed", "numeric"),
   };
   const sendButton = el("button", { class: "main" }, "Send");
   const stopButton = el("button", { type: "button", disabled: true }, "Stop");
   const columns = el("div", { class: "columns" });
+  const earlier = conversation();
+  const systemField = field("System", system, "wide");
   let panels = [];
   let endpoints = [];
   let running = null;
@@ -63,28 +91,51 @@ export function playground() {
     running?.abort();
     const controller = (running = new AbortController());
     const target = endpoints[protocol.selectedIndex];
-    const input = { prompt: prompt.value, stream: stream.checked, key: key.value, sampling: samplingParameters };
+    const isChat = target.endpoint.chat;
+    const input = {
+      prompt: prompt.value, stream: stream.checked, key: key.value, sampling: samplingParameters,
+      system: isChat ? system.value : "", turns: isChat ? earlier.turns() : [],
+    };
     stopButton.disabled = false;
-    await Promise.all(panels.slice(0, compare.checked ? 2 : 1).map((one) => one.send(target, input, controller.signal)));
+    await Promise.all(shownPanels().map((one) => one.send(target, input, controller.signal)));
     if (running === controller) stopButton.disabled = true;
   }
   /** The sampling parameters that were entered, by the protocol's names. */
   function samplingParameters(wire) {
-    const entered = Object.entries(sampling).filter(([, one]) => one.input.value !== "");
-    return Object.fromEntries(entered.map(([name, one]) => [wire[name], Number(one.input.value)]));
+    const entered = Object.entries(sampling).filter(([name, one]) => wire[name] && one.input.value.trim() !== "");
+    return Object.fromEntries(entered.map(([name, one]) => [wire[name], parseNumber(one.input.value) ?? one.input.value]));
   }
-  function showPanels() {
-    columns.replaceChildren(...panels.slice(0, compare.checked ? 2 : 1).map((one) => one.element));
+  /** Go on from a response: the prompt and the response become turns. */
+  function keep(response) {
+    earlier.add("user", prompt.value);
+    earlier.add("assistant", response);
+    prompt.value = "";
+    prompt.focus();
+  }
+  const shownPanels = () => panels.slice(0, compare.checked ? 2 : 1);
+  const showPanels = () => columns.replaceChildren(...shownPanels().map((one) => one.element));
+
+  /** Show what the selected endpoint takes. */
+  function showFields() {
+    const endpoint = endpoints[protocol.selectedIndex]?.endpoint;
+    if (!endpoint) return;
+    systemField.hidden = !endpoint.chat;
+    earlier.element.hidden = !endpoint.chat || !earlier.turns().length;
+    for (const [name, one] of Object.entries(sampling)) {
+      one.element.hidden = !endpoint.names[name];
+      setText(one.note, endpoint.names[name] ?? "");
+    }
   }
   const form = el(
     "form",
     { class: "fields", onsubmit: (event) => { event.preventDefault(); void run(); } },
     field("Protocol", protocol, "wide"),
+    systemField,
+    earlier.element,
     field("Prompt", prompt, "wide"),
-    ...Object.values(sampling).map((one) => field(one.label, one.input)),
-    field("API key (if required)", key),
-    el("label", { class: "check" }, stream, "Stream"),
-    el("label", { class: "check" }, compare, "Compare two models"),
+    ...Object.values(sampling).map((one) => one.element),
+    field("API key (if required)", key, "wide"),
+    el("div", { class: "buttons wide" }, el("label", { class: "check" }, stream, "Stream"), el("label", { class: "check" }, compare, "Compare two models")),
     el("div", { class: "buttons wide" }, sendButton, stopButton, el("span", { id: "enter", class: "quiet" }, "Enter sends, Shift+Enter starts a new line")),
   );
   prompt.addEventListener("keydown", (event) => {
@@ -94,24 +145,26 @@ export function playground() {
     }
   });
   compare.addEventListener("change", showPanels);
+  protocol.addEventListener("change", showFields);
   stopButton.addEventListener("click", () => running?.abort());
 
   function update(status) {
     const current = listEndpoints(status);
     if (JSON.stringify(current.map((one) => [one.text, one.url])) !== JSON.stringify(endpoints.map((one) => [one.text, one.url]))) {
+      const selected = protocol.value;
       protocol.replaceChildren(...current.map((one) => el("option", {}, one.text)));
+      if (current.some((one) => one.text === selected)) protocol.value = selected;
       endpoints = current;
+      showFields();
     }
     const models = listModels(status);
-    if (models.join() !== [...names.children].map((one) => one.value).join()) {
-      names.replaceChildren(...models.map((value) => el("option", { value })));
-    }
+    redraw(names, models, () => models.map((value) => el("option", { value })));
     if (!panels.length) {
-      const versions = models.filter((one) => one.includes("@"));
-      panels = [responsePanel("Model", NAMES, versions[0] ?? models[0] ?? ""), responsePanel("Second model", NAMES, versions[1] ?? models[1] ?? models[0] ?? "")];
+      const second = models.find((one) => one.includes("@")) ?? models[1] ?? models[0] ?? "";
+      panels = [responsePanel("Model", NAMES, models[0] ?? "", keep), responsePanel("Second model", NAMES, second, keep)];
       showPanels();
     }
   }
-  const element = el("div", {}, el("h2", {}, "Playground"), names, form, columns);
+  const element = el("div", { class: "workbench" }, el("h2", {}, "Playground"), names, form, columns);
   return { element, update };
 }

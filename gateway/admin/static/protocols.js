@@ -1,28 +1,44 @@
 // The endpoints of each protocol, and where its responses have their text.
 
 const SAME = { max_tokens: "max_tokens", temperature: "temperature", top_p: "top_p", seed: "seed" };
-const chat = (prompt) => ({ messages: [{ role: "user", content: prompt }] });
-const completion = (prompt) => ({ prompt });
 
-/** An endpoint with the model in the body. */
-function modelInBody(label, path, content) {
-  return {
-    label,
-    path: () => path,
-    body: (input) => ({ model: input.model, ...content(input.prompt), ...input.sampling(SAME), stream: input.stream }),
-  };
+/** The conversation as messages, with the system prompt as the first. */
+function messages(input) {
+  return [...(input.system ? [{ role: "system", content: input.system }] : []), ...dialogue(input)];
 }
 
-/** An endpoint with the model in the path. */
-function modelInPath(label, path, body) {
-  return { label, path: (input) => path(encodeURIComponent(input.model), input), body };
+/** The turns of the user and of the model. */
+function dialogue(input) {
+  return [...input.turns, { role: "user", content: input.prompt }];
 }
 
-function generate(extra) {
-  return modelInPath(
+/**
+ * An endpoint: its path, its body, the wire names of its parameters, the SDK of its Python example
+ * (see `snippets.js`), and whether it takes a conversation.
+ */
+function endpoint(label, path, body, { names = SAME, sdk = null, chat = true } = {}) {
+  return { label, path: (input) => path(encodeURIComponent(input.model), input), body: (input) => body(input, input.sampling(names)), names, sdk, chat };
+}
+
+function openaiChat(label, path, base) {
+  return endpoint(label, () => path, (input, sampling) => ({ model: input.model, messages: messages(input), ...sampling, stream: input.stream }), {
+    sdk: { name: "openai", base, method: "chat.completions.create" },
+  });
+}
+
+function openaiCompletion(path, base) {
+  return endpoint("completion", () => path, (input, sampling) => ({ model: input.model, prompt: input.prompt, ...sampling, stream: input.stream }), {
+    sdk: { name: "openai", base, method: "completions.create" },
+    chat: false,
+  });
+}
+
+function generate(extra, names = SAME) {
+  return endpoint(
     "generate",
     (model, input) => `/v2/models/${model}/generate${input.stream ? "_stream" : ""}`,
-    (input) => ({ text_input: input.prompt, ...extra(input) }),
+    (input, sampling) => ({ text_input: input.prompt, ...extra(input, sampling) }),
+    { names, chat: false },
   );
 }
 
@@ -32,56 +48,61 @@ const LLM_API = {
   top_p: "sampling_param_top_p",
   seed: "sampling_param_seed",
 };
+const TRTLLM = (input, sampling) => ({ ...sampling, stream: input.stream, exclude_input_in_output: true });
 const TRITON = {
-  "": (input) => ({ ...input.sampling(SAME), stream: input.stream, exclude_input_in_output: true }),
-  trtllm: (input) => ({ ...input.sampling(SAME), stream: input.stream, exclude_input_in_output: true }),
-  llmapi: (input) => ({ ...input.sampling(LLM_API), streaming: input.stream, sampling_param_exclude_input_from_output: true }),
-  plain: (input) => ({ ...input.sampling(SAME), stream: input.stream }),
+  "": () => generate(TRTLLM),
+  trtllm: () => generate(TRTLLM),
+  llmapi: () => generate((input, sampling) => ({ ...sampling, streaming: input.stream, sampling_param_exclude_input_from_output: true }), LLM_API),
+  plain: () => generate((input, sampling) => ({ ...sampling, stream: input.stream })),
 };
 const MINDIE = { ...SAME, max_tokens: "max_new_tokens" };
 const ANTHROPIC = { max_tokens: "max_tokens", temperature: "temperature", top_p: "top_p" };
 const OLLAMA = { ...SAME, max_tokens: "num_predict" };
 
 /** An endpoint of Ollama, whose parameters are options. */
-function ollama(label, content) {
-  return {
-    label,
-    path: () => `/api/${label}`,
-    body: (input) => ({ model: input.model, ...content(input.prompt), options: input.sampling(OLLAMA), stream: input.stream }),
-  };
+function ollama(label, content, chat) {
+  return endpoint(label, () => `/api/${label}`, (input, sampling) => ({ model: input.model, ...content(input), options: sampling, stream: input.stream }), {
+    names: OLLAMA,
+    sdk: { name: "ollama", method: label },
+    chat,
+  });
 }
 
 /** The endpoints of a protocol with this profile. */
 export const ENDPOINTS = {
-  openai: () => [modelInBody("chat", "/v1/chat/completions", chat), modelInBody("completion", "/v1/completions", completion)],
-  ovms: () => [modelInBody("chat", "/v3/chat/completions", chat), modelInBody("completion", "/v3/completions", completion)],
+  openai: () => [openaiChat("chat", "/v1/chat/completions", "/v1"), openaiCompletion("/v1/completions", "/v1")],
+  ovms: () => [openaiChat("chat", "/v3/chat/completions", "/v3"), openaiCompletion("/v3/completions", "/v3")],
   databricks: () => [
-    modelInPath(
+    endpoint(
       "invocations",
       (model) => `/serving-endpoints/${model}/invocations`,
-      (input) => ({ ...chat(input.prompt), ...input.sampling(SAME), stream: input.stream }),
+      (input, sampling) => ({ messages: messages(input), ...sampling, stream: input.stream }),
     ),
-    modelInBody("chat", "/serving-endpoints/chat/completions", chat),
+    openaiChat("chat", "/serving-endpoints/chat/completions", "/serving-endpoints"),
   ],
-  triton: (profile) => [generate(TRITON[profile] ?? TRITON[""])],
-  mindie: () => [
-    modelInBody("chat", "/v1/chat/completions", chat),
-    generate((input) => ({ parameters: input.sampling(MINDIE) })),
+  triton: (profile) => [(TRITON[profile] ?? TRITON[""])()],
+  mindie: () => [openaiChat("chat", "/v1/chat/completions", "/v1"), generate((_, sampling) => ({ parameters: sampling }), MINDIE)],
+  ollama: () => [
+    ollama("chat", (input) => ({ messages: messages(input) }), true),
+    ollama("generate", (input) => ({ prompt: input.prompt }), false),
   ],
-  ollama: () => [ollama("chat", chat), ollama("generate", completion)],
   anthropic: () => [
-    {
-      label: "messages",
-      path: () => "/v1/messages",
-      body: (input) => ({ model: input.model, max_tokens: 1024, ...chat(input.prompt), ...input.sampling(ANTHROPIC), stream: input.stream }),
-    },
+    endpoint(
+      "messages",
+      () => "/v1/messages",
+      (input, sampling) => ({
+        model: input.model, max_tokens: 1024, ...(input.system ? { system: input.system } : {}), messages: dialogue(input), ...sampling, stream: input.stream,
+      }),
+      { names: ANTHROPIC, sdk: { name: "anthropic", base: "", method: "messages.create" } },
+    ),
   ],
   tgi: () => [
-    {
-      label: "generate",
-      path: (input) => `/generate${input.stream ? "_stream" : ""}`,
-      body: (input) => ({ model: input.model, inputs: input.prompt, parameters: input.sampling(MINDIE) }),
-    },
+    endpoint(
+      "generate",
+      (_, input) => `/generate${input.stream ? "_stream" : ""}`,
+      (input, sampling) => ({ model: input.model, inputs: input.prompt, parameters: sampling }),
+      { names: MINDIE, chat: false },
+    ),
   ],
 };
 

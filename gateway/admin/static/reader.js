@@ -2,6 +2,8 @@
 
 import { headers } from "./api.js";
 import { choice, el, field, setText } from "./dom.js";
+import { formatExact, parseExact, resolve } from "./json.js";
+import { tryForm } from "./try_it.js";
 
 const VERBS = ["get", "put", "post", "delete", "patch", "head", "options"];
 const MAX_LENGTH = 120;
@@ -13,14 +15,15 @@ export function api() {
   const list = el("div");
   const alert = el("p", { class: "bad", role: "alert" });
   let loadedUrls = "";
+  let model = "";
 
   async function load() {
     list.replaceChildren();
     setText(alert, "");
     const response = await fetch(`/-/playground/${listener.selectedIndex}/openapi.json`, { headers: headers() });
     if (!response.ok) return setText(alert, `The listener responded with status ${response.status}.`);
-    const document = await response.json();
-    list.replaceChildren(...operations(document));
+    const document = parseExact(await response.text());
+    list.replaceChildren(...operations(document, `/-/playground/${listener.selectedIndex}`, model));
     return filter();
   }
   function filter() {
@@ -33,6 +36,7 @@ export function api() {
     const urls = status.listeners.map((one) => one.url).join();
     if (urls === loadedUrls) return;
     loadedUrls = urls;
+    model = status.models.find((one) => one.name !== "*")?.name ?? "";
     listener.replaceChildren(...status.listeners.map((one) => el("option", {}, one.url)));
     await load();
   }
@@ -40,21 +44,23 @@ export function api() {
   return { element: el("div", {}, el("h2", {}, "API"), form, alert, list), update };
 }
 
-function operations(document) {
+function operations(document, play, model) {
   return Object.entries(document.paths).flatMap(([path, item]) =>
-    VERBS.filter((verb) => item[verb]).map((verb) => operation(document, path, item, verb)),
+    VERBS.filter((verb) => item[verb]).map((verb) => operation(document, path, item, verb, { play, model })),
   );
 }
 
-function operation(document, path, item, verb) {
+function operation(document, path, item, verb, where) {
   const details = item[verb];
+  const parameters = [...(item.parameters ?? []), ...(details.parameters ?? [])];
   const tags = (details.tags ?? []).join(" ");
   return expandable(
     el("summary", {}, el("span", { class: "method" }, verb.toUpperCase()), el("code", {}, path), ` ${details.summary ?? ""} `, el("span", { class: "quiet" }, tags)),
     () => [
       details.description ? el("p", {}, details.description) : null,
       el("p", { class: "quiet" }, details.security ? "Requires a key." : "No key required."),
-      ...section("Parameters", [...(item.parameters ?? []), ...(details.parameters ?? [])].map((one) =>
+      tryForm(document, { ...where, path, verb, parameters, body: details.requestBody?.content }),
+      ...section("Parameters", parameters.map((one) =>
         fieldOf(document, one.name, one.schema, one.required, `in ${one.in}`))),
       ...bodies(document, "Request", details.requestBody?.content),
       ...Object.entries(details.responses ?? {}).flatMap(([status, one]) =>
@@ -110,14 +116,6 @@ function hasFields(document, given, depth = 0) {
   return Boolean(schema.properties) || (depth < 5 && each.some((one) => hasFields(document, one, depth + 1)));
 }
 
-function resolve(document, given) {
-  let schema = given;
-  for (let n = 0; schema?.$ref && n < 10; n += 1) {
-    schema = schema.$ref.slice(2).split("/").reduce((node, name) => node?.[name.replaceAll("~1", "/").replaceAll("~0", "~")], document);
-  }
-  return schema;
-}
-
 function nameOf(document, given) {
   const name = resolve(document, given)?.properties;
   return name ? `object with ${Object.keys(name).slice(0, 3).join(", ")}` : typeOf(document, given);
@@ -127,8 +125,8 @@ function nameOf(document, given) {
 function typeOf(document, given, depth = 0) {
   const schema = resolve(document, given);
   if (!schema || depth > 3) return "…";
-  if (schema.const !== undefined) return JSON.stringify(schema.const);
-  if (schema.enum) return truncate(schema.enum.map((one) => JSON.stringify(one)).join(" | "));
+  if (schema.const !== undefined) return formatExact(schema.const);
+  if (schema.enum) return truncate(schema.enum.map((one) => formatExact(one)).join(" | "));
   const variants = schema.anyOf ?? schema.oneOf ?? schema.allOf;
   if (variants) return truncate([...new Set(variants.map((one) => typeOf(document, one, depth + 1)))].join(" | "));
   if (schema.items) return `array of ${typeOf(document, schema.items, depth + 1)}`;

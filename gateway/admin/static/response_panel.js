@@ -1,28 +1,33 @@
 // A response in the playground: its text and events as they arrive, and its timing.
 
 import { errorOf, textOf, tokensOf } from "./protocols.js";
-import { count, el, field, setText, time } from "./dom.js";
-import { curl, httpx } from "./snippets.js";
+import { copyable, count, el, field, setText, time } from "./dom.js";
+import { curl, pythonProgram } from "./snippets.js";
 import { send } from "./stream.js";
 
 const MAX_EVENTS = 2000;
 
-/** The panel of one model. `names` is the id of the list of models. */
-export function responsePanel(label, names, initialModel) {
+/**
+ * The panel of one model. `names` is the id of the list of models; `keep` gets the response if the
+ * conversation goes on from it.
+ */
+export function responsePanel(label, names, initialModel, keep) {
   const model = el("input", { list: names, value: initialModel, autocomplete: "off", spellcheck: "false" });
   const output = el("pre", { class: "output", tabindex: "0", role: "log", "aria-label": `${label}: response` });
   const alert = el("p", { class: "bad", role: "alert" });
   const timing = el("p", { class: "quiet" }, "–");
   const events = el("div", { class: "events", tabindex: "0", role: "group", "aria-label": `${label}: events` });
+  const reply = el("button", { type: "button", hidden: true, onclick: () => keep(output.textContent) }, "Continue from this response");
   const snippets = [el("pre", { tabindex: "0" }), el("pre", { tabindex: "0" })];
   const element = el(
     "section",
     { "aria-label": `${label} and its response` },
     field(label, model),
-    el("h3", {}, "Response"), output, alert, timing,
-    el("h3", {}, "Events"), events,
+    el("h3", {}, "Response"), output, alert,
+    el("div", { class: "buttons" }, timing, reply),
     el("details", {}, el("summary", {}, "curl"), copyable(snippets[0])),
     el("details", {}, el("summary", {}, "Python"), copyable(snippets[1])),
+    el("h3", {}, "Events"), events,
   );
 
   /** Send a request to an endpoint of a listener. */
@@ -31,7 +36,8 @@ export function responsePanel(label, names, initialModel) {
     const path = target.prefix + target.endpoint.path(parameters);
     const body = target.endpoint.body(parameters);
     setText(snippets[0], curl(target.url + path, body, Boolean(input.key)));
-    setText(snippets[1], httpx(target.url + path, body, Boolean(input.key)));
+    setText(snippets[1], pythonProgram(target, path, body, Boolean(input.key)));
+    reply.hidden = true;
     for (const one of [output, alert]) setText(one, "");
     events.replaceChildren();
     const startedAt = performance.now();
@@ -61,6 +67,7 @@ export function responsePanel(label, names, initialModel) {
       setText(alert, signal.aborted ? "stopped" : `the response was cut off: ${error.message}`);
     }
     setText(timing, `${status}${describe(progress)} · ${time(elapsed())} in total`);
+    reply.hidden = !target.endpoint.chat || !output.textContent;
   }
   return { element, send: sendRequest };
 }
@@ -72,20 +79,4 @@ function describe({ first, last, chunks, tokens }) {
   if (chunks > 1 && last > first) parts.push(`${count((number - 1) / (last - first), 1)} tokens/s`);
   parts.push(`${number} ${tokens === null ? "chunks" : "tokens"}`);
   return parts.join(" · ");
-}
-
-/** A text and a button that copies it, or selects it if copying is not allowed. */
-function copyable(text) {
-  const button = el("button", { type: "button" }, "Copy");
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text.textContent);
-      setText(button, "Copied");
-    } catch {
-      getSelection().selectAllChildren(text);
-      setText(button, "Selected");
-    }
-    setTimeout(() => setText(button, "Copy"), 1500);
-  });
-  return el("div", {}, button, text);
 }

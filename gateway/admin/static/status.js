@@ -1,64 +1,223 @@
-// The models with statistics of their versions, and the workers.
+// The models with their statistics of the last 15 minutes, the errors, and the workers.
 
-import { count, el, table, time } from "./dom.js";
+import { fetchJson } from "./api.js";
+import { count, el, rate, redraw, table, time } from "./dom.js";
+import { bar, sparkline } from "./sparkline.js";
+
+const INTERVALS = 90;
+const STATES = { up: "in rotation", trial: "on trial", out: "out" };
+const OUT_REASONS = {
+  health_check: "health checks fail",
+  connect: "connecting fails",
+  ejected: "ejected after failed requests",
+};
+const NO_MODEL = "no model";
+
+/** A number with its line. */
+function metric(text, chart, quiet = "") {
+  return el("div", { class: "metric" }, el("span", {}, text, quiet ? el("span", { class: "quiet" }, ` ${quiet}`) : ""), chart);
+}
 
 const MODELS = [
-  { label: "Model", of: (row) => row.model },
-  { label: "Version", of: (row) => row.version },
-  { label: "Share", number: true, of: (row) => (row.share === null ? "–" : `${row.share} %`) },
-  { label: "Backend", of: (row) => row.backend },
-  { label: "State", of: (row) => row.state, bad: (row) => row.state === "not ready" },
-  { label: "Requests", number: true, of: (row) => count(row.requests) },
-  { label: "Errors", number: true, of: (row) => count(row.errors) },
-  { label: "First token, p50", number: true, of: (row) => time(row.first_token_p50) },
-  { label: "p95", number: true, of: (row) => time(row.first_token_p95) },
-  { label: "Tokens/s", number: true, of: (row) => count(row.tokens_per_second, 1) },
+  {
+    label: "Model",
+    of: (row) => [row.name, row.aliases],
+    draw: (row) => [el("span", { class: "name" }, row.name), row.aliases.length ? el("span", { class: "quiet under" }, row.aliases.join(", ")) : null],
+  },
+  {
+    label: "Version",
+    of: (row) => [row.version, row.backend, row.state],
+    draw: (row) => [
+      el("span", { class: "name" }, row.version || "–"),
+      row.state === "ready" ? null : el("span", { class: "badge bad" }, row.state),
+      row.backend ? el("span", { class: "quiet under" }, row.backend) : null,
+    ],
+  },
+  {
+    label: "Split",
+    of: (row) => [row.share, row.actual],
+    draw: (row) => {
+      if (row.share === null) return "–";
+      const actual = row.actual === null ? "no requests" : `${count(100 * row.actual)} %`;
+      const text = el("span", {}, actual, el("span", { class: "quiet" }, ` of ${row.share} %`));
+      return el("div", { class: "metric" }, text, bar(`Actual ${actual}, wanted ${row.share} %`, row.actual ?? 0, row.share / 100));
+    },
+  },
+  {
+    label: "Requests/s",
+    of: (row) => [row.requests_per_second, row.lines.requests],
+    draw: (row) => metric(rate(row.requests_per_second), sparkline("Requests per second", row.lines.requests, rate)),
+  },
+  {
+    label: "Errors",
+    of: (row) => [row.recentErrors, row.lines.errors],
+    draw: (row) => metric(count(row.recentErrors), sparkline("Errors per second", row.lines.errors, rate)),
+    bad: (row) => row.recentErrors > 0,
+  },
+  {
+    label: "First token",
+    of: (row) => [row.p50, row.p95, row.lines.first],
+    draw: (row) => metric(time(row.p50), sparkline("Time to first token", row.lines.first, time), row.p95 === null ? "" : `p95 ${time(row.p95)}`),
+  },
+  {
+    label: "Tokens/s",
+    of: (row) => [row.tokens_per_second, row.lines.tokens],
+    draw: (row) => metric(rate(row.tokens_per_second), sparkline("Tokens per second", row.lines.tokens, rate)),
+  },
+  { label: "Total", number: true, of: (row) => count(row.requests) },
+];
+const ERRORS = [
+  { label: "Model", of: (row) => row.name },
+  { label: "Version", of: (row) => row.version || "–" },
+  { label: "Error", of: (row) => row.error },
+  { label: "Caused by", of: (row) => row.origin },
+  { label: "Requests", number: true, of: (row) => count(row.count) },
 ];
 const WORKERS = [
   { label: "Backend", of: (row) => row.backend },
   { label: "Worker", of: (row) => row.url },
-  { label: "State", of: (row) => row.state, bad: (row) => row.state === "out" },
-  { label: "Last failure", of: (row) => row.error || "–" },
-  { label: "Retry in", number: true, of: (row) => time(row.back_in) },
-  { label: "In flight", number: true, of: (row) => count(row.in_flight) },
-  { label: "Limit", number: true, of: (row) => count(row.limit) },
+  {
+    label: "State",
+    of: (row) => row.state,
+    draw: (row) => el("span", { class: `badge ${{ up: "good", out: "bad" }[row.state] ?? ""}` }, STATES[row.state] ?? row.state),
+  },
+  { label: "Reason", of: reasonOf },
+  {
+    label: "In flight",
+    of: (row) => [row.in_flight, row.limit],
+    draw: (row) => {
+      const text = row.limit === null ? count(row.in_flight) : `${count(row.in_flight)} of ${count(row.limit)}`;
+      return el("div", { class: "metric" }, el("span", {}, text), row.limit === null ? "" : bar(`${text} in flight`, row.limit ? row.in_flight / row.limit : 1));
+    },
+  },
   { label: "First token", number: true, of: (row) => time(row.latency) },
   { label: "Weight", number: true, of: (row) => count(row.weight, 2) },
 ];
-const NONE = {
-  requests: 0,
-  errors: 0,
-  tokens_per_second: 0,
-  first_token_p50: null,
-  first_token_p95: null,
-};
+const NONE = { requests: 0, requests_per_second: 0, tokens_per_second: 0, first_token_p50: null, first_token_p95: null };
 
-function rows(status) {
-  const statistics = new Map(status.stats.map((one) => [`${one.model}@${one.version}`, one]));
-  const known = status.models.flatMap((model) =>
-    model.versions.map((one) => {
-      const key = `${model.name}@${one.name}`;
-      const counts = statistics.get(key) ?? NONE;
-      statistics.delete(key);
-      const ready = one.ready ? "ready" : "not ready";
-      return { ...counts, model: model.name, version: one.name, share: one.share, backend: one.backend, state: ready };
-    }),
-  );
-  const others = [...statistics.values()].filter((one) => one.model);
-  return [...known, ...others.map((one) => ({ ...one, share: null, backend: "–", state: "not configured" }))];
+/** Why a worker is out, or what its last failure was. */
+function reasonOf(row) {
+  const failure = row.error ? (/^\d+$/.test(row.error) ? `status ${row.error}` : row.error.replaceAll("_", " ")) : "";
+  if (row.state === "up") return failure ? `last failure: ${failure}` : "–";
+  const parts = [OUT_REASONS[row.out_reason] ?? "one request at a time", failure && `last failure: ${failure}`];
+  if (row.back_in !== null) parts.push(`again in ${time(row.back_in)}`);
+  return parts.filter(Boolean).join("; ");
+}
+
+/** The values of a list, where one is missing the last one before. */
+function held(values) {
+  let last = null;
+  return values.map((value) => (last = value ?? last));
+}
+
+/** The values of a version in each of the last intervals; null before the gateway's start. */
+function linesOf(history, version) {
+  const points = new Map((version?.points ?? []).map((point) => [point.n, point]));
+  const each = (value, missing) =>
+    Array.from({ length: INTERVALS }, (_, at) => {
+      const n = history.end - INTERVALS + at;
+      if (n < history.end - history.intervals) return null;
+      return points.has(n) ? value(points.get(n)) : missing;
+    });
+  return {
+    requests: each((point) => (point.requests ?? 0) / history.interval, 0),
+    errors: each((point) => (point.errors ?? 0) / history.interval, 0),
+    tokens: each((point) => (point.tokens ?? 0) / history.interval, 0),
+    first: held(each((point) => point.first_token_p50 ?? null, null)),
+  };
+}
+
+function rows(status, history) {
+  const keyOf = (one) => JSON.stringify([one.model, one.version]);
+  const statistics = new Map(status.stats.map((one) => [keyOf(one), one]));
+  const recent = new Map(history.versions.map((one) => [keyOf(one), one]));
+  const known = status.models.flatMap((model) => {
+    const sent = model.versions.map((one) => recent.get(keyOf({ model: model.name, version: one.name }))?.split_requests ?? 0);
+    const total = sent.reduce((sum, one) => sum + one, 0);
+    return model.versions.map((one, at) => ({
+      model: model.name,
+      name: model.name,
+      aliases: at ? [] : model.aliases,
+      version: one.name,
+      backend: one.backend,
+      state: one.ready ? "ready" : "not ready",
+      share: model.versions.length > 1 ? one.share : null,
+      actual: total ? sent[at] / total : null,
+    }));
+  });
+  const names = new Set(known.map(keyOf));
+  const others = status.stats
+    .filter((one) => !names.has(keyOf(one)) && one.requests)
+    .map((one) => ({
+      model: one.model, name: one.model || NO_MODEL, aliases: [], version: one.version, backend: "",
+      state: one.model ? "not configured" : "ready", share: null, actual: null,
+    }));
+  return [...known, ...others].map((row) => {
+    const counts = statistics.get(keyOf(row)) ?? NONE;
+    const version = recent.get(keyOf(row));
+    return {
+      ...row,
+      requests: counts.requests,
+      requests_per_second: counts.requests_per_second,
+      tokens_per_second: counts.tokens_per_second,
+      p50: version?.first_token_p50 ?? counts.first_token_p50,
+      p95: version?.first_token_p95 ?? counts.first_token_p95,
+      recentErrors: (version?.errors ?? []).reduce((sum, one) => sum + one.count, 0),
+      lines: linesOf(history, version),
+    };
+  });
+}
+
+/** The sums over all versions. */
+function totals(shown) {
+  const sum = (pick) => shown.reduce((total, row) => total + pick(row), 0);
+  const line = (name) => shown[0]?.lines[name].map((_, at) => (shown[0].lines[name][at] === null ? null : sum((row) => row.lines[name][at]))) ?? [];
+  return [
+    ["Requests/s", rate(sum((row) => row.requests_per_second)), "last minute", sparkline("Requests per second", line("requests"), rate)],
+    ["Errors", count(sum((row) => row.recentErrors)), "last 15 minutes", sparkline("Errors per second", line("errors"), rate)],
+    ["Tokens/s", rate(sum((row) => row.tokens_per_second)), "last minute", sparkline("Tokens per second", line("tokens"), rate)],
+  ];
 }
 
 /** The view. */
 export function status() {
-  const models = table("Totals since the start; latencies and rates over the last minute", MODELS, (row) => `${row.model}@${row.version}`);
-  const workers = table("As seen by the gateway", WORKERS, (row) => `${row.backend} ${row.url}`);
+  const tiles = el("div", { class: "tiles" });
+  const models = table("Rates of the last minute; errors and time to first token (median, p95) of the last 15 minutes; totals since the start", MODELS, (row) => JSON.stringify([row.model, row.version]));
+  const errors = table("Last 15 minutes, by class; “no model”: no version answered, for instance since the model is unknown or the key is wrong", ERRORS, (row) => JSON.stringify([row.model, row.version, row.error]));
+  const workers = table("As this gateway sees them", WORKERS, (row) => `${row.backend} ${row.url}`);
+  const none = el("p", { class: "quiet" }, "No errors in the last 15 minutes");
+  const failures = el("ul", { class: "plain bad", hidden: true });
   const workerSection = el("section", { hidden: true }, el("h2", {}, "Workers"), workers.element);
-  const element = el("div", {}, el("h2", {}, "Models"), models.element, workerSection);
-  function update(status) {
-    models.show(rows(status));
+  const element = el(
+    "div", {},
+    tiles,
+    failures,
+    el("section", {}, el("h2", {}, "Models"), models.element),
+    workerSection,
+    el("section", {}, el("h2", {}, "Errors"), none, errors.element),
+  );
+  async function update(status) {
+    const history = await fetchJson("/-/history");
+    const shown = rows(status, history);
+    redraw(tiles, [status.running, shown.map((row) => [row.requests_per_second, row.tokens_per_second, row.recentErrors, row.lines])], () => [
+      tile("Running", count(status.running), "requests now", null),
+      ...totals(shown).map((one) => tile(...one)),
+    ]);
+    models.show(shown);
+    const classes = history.versions.flatMap((version) =>
+      version.errors.map((one) => ({ ...one, model: version.model, version: version.version, name: version.model || NO_MODEL })));
+    errors.show(classes.sort((one, other) => other.count - one.count));
+    errors.element.hidden = !classes.length;
+    none.hidden = Boolean(classes.length);
+    redraw(failures, status.failures, () => Object.entries(status.failures).map(([name, reason]) => el("li", {}, `Backend ${name}: ${reason}`)));
+    failures.hidden = !Object.keys(status.failures).length;
     const reports = Object.entries(status.workers).flatMap(([backend, members]) => members.map((one) => ({ ...one, backend })));
     workerSection.hidden = !reports.length;
     workers.show(reports);
   }
   return { element, update };
+}
+
+function tile(label, value, note, chart) {
+  return el("div", { class: "tile" }, el("h2", {}, label), el("p", {}, el("span", { class: "value" }, value), el("span", { class: "quiet" }, note)), chart);
 }

@@ -1,6 +1,7 @@
 // Reads a response: the events of a stream, or one body.
 
 import { headers, parseJson } from "./api.js";
+import { formatExact } from "./json.js";
 
 /**
  * Send a request and call `each` with the text and the JSON (or null) of every event. Returns the
@@ -9,7 +10,7 @@ import { headers, parseJson } from "./api.js";
 export async function send(path, body, { key, signal, each }) {
   const requestHeaders = headers({ "Content-Type": "application/json" });
   if (key) requestHeaders["x-api-key"] = key;
-  const response = await fetch(path, { method: "POST", headers: requestHeaders, body: JSON.stringify(body), signal });
+  const response = await fetch(path, { method: "POST", headers: requestHeaders, body: formatExact(body), signal });
   const type = response.headers.get("Content-Type") ?? "";
   const isLines = type.startsWith("application/x-ndjson");
   const isStream = isLines || type.startsWith("text/event-stream");

@@ -4,8 +4,8 @@ The label ``split`` is the traffic split that chose the version; it is "" for pi
 routes and fallbacks.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -35,6 +35,8 @@ _MAX_LABEL_SETS: Final = 10_000
 _MAX_STATS_KEYS: Final = 500
 _BATCH_SIZE: Final = 256
 """Records counted together: the larger the batch, the less a record costs. 256 take 1 ms."""
+MAX_FINISHED_REQUESTS: Final = 200
+"""How many of the last finished requests are kept."""
 _STATS_LABELS: Final = ("model", "version", "split")
 _HistogramStats = RequestStats[Histogram]
 
@@ -177,6 +179,7 @@ class MetricsCollector(Collector):
         self._next_observer = next_observer
         self._pending: list[RequestRecord] = []
         """Records not counted yet."""
+        self._finished = deque[RequestRecord](maxlen=MAX_FINISHED_REQUESTS)
         self._stats: dict[StatsKey, _HistogramStats] = {}
         self._fallbacks = Counter[tuple[str, ...]]()
         self._registry = CollectorRegistry(auto_describe=False)
@@ -201,6 +204,11 @@ class MetricsCollector(Collector):
         """The statistics of all requests recorded so far."""
         self._count_pending()
         return self._stats
+
+    def list_finished(self) -> Sequence[RequestRecord]:
+        """The last requests that a model answered or that failed, the latest first."""
+        self._count_pending()
+        return [*reversed(self._finished)]
 
     def render_page(self) -> bytes:
         """The page in the Prometheus text format."""
@@ -232,6 +240,7 @@ class MetricsCollector(Collector):
     def _count_pending(self) -> None:
         """Count the pending records."""
         pending, self._pending = self._pending, []
+        self._finished.extend(one for one in pending if one.model or one.outcome != "ok")
         for records in group_by_labels(pending):
             first = records[0]
             self._get_stats(build_stats_key(first)).add_records(*records)

@@ -112,7 +112,7 @@ _POOL_METRICS: Final = (
     ),
     _define_largest_gauge(
         "worker_latency_seconds",
-        "Recent time to first token of the worker, if known.",
+        "Mean time to first token of the worker's last streams, if known.",
         lambda pool: _read_worker_values("latency", pool),
         "worker",
     ),

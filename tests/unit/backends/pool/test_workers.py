@@ -449,7 +449,8 @@ async def test_worker_report_contains_state_and_limits() -> None:
 
     assert (bad.url, bad.state, bad.in_flight, bad.limit) == ("http://w0:1", "out", 1, 4)
     assert (bad.back_in, bad.error) == (10.0, "disconnect")
-    assert bad.latency is not None
+    assert bad.latency == 0.25, "the measured time, which does not decay"
+    assert (bad.out_reason, good.out_reason) == ("ejected", "")
     assert (good.state, good.in_flight, good.back_in, good.error) == ("up", 0, None, "")
     assert (good.latency, good.weight) == (None, 1)
 

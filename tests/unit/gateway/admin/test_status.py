@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from backends.histogram import Histogram
-from gateway.admin.status import GatewayStatus, RecentStats, describe_config, merge_statuses
+from gateway.admin.config_view import describe_config
+from gateway.admin.status import GatewayStatus, RecentStats, merge_statuses
 from gateway.admin.status import VersionStats as Told
 from gateway.config.loader import load_text
 from gateway.observability.record import RequestOutcome, RequestRecord

@@ -1,0 +1,118 @@
+"""Every view in a real browser, judged by axe-core: light and dark, wide, middle and narrow."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page.conftest import ADMIN_KEY, CANARY, KEY, Gateway
+
+AXE: Final = Path(".venv-page/node_modules/axe-core/axe.min.js")
+WIDTHS: Final = (1440, 1024, 390)
+RUN_AXE: Final = "async () => (await axe.run(document)).violations"
+BROKEN_WORDS: Final = """
+() => [...document.querySelectorAll("td span, td a, td, nav a, button, h1, h2, .value")]
+  .filter(it => it.checkVisibility() && !it.children.length && it.textContent.trim())
+  .filter(it => {
+    const range = document.createRange();
+    range.selectNodeContents(it);
+    const tops = new Set([...range.getClientRects()].map(one => Math.round(one.top)));
+    return tops.size > 1 && !it.textContent.trim().includes(" ");
+  })
+  .map(it => it.textContent)
+"""
+"""Texts without a space that stand on more than one line."""
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    if not AXE.is_file():
+        message = f"there is no {AXE}: make page installs it"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return AXE.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def used_gateway(gateway: Gateway) -> Gateway:
+    """A gateway with answered and failed requests, also of hostile names."""
+    url, headers = f"{gateway.client}/v1/chat/completions", {"Authorization": f"Bearer {KEY}"}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    for model in ("plain", "chat", "distant", CANARY, f"chat@{CANARY}"):
+        httpx.post(url, json=body | {"model": model}, headers=headers, timeout=30)
+    httpx.post(url, json=body | {"model": "plain"}, headers={"Authorization": "Bearer no"})
+    return gateway
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest) -> Literal["light", "dark"]:
+    return "dark" if request.param == "dark" else "light"
+
+
+@pytest.fixture(params=WIDTHS)
+def view(
+    browser: Browser,
+    used_gateway: Gateway,
+    scheme: Literal["light", "dark"],
+    request: pytest.FixtureRequest,
+) -> Iterator[Page]:
+    """A tab that lets axe-core in, which the page's own policy would refuse."""
+    context = browser.new_context(
+        viewport={"width": request.param, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )
+    page = context.new_page()
+    page.add_init_script(f"sessionStorage.setItem('admin-key', '{ADMIN_KEY}')")
+    page.goto(used_gateway.admin)
+    page.get_by_role("cell", name="endless").first.wait_for()
+    yield page
+    context.close()
+
+
+def prepare_views(page: Page) -> Iterator[str]:
+    """Bring up every view with content, and name it."""
+    expect(page.get_by_role("cell", name="VersionNotFound").first).to_be_attached()
+    yield "Status"
+    page.get_by_role("link", name="Requests", exact=True).click()
+    expect(page.get_by_text("client error").last).to_be_attached()
+    yield "Requests"
+    page.locator("tbody a").last.click()
+    expect(page.get_by_role("dialog")).to_contain_text("No explanation was recorded")
+    yield "details of a request"
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Playground", exact=True).click()
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_label("Compare two models").check()
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Continue from this response").first.click()
+    expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
+    yield "Playground"
+    page.get_by_role("link", name="Configuration", exact=True).click()
+    expect(page.locator("pre")).to_contain_text("listeners")
+    yield "Configuration"
+    page.get_by_role("button", name="Drain", exact=True).click()
+    yield "question"
+    page.get_by_role("button", name="Cancel").last.click()
+    page.get_by_role("link", name="API", exact=True).click()
+    page.locator("summary", has_text="/v1/chat/completions").first.click()
+    expect(page.get_by_role("heading", name="Try it")).to_be_visible()
+    yield "API"
+
+
+def test_no_view_has_serious_accessibility_violations_or_broken_words(view: Page, axe: str) -> None:
+    width = view.viewport_size["width"] if view.viewport_size else 0
+    for name in prepare_views(view):
+        if not view.evaluate("'axe' in window"):
+            view.evaluate(axe)
+        found = [
+            (one["id"], one["impact"], [node["html"] for node in one["nodes"]][:3])
+            for one in view.evaluate(RUN_AXE)
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert (name, found) == (name, [])
+        assert (name, view.evaluate(BROKEN_WORDS)) == (name, [])
+        assert view.evaluate("document.scrollingElement.scrollWidth") <= width, name
