@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
+from msgspec import Struct
 
 from gateway.cli.console import print_table
 
@@ -19,6 +20,17 @@ _LEFT_COLUMNS: Final = (0, 6)
 _EXAMPLES: Final = 3
 """Examples on a terminal; the page has more."""
 _MAX_LINE: Final = 200
+
+
+class _Options(Struct, frozen=True):
+    """The options of the command."""
+
+    recordings: str | None
+    confidence: float
+    embeddings: str | None
+    as_json: bool
+    html: str | None
+    fail_on: str | None
 
 
 @click.command()
@@ -50,17 +62,7 @@ _MAX_LINE: Final = 200
     type=click.Choice(["worse", "different"]),
     help="Exit with 1 if a measure is worse, or if any measure differs.",
 )
-def compare(
-    a: str,
-    b: str,
-    *,
-    recordings: str | None,
-    confidence: float,
-    embeddings: str | None,
-    as_json: bool,
-    html: str | None,
-    fail_on: str | None,
-) -> None:
+def compare(a: str, b: str, **arguments: Any) -> None:
     """Compare two recordings: errors, losses, tool calls, lengths, latency, texts.
 
     \b
@@ -79,33 +81,38 @@ def compare(
     )
     from gateway.tools.compare.comparison import compare_text  # noqa: PLC0415 - as above
 
-    sides = _read_sides(a, b, recordings)
+    options = _Options(**arguments)
+    sides = _read_sides(a, b, options.recordings)
     if not all(sides):
         empty = a if not sides[0] else b
         raise click.UsageError(f"there are no recorded requests of {empty}")
     similarity, method = compare_text, "common characters"
-    if embeddings is not None:
+    if options.embeddings is not None:
         from gateway.tools.compare.embeddings import EmbeddingSimilarity  # noqa: PLC0415 - as above
 
-        similarity, method = EmbeddingSimilarity(embeddings), f"cosine of {embeddings}"
+        similarity = EmbeddingSimilarity(options.embeddings)
+        method = f"cosine of {options.embeddings}"
     report = compare_requests(
         (a, b),
         *sides,
-        confidence=confidence / 100,
+        confidence=options.confidence / 100,
         similarity=similarity,
         similarity_method=method,
     )
-    if html is not None:
-        _write_page(report, html)
-    if as_json:
+    if options.html is not None:
+        _write_page(report, options.html)
+    if options.as_json:
         click.echo(msgspec.json.encode(report))
     else:
-        _print_report(report, html)
+        _print_report(report, options.html)
+    sys.exit(_choose_exit_code(report, options.fail_on))
+
+
+def _choose_exit_code(report: "CompareReport", fail_on: str | None) -> int:
     verdicts = {result.verdict for result in report.measures}
-    is_failed = "worse" in verdicts or (
-        fail_on == "different" and not verdicts.isdisjoint({"better", "different"})
-    )
-    sys.exit(1 if fail_on is not None and is_failed else 0)
+    if fail_on == "different":
+        return int(not verdicts.isdisjoint({"worse", "better", "different"}))
+    return int(fail_on == "worse" and "worse" in verdicts)
 
 
 def _read_sides(

@@ -14,6 +14,7 @@ from msgspec import Struct
 from gateway.cli.built_in import is_url
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_config
+from protocols import PROTOCOLS
 from protocols.core.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -65,7 +66,13 @@ class _Options(Struct, frozen=True):
 @click.option(
     "--model", metavar="NAME", help="The worker's name for the model; by default the recorded one."
 )
-@click.option("--protocol", default="openai", show_default=True, help="The worker's protocol.")
+@click.option(
+    "--protocol",
+    type=click.Choice(tuple(PROTOCOLS)),
+    default="openai",
+    show_default=True,
+    help="The worker's protocol.",
+)
 @click.option(
     "--out",
     metavar="FOLDER",

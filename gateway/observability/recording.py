@@ -92,6 +92,8 @@ class RecordedRequest(Struct, omit_defaults=True, kw_only=True):
     method: str = ""
     path: str = ""
     """Without the query."""
+    query: str = ""
+    """The version of the API, if the query has one; nothing else of the query."""
     operation: str = ""
     """The kind of inference: ``chat``, ``completion``, ``embedding`` and so on."""
     headers: dict[str, str] = {}

@@ -91,6 +91,7 @@ class CapturedRequest(Struct, eq=False, kw_only=True):
     record: RequestRecord
     method: str
     path: str
+    query: str = ""
     headers: Mapping[str, str]
     worker: str = ""
     body: bytes | None = None
@@ -123,6 +124,7 @@ def build_recorded_request(captured: CapturedRequest) -> RecordedRequest:
         protocol=record.protocol,
         method=captured.method,
         path=captured.path,
+        query=captured.query,
         operation=record.operation,
         headers={**captured.headers},
         model=record.model,

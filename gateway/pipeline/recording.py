@@ -5,6 +5,7 @@ through, translated, streamed, forwarded, and errors. The events of the answer a
 those of a request with a shadow are. Everything else happens later, in the recorder's thread.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -31,6 +32,7 @@ _RECORDED_HEADERS: Final = frozenset(
 _RECORDED_ENDINGS: Final = ("-version", "-beta")
 """So end the names of headers by which clients choose a version of their protocol."""
 _MAX_EVENTS: Final = 200_000
+_API_VERSION: Final = re.compile(r"(?<![^&])api-version=[\w.-]{1,40}(?![^&])")
 _MAX_HEADER: Final = 500
 
 RecordCaptured = Callable[[CapturedRequest], None]
@@ -110,6 +112,7 @@ class RequestCapture(ResponseWriterWrapper):
                 record=record,
                 method=client_request.endpoint.method,
                 path=client_request.path,
+                query=_select_query(client_request.query),
                 headers=_select_headers(client_request.headers),
                 worker=self._context.worker,
                 body=body if self._has_bodies else None,
@@ -121,6 +124,12 @@ class RequestCapture(ResponseWriterWrapper):
                 events=self._events,
             )
         )
+
+
+def _select_query(query: str) -> str:
+    """The version of the API, for protocols that have it in the query."""
+    found = _API_VERSION.search(query)
+    return found[0] if found else ""
 
 
 def _select_headers(headers: Mapping[str, str]) -> Mapping[str, str]:

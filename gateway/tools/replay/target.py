@@ -40,8 +40,6 @@ _OTHER_KEY: Final = "replay"
 _PROTOCOL_HEADER: Final = "x-interlingua-protocol"
 _MODEL_SEGMENT: Final = re.compile(r"/(?:models|serving-endpoints|deployments)/([^/]+)")
 _VERSION_SEGMENT: Final = re.compile(r"(/models/[^/]+)/versions/[^/]+")
-_AZURE_PATH: Final = "/openai/deployments/"
-_AZURE_VERSION: Final = "api-version=2024-10-21"
 
 
 class TargetError(Exception):
@@ -79,8 +77,8 @@ class ReplayTarget(Struct, frozen=True):
             path = _rename_in_path(path, recorded.model)
             if isinstance(body, dict) and isinstance(body.get("model"), str):
                 body = {**body, "model": recorded.model}
-        if path.startswith(_AZURE_PATH):
-            path += f"?{_AZURE_VERSION}"
+        if recorded.query:
+            path += f"?{recorded.query}"
         headers = {
             **recorded.headers,
             "x-request-id": recorded.id,
@@ -106,11 +104,13 @@ class ReplayTarget(Struct, frozen=True):
         if not mounts:
             return None
         number, prefix = mounts[0]
-        path = recorded.path
-        if recorded.protocol != "openai":  # /openai begins Azure's own paths
-            # The prefix of a gateway without listeners in its configuration.
-            path = path.removeprefix(f"/{recorded.protocol}")
-        return number, prefix + path
+        return number, prefix + recorded.path.removeprefix(_find_default_prefix(recorded.protocol))
+
+
+def _find_default_prefix(protocol: str) -> str:
+    """The prefix of a protocol's paths where the configuration has no listeners."""
+    mounts = build_default_listener(ProtocolRegistry(PROTOCOLS)).protocols
+    return next((mount.prefix for mount in mounts if mount.name == protocol), "")
 
 
 def _rename_in_path(path: str, model: str) -> str:

@@ -162,7 +162,7 @@ def test_alias_and_pinned_version_become_the_models_own_name(name: str) -> None:
         ("triton", "/v2/models/chat/versions/1/generate", (0, "/v2/models/chat/generate")),
         ("mindie", "/mindie/v2/models/chat/generate", (1, "/mindie/v2/models/chat/generate")),
         ("mindie", "/v2/models/chat/generate", (1, "/mindie/v2/models/chat/generate")),
-        ("triton", "/triton/v2/models/chat/generate", (0, "/v2/models/chat/generate")),
+        ("openai", "/openai/v1/completions", (0, "/openai/v1/completions")),
     ],
 )
 def test_path_fits_the_listener_and_the_target(
@@ -173,15 +173,15 @@ def test_path_fits_the_listener_and_the_target(
     assert request.headers["x-interlingua-protocol"] == protocol
 
 
-def test_azure_request_gets_an_api_version() -> None:
+def test_azure_request_has_its_api_version() -> None:
     path = "/openai/deployments/gpt/chat/completions"
     target = build_config_target(
         load('listeners: [{address: "127.0.0.1:1", protocols: [{name: openai, profile: azure}]}]\n'
              "backends: {a: {kind: echo}}\nmodels: {chat: {backend: a}}\n"),
         "f", "chat", ("chat",), "/out",
     )  # fmt: skip
-    request = build_request(target, record(path, {}))
-    assert request.path == ("/openai/deployments/chat/chat/completions?api-version=2024-10-21")
+    request = build_request(target, record(path, {}, query="api-version=2024-10-21"))
+    assert request.path == "/openai/deployments/chat/chat/completions?api-version=2024-10-21"
 
 
 def test_request_of_a_protocol_without_listener_is_not_sent() -> None:
