@@ -41,8 +41,6 @@ ROOTS = [
     "/tgi/generate",
     "/tgi/v1/",
     "/tgi/info",
-    "/openai/deployments/{deployment}/",
-    "/openai/v1/deployments",
     "/openai/v1/chat",
     "/openai/v1/responses",
     "/responses",

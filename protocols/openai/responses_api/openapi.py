@@ -188,7 +188,10 @@ def build_schemas() -> dict[str, Schema]:
 def build_operations(
     errors: Mapping[str, Schema], *, allows_unknown_fields: bool
 ) -> dict[str, Schema]:
-    """The operations of this API; ``errors`` are the error responses."""
+    """The operations of this API, without those that are refused.
+
+    ``errors`` are the error responses.
+    """
     event = build_event_data(ref("ResponseEvent"))
     request = _build_request(allows_unknown_fields=allows_unknown_fields)
     return {
@@ -213,10 +216,6 @@ def build_operations(
             errors,
             request=request,
         ),
-        "response cancellation": build_operation(
-            "Refused: no response runs in the background.", {}, errors
-        ),
-        "response compaction": build_operation("Refused: not supported.", {}, errors),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from backends.aio import DeadlineTimer
 from backends.interfaces import Deadline, EventSink, RequestContext, StreamItem, StreamItems
 from gateway.observability.record import RequestRecord
-from gateway.pipeline.http import ResponseWriter
+from gateway.pipeline.http import CancellableRequest, ResponseWriter
 from gateway.pipeline.responder import Responder
 from protocols.core.errors import DeadlineExceeded, StreamBroken
 from protocols.core.events import (
@@ -170,7 +170,7 @@ async def test_first_token_time_excludes_the_stream_start(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_exceeded_deadline_sends_no_upstream_request(*, stream: bool) -> None:
-    clock, live = FakeClock(), set[Responder]()
+    clock, live = FakeClock(), set[CancellableRequest]()
     exchange = make_responder(FakeStrategy(clock), clock, seconds=0.0)
 
     with pytest.raises(DeadlineExceeded):
