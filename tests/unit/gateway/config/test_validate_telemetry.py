@@ -64,3 +64,11 @@ def test_invalid_telemetry_section_is_reported_once(part: str) -> None:
 def test_invalid_observe_section_is_reported_once() -> None:
     [told] = collect_issues("[1]")
     assert "must be" in told
+
+
+def test_feedback_needs_the_database_of_usage_rows() -> None:
+    text = "3: needs a database of usage rows; add observe.usage: {sqlite: FILE}"
+    assert collect_issues("{feedback: {}}") == [text]
+    loaded = load_text(f"{START}observe: {{usage: u.sqlite, feedback: {{}}}}\n", "g", env={})
+    assert loaded.observe.feedback is not None
+    assert loaded.observe.feedback.requests == (600, 60)
