@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import yaml
@@ -26,6 +26,8 @@ _MASKED_FIELDS: Final = frozenset({"auth", "sha256", "watermark"})
 """Fields that are masked although they are no secrets, or only a part of them is."""
 _MAX_SIZE: Final = 1 << 20
 """Bytes of a larger file are not shown."""
+_MAX_COMPARISONS: Final = 25_000_000
+"""Pairs of lines: two texts of 5,000 lines."""
 _MIN_SECRET_LENGTH: Final = 4
 """A shorter secret is masked where its field stands, and not wherever its text occurs."""
 _REFERENCE: Final = re.compile(r"""["']?\$\{\w+\}["']?""")
@@ -56,13 +58,13 @@ async def describe_config(
         "file": {"name": filename, "hash": file_hash, "differs": differs},
         "config": _mask_fields(loader.dump_config(config)),
         "lines": await asyncio.to_thread(
-            _list_lines, data, filename if differs else None, [*_find_secrets(config)]
+            _list_lines, data, filename if differs else None, (*_find_secrets(config),)
         ),
     }
 
 
 def _list_lines(
-    data: bytes, filename: str | None, secrets: Sequence[str]
+    data: bytes, filename: str | None, secrets: tuple[str, ...]
 ) -> Sequence[ConfigLine] | None:
     """The lines in effect, and those of the file if one is given; None if a text can't be shown."""
     try:
@@ -77,8 +79,14 @@ def _list_lines(
 
 
 def compare_lines(active: Sequence[str], file: Sequence[str]) -> Sequence[ConfigLine]:
-    """All lines of two texts, each once; a changed line is in the list as it was and as it is."""
+    """All lines of two texts, each once; a changed line is in the list as it was and as it is.
+
+    Of long texts that differ every line is taken for changed, since comparing them takes long.
+    """
     lines = list[ConfigLine]()
+    if len(active) * len(file) > _MAX_COMPARISONS and active != file:
+        lines += [ConfigLine(n, None, line) for n, line in enumerate(active, 1)]
+        return [*lines, *(ConfigLine(None, n, line) for n, line in enumerate(file, 1))]
     for tag, i, i_end, j, j_end in SequenceMatcher(None, active, file).get_opcodes():
         if tag == "equal":
             lines += [ConfigLine(n + 1, n + 1 - i + j, active[n]) for n in range(i, i_end)]
@@ -88,7 +96,8 @@ def compare_lines(active: Sequence[str], file: Sequence[str]) -> Sequence[Config
     return lines
 
 
-def mask_yaml(data: bytes, secrets: Sequence[str] = ()) -> str:
+@lru_cache(maxsize=2)  # the text in effect and that of the file are asked for every second
+def mask_yaml(data: bytes, secrets: tuple[str, ...] = ()) -> str:
     """The text with secrets masked, whatever else may be wrong with it.
 
     Masked are the values of fields for secrets, also in comments and by way of aliases; passwords

@@ -160,6 +160,23 @@ def test_displayed_text_is_never_rendered_as_html(page: Page) -> None:
     assert page.locator("main img, main script").count() == 0
 
 
+def test_ids_and_models_of_requests_are_never_rendered_as_html(
+    page: Page, gateway: Gateway
+) -> None:
+    body = {"model": CANARY, "messages": [{"role": "user", "content": CANARY}]}
+    headers = {"Authorization": f"Bearer {KEY}", "x-interlingua-explain": "1"}
+    headers["x-request-id"] = "<b>hostile</b>"
+    httpx.post(f"{gateway.client}/v1/chat/completions", json=body, headers=headers)
+    open_view(page, "Requests")
+    expect(page.get_by_role("cell", name=CANARY).first).to_be_visible()
+    page.get_by_label("Model").select_option(f"{CANARY}@1")
+    page.get_by_role("link", name="details of request <b>hostile</b>").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Request <b>hostile</b>")
+    expect(page.get_by_role("dialog")).to_contain_text(f"requested as {CANARY}")
+    assert page.evaluate("window.hit") is None
+    assert page.locator("main img, main script, main b").count() == 0
+
+
 def test_page_loads_only_own_resources_and_has_a_strict_csp(
     browser: Browser, gateway: Gateway
 ) -> None:

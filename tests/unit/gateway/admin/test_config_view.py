@@ -33,7 +33,7 @@ keys: [{name: ann, sha256: sk-digest}]
 
 
 def test_every_secret_in_a_text_is_masked_whatever_else_is_wrong_with_it() -> None:
-    masked = mask_yaml(TEXT.encode(), ["sk-given-elsewhere"])
+    masked = mask_yaml(TEXT.encode(), ("sk-given-elsewhere",))
 
     assert "sk-" not in masked
     assert len(masked.splitlines()) == len(TEXT.splitlines()), "the line numbers stay"
@@ -64,6 +64,12 @@ def test_changed_lines_are_listed_as_they_were_and_as_they_are() -> None:
         (3, 3, "c"),
         (None, 4, "d"),
     ]
+
+
+def test_long_texts_are_not_compared_line_by_line() -> None:
+    text = ["same"] * 6000
+    assert len(compare_lines(text, text)) == 6000
+    assert len(compare_lines(text, [*text, "new"])) == 12_001
 
 
 async def test_description_has_the_lines_in_effect_and_those_of_the_file(tmp_path: Path) -> None:
