@@ -424,6 +424,23 @@ CountCorrection = Callable[[bytes, Sequence[Event]], bytes]
 """Corrects the token counts in a response or an event, for which these events were decoded."""
 
 
+class RunningCountCorrection:
+    """A ``CountCorrection`` of the tokens so far, which a stream's events have under ``key``.
+
+    ``has_ignored_counts`` tells whether a count of the worker was implausible.
+    """
+
+    def __init__(self, key: str, has_ignored_counts: Callable[[], bool]) -> None:
+        self._replacer = TokenCountReplacer(key)
+        self._has_ignored_counts = has_ignored_counts
+        self._tokens = 0
+
+    def __call__(self, data: bytes, events: Sequence[Event]) -> bytes:
+        """See ``CountCorrection``."""
+        self._tokens += sum(event.tokens for event in events if type(event) is TextDelta)
+        return self._replacer.replace(data, self._tokens) if self._has_ignored_counts() else data
+
+
 class UnaryPassthroughReader:
     """Reads a unary response that may hold anything; a stream is encoded.
 

@@ -84,7 +84,7 @@ from protocols.passthrough import (
     PassthroughResponse,
     PassthroughRule,
     PassthroughRules,
-    TokenCountReplacer,
+    RunningCountCorrection,
     UnaryPassthroughReader,
     VerbatimStreamReader,
     build_body_decoder,
@@ -590,7 +590,7 @@ _PARAMETER_TYPES: Final[Mapping[str, Any]] = {
     "batch_size": Annotated[int, Meta(ge=1, le=INT32_MAX)] | UnsetType,
 }
 
-_GENERATED_TOKENS: Final = TokenCountReplacer("generated_tokens")
+_COUNT_KEY: Final = "generated_tokens"
 
 _decode_prompt = msgspec.json.Decoder(_PromptString).decode
 
@@ -753,13 +753,8 @@ class MindiePassthrough:
             if not request.stream:
                 return UnaryPassthroughReader(counting, NameReplacer(names))
 
-            def correct_counts(data: bytes, events: Sequence[Event]) -> bytes:
-                del events
-                if not decoder.has_ignored_counts:
-                    return data
-                return _GENERATED_TOKENS.replace(data, counter.tokens)
-
-            return VerbatimStreamReader(counting, NameReplacer(names), correct_counts)
+            counts = RunningCountCorrection(_COUNT_KEY, lambda: decoder.has_ignored_counts)
+            return VerbatimStreamReader(counting, NameReplacer(names), counts)
 
         def create_encoder() -> ResponseEncoder:
             encoder = TextEncoder(self._config.profile, request, about, headers)

@@ -134,6 +134,11 @@ class GenerateDecoder:
         self._texts: list[str] = []
         self._pending_error: GatewayError | None = None
 
+    @property
+    def has_ignored_counts(self) -> bool:
+        """Whether a token count of the worker was implausible."""
+        return self._usage_reader.has_ignored
+
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
         if self._pending_error is not None:

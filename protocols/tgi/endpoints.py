@@ -19,6 +19,7 @@ from protocols.core.interfaces import (
     Endpoint,
     HttpResponse,
     OpenApiFragment,
+    PassthroughReader,
     PassthroughRequest,
     ResponseContext,
     ResponseEncoder,
@@ -39,8 +40,14 @@ from protocols.json_body import (
     read_unchecked_fields,
 )
 from protocols.params import Param
-from protocols.passthrough import NameReplacer, UnaryPassthroughReader, VerbatimStreamReader
+from protocols.passthrough import (
+    NameReplacer,
+    RunningCountCorrection,
+    UnaryPassthroughReader,
+    VerbatimStreamReader,
+)
 from protocols.tgi import openapi, requests
+from protocols.tgi.decoder import GenerateDecoder
 from protocols.tgi.errors import JSON_HEADERS, TgiError, build_error_response
 from protocols.tgi.params import TgiLimits, build_client_table
 from protocols.tgi.requests import Fields, GenerateOptions
@@ -207,12 +214,19 @@ class TGI(TgiUpstream):
         encoder = client.create_encoder(call, request, context)
         kind = encoder.content_type if request.stream else "application/json"
         response_headers = (("Content-Type", kind), *encoder.headers())
-        read_response = VerbatimStreamReader if request.stream else UnaryPassthroughReader
+
+        def create_reader() -> PassthroughReader:
+            decoder = GenerateDecoder(request)
+            if not request.stream:
+                return UnaryPassthroughReader(decoder, NameReplacer({}))
+            counts = RunningCountCorrection("generated_tokens", lambda: decoder.has_ignored_counts)
+            return VerbatimStreamReader(decoder, NameReplacer({}), counts)
+
         return PassthroughRequest(
             request,
             UpstreamRequest(call.endpoint.path, _write_own_body(call), JSON_HEADERS),
             lambda: response_headers,
-            lambda: read_response(self.create_decoder(request), NameReplacer({})),
+            create_reader,
             lambda: encoder,
         )
 

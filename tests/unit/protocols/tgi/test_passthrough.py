@@ -139,3 +139,16 @@ def test_error_in_a_stream_is_written_by_the_gateway(
     written = found.create_encoder().encode_error_event(caught.value)
     assert written.startswith(b"data:")
     assert b"secret host" not in written
+
+
+@pytest.mark.parametrize("claim", [b"-1", b"4611686018427387904", b'"2"', b"2.5"])
+def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(
+    make: MakeCall, about: ResponseContext, claim: bytes
+) -> None:
+    reader = passed(make, about).create_reader()
+    count = b'"generated_tokens":%b'
+
+    data, events = reader.feed([b"".join(EVENTS).replace(count % b"2", count % claim)])
+
+    assert data == b"".join(EVENTS)
+    assert StreamEnd(has_ignored_usage=True) in [*events, *reader.close()[1]]
