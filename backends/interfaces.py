@@ -211,8 +211,10 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
 
 
 class AttemptHistory(Struct):
-    """The workers at which one request failed, over all its targets: pools may share workers."""
+    """The workers that got one request, over all its targets: pools may share workers."""
 
+    worker: str = ""
+    """The last worker that the request was sent to."""
     tried_urls: frozenset[str] = frozenset()
     """The workers that failed."""
     pool_urls: frozenset[str] = frozenset()

@@ -13,6 +13,7 @@ from msgspec import Meta, UnsetType
 
 from backends.echo import DEFAULT_TURN, ScriptedFailure, ScriptedTurn
 from backends.interfaces import BackendSettings, Timeouts
+from backends.log_format import LogFormatChoice
 from backends.pool.settings import (
     ClientTlsSettings,
     PoolSettings,
@@ -602,8 +603,8 @@ class RouteConfig(ConfigSection, frozen=True, kw_only=True):
 class AccessLogConfig(ConfigSection, frozen=True):
     """The access log: a line on standard error at the end of each request."""
 
-    format: Literal["json", "off"] = "json"
-    """The format of a line; ``off`` writes none."""
+    format: Literal["auto", "text", "json", "off"] = "auto"
+    """The format of a line: ``auto`` is that of ``log_format``, and ``off`` writes none."""
     buffer: PositiveInt = 10_000
     """How many lines may wait to be written; further ones are dropped and counted."""
 
@@ -628,6 +629,9 @@ class UsageConfig(ConfigSection, frozen=True):
 class ObservabilityConfig(ConfigSection, frozen=True):
     """What is recorded of requests: never a prompt, a response or a key."""
 
+    log_format: LogFormatChoice = "auto"
+    """The format of all lines that ``interlingua serve`` writes to standard error: ``auto`` is text
+    on a terminal, and JSON otherwise. The option ``--log-format`` overrides it."""
     access_log: AccessLogConfig = AccessLogConfig()
     """The access log."""
     usage: UsageConfig | None = None

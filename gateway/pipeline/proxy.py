@@ -168,6 +168,7 @@ async def forward_request(request: RoutedRequest, route: Route, body: ProxiedBod
     try:
         response = await target.backend.forward(forwarded, context)
     finally:
+        record.worker = context.attempt_history.worker
         record.worker_failures = context.attempt_history.failures
     try:
         await _write_response(request, response)

@@ -114,9 +114,7 @@ class LogReader:
         return sum(
             map(
                 int,
-                re.findall(
-                    rb"^WARNING interlingua: (\d+) log lines were dropped", self.read, re.MULTILINE
-                ),
+                re.findall(rb'"message":"(\d+) log lines were dropped', self.read, re.MULTILINE),
             )
         )
 
