@@ -30,6 +30,7 @@ from protocols.core.units import (
     Duration,
     FilePath,
     HeaderName,
+    IpNetwork,
     ListenAddress,
     ModelAlias,
     ModelName,
@@ -333,6 +334,15 @@ class ListenerConfig(ConfigSection, frozen=True):
     """The certificate and key for HTTPS; without them the listener speaks plain HTTP."""
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    trusted_proxies: tuple[IpNetwork, ...] = ()
+    """Networks of proxies, such as ``10.0.0.0/8``, whose ``forwarded_header`` names the client. By
+    default no header does. The nearest address that is not of such a proxy is the client's: in the
+    log, in sticky assignments, and with ``proxy_protocol`` for the limits of connections."""
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    """The header in which ``trusted_proxies`` name the client; they must set it or add to it."""
+    proxy_protocol: Literal["v2"] | None = None
+    """Requires that each connection comes from ``trusted_proxies`` and begins with a header of the
+    PROXY protocol, version 2, before TLS and HTTP."""
     default_model: NonEmptyStr | None = None
     """The model whose workers get images, audio and moderations that name no model."""
     cors: CorsConfig | None = None
