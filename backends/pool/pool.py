@@ -406,7 +406,7 @@ class PoolBackend:
             slot = await self._workers.acquire(criteria, deadline, context.id)
             if context.first_attempt_at is None:
                 context.first_attempt_at = slot.acquired_at
-            context.worker = slot.worker.config.url
+            context.attempt_history.worker = slot.worker.config.url
             attempt = ForwardedAttempt(slot, self._workers, self._services, deadline)
             has_begun = False
             try:
@@ -512,7 +512,7 @@ class PoolBackend:
             slot = self._workers.try_acquire(criteria, now)
             if slot is None:
                 slot = await self._workers.acquire(criteria, request.deadline, context.id)
-            context.worker = slot.worker.config.url
+            context.attempt_history.worker = slot.worker.config.url
             if reporter is not None:
                 reporter.observe_attempt(slot.worker)
             attempt_request = (

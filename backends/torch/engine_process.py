@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from backends.log_format import configure_logging, inherit_log_format
 from backends.torch.ipc import (
     IPC_VERSION,
     CancelCommand,
@@ -313,7 +314,7 @@ def run_engine(arguments: list[str]) -> None:
     # The gateway decides when this process ends, not a signal to the process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(logging.WARNING, inherit_log_format(os.environ))
     channel = EngineChannel(socket.socket(fileno=int(arguments[0])))
     settings = msgspec.json.decode(arguments[1], type=TorchSettings)
     engine = _try_load_engine(settings, channel)

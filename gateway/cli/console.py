@@ -63,11 +63,14 @@ class _LoadingFilter(logging.Filter):
 
 
 @contextmanager
-def show_loading(*, enabled: bool) -> Iterator[None]:
-    """Show the progress of local models that are being loaded, if ``enabled``."""
+def show_loading(*, enabled: bool, use_status_line: bool) -> Iterator[None]:
+    """Show the progress of local models that are being loaded, if ``enabled``.
+
+    ``use_status_line``: a terminal gets a line that changes, and not the log's lines.
+    """
     if not enabled:
         yield
-    elif not sys.stderr.isatty():
+    elif not (use_status_line and sys.stderr.isatty()):
         with _filter_log(_LoadingFilter(None)):
             yield
     else:

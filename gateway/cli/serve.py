@@ -14,6 +14,16 @@ import click
 import msgspec
 from msgspec import Struct
 
+from backends.log_format import (
+    LOG_FORMAT_CHOICES,
+    LOG_FORMAT_VARIABLE,
+    LogFormat,
+    LogFormatChoice,
+    choose_log_format,
+    configure_logging,
+    format_notice,
+    pass_on_log_format,
+)
 from gateway.cli.built_in import (
     ADMIN_PORT,
     BuiltInConfig,
@@ -68,6 +78,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The key in the web UI's URL, which is printed."""
     open_browser: bool = False
     """Whether to open that URL."""
+    log_format: LogFormat = "json"
+    """The format of all lines on standard error."""
 
 
 class ServerProcess(Struct, frozen=True):
@@ -110,7 +122,7 @@ class ServerProcess(Struct, frozen=True):
             verb = "listen" if isinstance(error, OSError) else "serve"
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             hint = f"; {self.options.port_hint}" if in_use else ""
-            click.echo(f"interlingua can't {verb}: {error}{hint}", err=True)
+            self._print(f"interlingua can't {verb}: {error}{hint}", logging.ERROR)
             await gateway.stop()
             return 1
         if not urls:
@@ -123,7 +135,7 @@ class ServerProcess(Struct, frozen=True):
             lines.append(f"web UI: {page}")
             if self.options.open_browser:
                 click.launch(page)
-        click.echo("\n".join(lines), err=True)  # at once: a full pipe blocks a second write
+        self._print("\n".join(lines))  # at once: a full pipe blocks a second write
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(reload_trigger.run())]
             if handover is not None:
@@ -133,11 +145,14 @@ class ServerProcess(Struct, frozen=True):
             await shutdown.wait()
             for task in background:
                 task.cancel()
-        self.access_log.write_text(SHUTDOWN_MESSAGE)
+        self.access_log.write_notice(SHUTDOWN_MESSAGE)
         await gateway.stop(use_shutdown_delay=shutdown.use_shutdown_delay)
         if handover is not None:
             handover.close()
         return 0
+
+    def _print(self, text: str, level: int = logging.INFO) -> None:
+        click.echo(format_notice(text, self.options.log_format, level), err=True)
 
     async def _start_gateway(
         self, gateway: "Gateway", handover: "SocketHandover | None", shutdown: ShutdownSignal
@@ -153,7 +168,8 @@ class ServerProcess(Struct, frozen=True):
             start_task = loop.create_task(
                 gateway.start(inherited, warmed=self.options.wait_for_warmup)
             )
-            with show_loading(enabled=self.options.wait_for_warmup):
+            is_text = self.options.log_format == "text"
+            with show_loading(enabled=self.options.wait_for_warmup, use_status_line=is_text):
                 if not await _wait_for_start(start_task, shutdown.event):
                     return ()
             urls = start_task.result()
@@ -189,6 +205,24 @@ async def _wait_for_start(start_task: "asyncio.Task[list[str]]", stop: asyncio.E
         await asyncio.wait({start_task})
         return False
     return True
+
+
+_LOG_FORMAT_OPTION: Final = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMAT_CHOICES),
+    default="auto",
+    show_default=True,
+    envvar=LOG_FORMAT_VARIABLE,
+    help="The format of all lines on standard error; auto: text on a terminal, else JSON.",
+)
+
+
+def start_logging(level: str, choice: LogFormatChoice) -> LogFormat:
+    """Log to standard error, also in the processes that are started. Returns the format."""
+    log_format = choose_log_format(choice)
+    configure_logging(level.upper(), log_format)
+    pass_on_log_format(log_format, os.environ)
+    return log_format
 
 
 _MAX_PROCESSES: Final = 256
@@ -256,6 +290,7 @@ def _parse_process_count(context: click.Context, option: click.Parameter, value:
     help="Socket path for an upgrade without downtime: take over from the process that uses it.",
 )
 @click.option("--log-level", default="info", show_default=True)
+@_LOG_FORMAT_OPTION
 def serve(target: str | None, log_level: str, processes: int, **options: Any) -> None:
     """Serve a configuration FILE, a worker (http://HOST:PORT), a local MODEL, or a built-in model.
 
@@ -281,7 +316,7 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
     Exit codes: 0 stopped, 1 the configuration is invalid, a model can't be loaded or a port is in
     use, 2 wrong usage.
     """  # noqa: D301 - click reads \b
-    logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    log_format = start_logging(log_level, options["log_format"])
     serve_options = msgspec.convert(
         {name: options[name] for name in ServeOptions.__struct_fields__}, ServeOptions
     )
@@ -291,20 +326,13 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
     try:
         initial_config = reader()
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        click.echo(format_notice(str(error), log_format, logging.ERROR), err=True)
         sys.exit(1)
+    if options["log_format"] == "auto":
+        log_format = start_logging(log_level, initial_config.config.observe.log_format)
     watched_file = file if options["watch"] else None
     admin_key = built_in.admin_key if built_in else None
     polls = options["watch"] and built_in is not None and built_in.worker_url is not None
-    if processes > 1:
-        if options["handover"] is not None:
-            raise click.UsageError("--handover works only with one process")
-        from gateway.multiprocess import supervisor  # noqa: PLC0415 - one process needs none
-
-        plan = supervisor.ServePlan(
-            initial_config, reader, processes, watched_file, log_level.upper(), polls, admin_key
-        )
-        sys.exit(supervisor.run_supervisor(plan))
     run_options = RunOptions(
         watched_file=watched_file,
         has_changed=reader.has_changed if polls else None,
@@ -313,8 +341,32 @@ def serve(target: str | None, log_level: str, processes: int, **options: Any) ->
         port_hint=f"change it in {file}" if file else "choose another with --port or --admin-port",
         admin_key=admin_key,
         open_browser=options["open_browser"],
+        log_format=log_format,
     )
+    if processes > 1:
+        sys.exit(_run_processes(processes, log_level, initial_config, reader, run_options))
     sys.exit(run_gateway(initial_config, reader, run_options))
+
+
+def _run_processes(
+    count: int, log_level: str, initial: LoadedConfig, reader: ConfigReader, options: RunOptions
+) -> int:
+    """Run ``count`` serving processes. Returns the exit code. Raises UsageError."""
+    if options.handover is not None:
+        raise click.UsageError("--handover works only with one process")
+    from gateway.multiprocess import supervisor  # noqa: PLC0415 - one process needs none
+
+    plan = supervisor.ServePlan(
+        initial,
+        reader,
+        count,
+        watched_file=options.watched_file,
+        log_level=log_level.upper(),
+        log_format=options.log_format,
+        polls_reader=options.has_changed is not None,
+        admin_key=options.admin_key,
+    )
+    return supervisor.run_supervisor(plan)
 
 
 def _parse_admin_port(value: str | None) -> int | None:
@@ -348,7 +400,7 @@ def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: 
     raise_fd_limit()
     settings = initial_config.config.observe.access_log
     with (
-        open_access_log(settings.buffer, log_requests=settings.format != "off") as access_log,
+        open_access_log(settings.buffer, settings.format, options.log_format) as access_log,
         asyncio.Runner(loop_factory=get_loop_factory()) as runner,
     ):
         process = ServerProcess(initial_config, load_config, access_log, options)
@@ -395,7 +447,8 @@ def run_gateway(initial_config: LoadedConfig, load_config: LoadConfig, options: 
     help="Listen on other addresses than loopback although there is no key.",
 )
 @click.option("--log-level", default="info", show_default=True)
-def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
+@_LOG_FORMAT_OPTION
+def worker(log_level: str, log_format: LogFormatChoice, *, insecure: bool, **options: Any) -> None:
     """Serve one local model to gateways, with the OpenAI API and the engine's own parameters.
 
     It listens once the model is loaded. A gateway uses it in a pool with `protocol: openai` and
@@ -403,7 +456,7 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
 
     Exit codes: 0 stopped, 1 the model can't be served or the port is in use, 2 wrong usage.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    chosen_format = start_logging(log_level, log_format)
     load_config = partial(
         load_bytes,
         encode_ascii(build_worker_config(**options)),
@@ -414,6 +467,7 @@ def worker(log_level: str, *, insecure: bool, **options: Any) -> None:
     try:
         initial_config = load_config()
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        click.echo(format_notice(str(error), chosen_format, logging.ERROR), err=True)
         sys.exit(2)
-    sys.exit(run_gateway(initial_config, load_config, RunOptions(wait_for_warmup=True)))
+    run_options = RunOptions(wait_for_warmup=True, log_format=chosen_format)
+    sys.exit(run_gateway(initial_config, load_config, run_options))

@@ -13,6 +13,7 @@ from msgspec import Meta, UnsetType
 
 from backends.echo import DEFAULT_TURN, ScriptedFailure, ScriptedTurn
 from backends.interfaces import BackendSettings, Timeouts
+from backends.log_format import LogFormatChoice
 from backends.pool.settings import (
     ClientTlsSettings,
     PoolSettings,
@@ -29,6 +30,7 @@ from protocols.core.units import (
     Duration,
     FilePath,
     HeaderName,
+    IpNetwork,
     ListenAddress,
     ModelAlias,
     ModelName,
@@ -391,6 +393,15 @@ class ListenerConfig(ConfigSection, frozen=True):
     """The certificate and key for HTTPS; without them the listener speaks plain HTTP."""
     http_server: Literal["native", "aiohttp"] = "native"
     """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
+    trusted_proxies: tuple[IpNetwork, ...] = ()
+    """Networks of proxies, such as ``10.0.0.0/8``, whose ``forwarded_header`` names the client. By
+    default no header does. The nearest address that is not of such a proxy is the client's: in the
+    log, in sticky assignments, and with ``proxy_protocol`` for the limits of connections."""
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    """The header in which ``trusted_proxies`` name the client; they must set it or add to it."""
+    proxy_protocol: Literal["v2"] | None = None
+    """Requires that each connection comes from ``trusted_proxies`` and begins with a header of the
+    PROXY protocol, version 2, before TLS and HTTP."""
     default_model: NonEmptyStr | None = None
     """The model whose workers get images, audio and moderations that name no model."""
     cors: CorsConfig | None = None
@@ -672,8 +683,8 @@ class RouteConfig(ConfigSection, frozen=True, kw_only=True):
 class AccessLogConfig(ConfigSection, frozen=True):
     """The access log: a line on standard error at the end of each request."""
 
-    format: Literal["json", "off"] = "json"
-    """The format of a line; ``off`` writes none."""
+    format: Literal["auto", "text", "json", "off"] = "auto"
+    """The format of a line: ``auto`` is that of ``log_format``, and ``off`` writes none."""
     buffer: PositiveInt = 10_000
     """How many lines may wait to be written; further ones are dropped and counted."""
 
@@ -711,6 +722,9 @@ class UsageConfig(ConfigSection, frozen=True):
 class ObservabilityConfig(ConfigSection, frozen=True):
     """What is recorded of requests: never a prompt, a response or a key."""
 
+    log_format: LogFormatChoice = "auto"
+    """The format of all lines that ``interlingua serve`` writes to standard error: ``auto`` is text
+    on a terminal, and JSON otherwise. The option ``--log-format`` overrides it."""
     access_log: AccessLogConfig = AccessLogConfig()
     """The access log."""
     usage: UsageConfig | None = None

@@ -54,6 +54,11 @@ def check_listeners(config: Config, context: ValidationContext, *, insecure: boo
         path = ("listeners", n)
         if not is_set(listener):
             continue
+        if listener.proxy_protocol is not None and listener.trusted_proxies == ():
+            context.add_issue(
+                (*path, "proxy_protocol"),
+                "anyone could name another address: set trusted_proxies to the proxies' networks",
+            )
         if is_set(listener.address):
             _check_listen_address(listener.address, (*path, "address"), addresses, context)
             if not insecure and _has_no_auth(config) and not is_loopback(listener.address):

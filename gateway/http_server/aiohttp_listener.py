@@ -51,7 +51,9 @@ class _AiohttpRequest:
         self.path = path
         self.query = query
         self.headers: Mapping[str, str] = raw.headers
-        self.peer = raw.remote or ""
+        connection = raw.protocol
+        assert isinstance(connection, AiohttpConnection)  # noqa: S101 - see ``LimitedServer``
+        self.peer = connection.peer
 
     async def body(self, limit: int) -> bytes:
         return await self._body.read(self._raw, limit)
@@ -240,7 +242,7 @@ class AiohttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.peer = get_peer_address(transport)
+        self.peer = self.peer or get_peer_address(transport)
         super().connection_made(transport)
         if not self._server.tracker.admit(self):
             self.abort()

@@ -156,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
-        self.peer = get_peer_address(transport)
+        self.peer = self.peer or get_peer_address(transport)
         if not self._owner.on_connection_open(self):
             self._transport.abort()
             return

@@ -2,10 +2,11 @@
 
 import asyncio
 import functools
+import ipaddress
 import logging
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
@@ -81,6 +82,26 @@ class ReceivingConnection(TrackedConnection, Protocol):
         """Bytes per second of the current body; None if that is not known yet."""
 
 
+class TrustedProxies:
+    """The networks of proxies that may say who their client is."""
+
+    def __init__(self, networks: Sequence[str] = ()) -> None:
+        self._networks = [ipaddress.ip_network(one) for one in networks]
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def has(self, address: str) -> bool:
+        """Whether this is the address of a trusted proxy."""
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:  # a Unix socket
+            return False
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        return any(parsed in network for network in self._networks)
+
+
 class ConnectionTracker:
     """Counts the connections of one listener, and refuses those beyond its limits.
 
@@ -90,6 +111,8 @@ class ConnectionTracker:
 
     def __init__(self, limits: ServerLimitsConfig) -> None:
         self.limits = limits
+        self.trusted = TrustedProxies()
+        """The proxies, whose connections are not limited by address."""
         self.connections: dict[TrackedConnection, str | bytes] = {}
         """Open connections and their networks."""
         self.idle: dict[TrackedConnection, None] = {}
@@ -112,6 +135,8 @@ class ConnectionTracker:
         max_count = limits.connections_per_address
         if max_count is None and not _is_loopback(connection.peer):
             max_count = max(limits.connections // 2, 1)
+        if self.trusted and self.trusted.has(connection.peer):
+            max_count = None
         is_admitted = not self._is_closed
         if is_admitted and max_count is not None and count > max_count:
             is_admitted = False

@@ -156,6 +156,8 @@ def _build_too_large(limit: int) -> RequestTooLarge:
 _MAX_HEADERS: Final = 128
 _BLANK_LINE: Final = b"\r\n\r\n"
 _LINE_END: Final = b"\r\n"
+_JOINED_HEADERS: Final = frozenset({"connection", "forwarded", "x-forwarded-for"})
+"""Headers that several are one list of; of others the first one counts."""
 _SINGLE_HEADERS: Final = frozenset({"authorization", "content-length", "host", "transfer-encoding"})
 """Headers that may occur only once. Of others, the first counts."""
 _HEAD_SIZE_FACTOR: Final = 8
@@ -576,7 +578,7 @@ def _resolve_duplicates(lines: Sequence[str]) -> dict[str, str]:
         key, value = _header_names[name], value.strip(" \t")
         if key not in headers:
             headers[key] = value
-        elif key == "connection":
+        elif key in _JOINED_HEADERS:
             headers[key] += f", {value}"
         elif key == "host":
             raise _HeadError(400, "the request must have one header Host")

@@ -6,7 +6,13 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
-from gateway.http_server.overload import ConnectionTracker, get_peer_address
+from gateway.http_server.overload import (
+    ConnectionTracker,
+    TrackedConnection,
+    TrustedProxies,
+    get_peer_address,
+)
+from gateway.http_server.proxy_protocol import ProxyHeaderReader
 
 _BACKLOG: Final = 1024
 _PENDING_ACCEPT_TURNS: Final = 2
@@ -27,6 +33,12 @@ class ListenSockets:
         self._servers: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
         self._closing_task: asyncio.Task[None] | None = None
+        self._requires_proxy_header = False
+
+    def set_proxies(self, trusted: TrustedProxies, *, requires_header: bool) -> None:
+        """Set the proxies of new connections, and whether these begin with a PROXY header."""
+        self._tracker.trusted = trusted
+        self._requires_proxy_header = requires_header
 
     def set_tls_context(self, tls: ssl.SSLContext | None) -> None:
         """Set the certificate of new connections; None without TLS."""
@@ -98,6 +110,12 @@ class ListenSockets:
 
     def _build_protocol(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
+        if self._requires_proxy_header:
+            return ProxyHeaderReader(self._build_http_protocol, self._tracker)
+        return self._build_http_protocol()
+
+    def _build_http_protocol(self) -> asyncio.Protocol:
+        """The protocol of a connection after its PROXY header, if there is one."""
         if self._tls is None:
             return self._protocol_factory()
         return _TlsHandshake(self._protocol_factory, self._tracker, self._tls)
@@ -139,7 +157,7 @@ class _TlsHandshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
-        self.peer = get_peer_address(transport)
+        self.peer = self.peer or get_peer_address(transport)
         if self._tracker.admit(self):
             coroutine = self._shake_hands(self._transport)
             self._task = asyncio.get_running_loop().create_task(coroutine)
@@ -176,6 +194,7 @@ class _TlsHandshake(asyncio.Protocol):
             transport.abort()
             return
         protocol = self._protocol_factory()
+        cast("TrackedConnection", protocol).peer = self.peer
         encrypted.set_protocol(protocol)
         protocol.connection_made(encrypted)
         if self._early_data:

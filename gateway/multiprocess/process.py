@@ -9,6 +9,7 @@ gracefully, as it does on SIGTERM.
 import asyncio
 import itertools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from backends.aio import BackgroundCall
+from backends.log_format import configure_logging, inherit_log_format
 from gateway.config.errors import DOCUMENT_START, ConfigError, ConfigIssue
 from gateway.config.loader import ConfigText, LoadedConfig
 from gateway.multiprocess.ipc import (
@@ -127,7 +129,8 @@ async def serve_process(end: socket.socket) -> int:
     command = await channel.receive()
     if not isinstance(command, StartCommand):
         return 1
-    logging.basicConfig(level=command.log_level, format="%(levelname)s %(name)s: %(message)s")
+    log_format = inherit_log_format(os.environ)
+    configure_logging(command.log_level, log_format)
     link = SupervisorLink(channel, command)
     try:
         loaded = link.load_partition(command.config_text, command.ports)
@@ -135,7 +138,7 @@ async def serve_process(end: socket.socket) -> int:
         channel.send(ProcessFailed(str(error)))
         return 1
     access_log = loaded.config.observe.access_log
-    with open_access_log(access_log.buffer, log_requests=access_log.format != "off") as lines:
+    with open_access_log(access_log.buffer, access_log.format, log_format) as lines:
         return await _run_gateway(loaded, link, lines, draining=command.draining)
 
 

@@ -21,6 +21,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from backends.log_format import LogFormat, format_notice
 from gateway.config import listeners
 from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.loader import ConfigReader, ConfigText, LoadedConfig
@@ -117,6 +118,7 @@ class ServePlan(Struct, frozen=True):
     process_count: int
     watched_file: str | None = None
     log_level: str = "INFO"
+    log_format: LogFormat = "json"
     polls_reader: bool = False
     admin_key: str | None = None
 
@@ -179,7 +181,7 @@ class Supervisor(Collector):
                 task.cancel()
             await self._wait_closed()
         if self._failure_reason:
-            click.echo(f"interlingua can't serve: {self._failure_reason}", err=True)
+            self._print(f"interlingua can't serve: {self._failure_reason}", logging.ERROR)
         return 1 if self._failure_reason else 0
 
     def collect(self) -> Iterator[Metric]:
@@ -226,7 +228,7 @@ class Supervisor(Collector):
         lines = [f"interlingua serves {names} on {addresses} ({count} processes)"]
         if self._admin_proxy is not None:
             lines.append(f"web UI: {listeners.build_ui_url(urls[-1], self._plan.admin_key)}")
-        click.echo("\n".join(lines), err=True)
+        self._print("\n".join(lines))
 
     async def _wait_closed(self) -> None:
         """Wait until all processes have exited."""
@@ -236,6 +238,9 @@ class Supervisor(Collector):
             await self._admin_proxy.close()
         self._ports.release_others(frozenset())
 
+    def _print(self, text: str, level: int = logging.INFO) -> None:
+        click.echo(format_notice(text, self._plan.log_format, level), err=True)
+
     def _fail(self, reason: str) -> None:
         if not self._stop_event.is_set():
             self._failure_reason = reason
@@ -244,7 +249,7 @@ class Supervisor(Collector):
     def _handle_signal(self, name: signal.Signals) -> None:
         """Stop gracefully; a second signal stops at once."""
         if not self._stop_event.is_set():
-            click.echo(SHUTDOWN_MESSAGE, err=True)
+            self._print(SHUTDOWN_MESSAGE)
             self._signal_all(name)
             return
         for one in self._processes:

@@ -1,9 +1,10 @@
-"""The access log: one JSON line per request, between the gateway's own log messages.
+"""The access log: one line per request, in JSON or text, between the gateway's log messages.
 
 If the reader of the log stalls, lines are queued up to a limit. Lines beyond it are dropped and
 counted, and a message says how many as soon as the reader continues.
 """
 
+import copy
 import itertools
 import logging
 import os
@@ -11,13 +12,15 @@ import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from backends.log_format import LogFormat, format_notice, format_time
 from gateway.observability.background_writer import BackgroundWriter
-from gateway.observability.record import ignore_record
+from gateway.observability.record import RequestRecord, ignore_record
 
 # Repeated messages are rate limited: a process without free file descriptors would log a failed
 # accept a thousand times a second.
@@ -71,16 +74,25 @@ class LogRateFilter(logging.Filter):
 
 
 _STDERR_DESCRIPTOR: Final = 2
+_DIGITS: Final = 6
+"""Decimal places of numbers in JSON."""
+_TIMES: Final = ("started_at", "duration", "overhead", "first_byte", "first_token")
+_SERVER_ERROR: Final = 500
 _FLUSH_TIMEOUT: Final = 2.0
 """Seconds to write the remaining lines at shutdown."""
+
+RequestLogFormat = Literal["auto", "text", "json", "off"]
+"""The format of requests' lines; ``auto`` is that of log messages, and ``off`` writes none."""
 
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 @contextmanager
-def open_access_log(max_waiting: int, *, log_requests: bool) -> Iterator["AccessLogWriter"]:
+def open_access_log(
+    max_waiting: int, request_format: RequestLogFormat, log_format: LogFormat
+) -> Iterator["AccessLogWriter"]:
     """Open the access log on standard error and route all log messages through it."""
-    lines = AccessLogWriter(_STDERR_DESCRIPTOR, max_waiting, log_requests=log_requests)
+    lines = AccessLogWriter(_STDERR_DESCRIPTOR, max_waiting, request_format, log_format)
     lines.start()
     try:
         with lines.capture_logger(logging.getLogger()):
@@ -92,16 +104,24 @@ def open_access_log(max_waiting: int, *, log_requests: bool) -> Iterator["Access
 class AccessLogWriter:
     """Writes log lines to a file descriptor."""
 
-    def __init__(self, descriptor: int, max_waiting: int, *, log_requests: bool = True) -> None:
-        """Queue at most ``max_waiting`` lines; ``log_requests``: whether requests are logged."""
+    def __init__(
+        self,
+        descriptor: int,
+        max_waiting: int,
+        request_format: RequestLogFormat = "auto",
+        log_format: LogFormat = "json",
+    ) -> None:
+        """Queue at most ``max_waiting`` lines. ``log_format`` is that of log messages."""
+        self._log_format = log_format
+        self._is_text = (log_format if request_format == "auto" else request_format) == "text"
         self._descriptor = descriptor
         self._writer = BackgroundWriter("log", max_waiting, self._write_batch)
         self._logged_dropped = 0
         """Dropped lines that a log message has reported."""
         self.write_record: Callable[[Struct], None] = (
-            self._writer.enqueue if log_requests else ignore_record
+            ignore_record if request_format == "off" else self._writer.enqueue
         )
-        """Write a record as a JSON line."""
+        """Write a record as a line."""
         self.start = self._writer.start
         self.close = self._writer.close
 
@@ -112,6 +132,10 @@ class AccessLogWriter:
     def write_text(self, text: str) -> None:
         """Write a line of text."""
         self._writer.enqueue(text.encode(errors="backslashreplace") + b"\n")
+
+    def write_notice(self, text: str) -> None:
+        """Write lines in the format of log messages, whatever the log's level."""
+        self.write_text(format_notice(text, self._log_format))
 
     @contextmanager
     def capture_logger(self, logger: logging.Logger) -> Iterator[None]:
@@ -129,11 +153,13 @@ class AccessLogWriter:
     def _write_batch(self, batch: Sequence[Struct | bytes]) -> int:
         """Write a batch; returns how many lines were dropped."""
         try:
-            for piece in _encode_batch(batch):
+            for piece in _encode_batch(batch, is_text=self._is_text):
                 self._write_all(piece)
             if lost := self._writer.dropped - self._logged_dropped:
                 self._logged_dropped += lost
-                self._write_all(b"WARNING interlingua: %d log lines were dropped here\n" % lost)
+                text = f"{lost} log lines were dropped here"
+                line = format_notice(text, self._log_format, logging.WARNING)
+                self._write_all(line.encode() + b"\n")
         except OSError:  # the reader is gone, or the disk is full
             return len(batch)
         return 0
@@ -147,14 +173,90 @@ class AccessLogWriter:
                 select.select([], [self._descriptor], [])
 
 
-def _encode_batch(batch: Sequence[Struct | bytes]) -> Iterator[bytes]:
+def _encode_batch(batch: Sequence[Struct | bytes], *, is_text: bool) -> Iterator[bytes]:
     """Encode a batch in chunks; encoding records together halves the time."""
     for kind, group in itertools.groupby(batch, type):
         entries = [*group]
         if kind is bytes:
             yield from _group_lines(cast("Sequence[bytes]", entries))
+        elif is_text and kind is RequestRecord:
+            records = cast("Sequence[RequestRecord]", entries)
+            yield from _group_lines(format_record(one).encode() + b"\n" for one in records)
         else:
-            yield from _split_lines(_encode_lines(entries))
+            yield from _split_lines(
+                _encode_lines(map(_round_numbers, cast("Sequence[Struct]", entries)))
+            )
+
+
+def _round_numbers(record: Struct) -> Struct:
+    """The record with times in whole microseconds."""
+    if isinstance(record, RequestRecord):
+        rounded = copy.copy(record)
+        for name in _TIMES:
+            if value := getattr(record, name):
+                setattr(rounded, name, round(value, _DIGITS))
+        return rounded
+    changes: dict[str, object] = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if value and isinstance(value, float):
+            changes[name] = round(value, _DIGITS)
+        elif isinstance(value, Struct):
+            changes[name] = _round_numbers(value)
+    return replace(record, **changes)
+
+
+# The line of a request for people, similar to that of web servers.
+
+
+def format_record(record: RequestRecord) -> str:
+    """A request's line of text. What clients and workers sent cannot start another line."""
+    level = "INFO" if record.status < _SERVER_ERROR else "WARNING"
+    parts = [
+        format_time(record.started_at + record.duration, "text"),
+        f'{level} access: {record.client or "-"} "{record.method} {record.path}" {record.status}',
+        *_describe_target(record),
+        *_describe_response(record),
+        f"{record.duration:.3f}s",
+        f"id={record.id}",
+    ]
+    if record.error:
+        parts.append(f"error={record.error}")
+    elif record.outcome != "ok":
+        parts.append(f"outcome={record.outcome}")
+    for failure in record.worker_failures:
+        status = f" {failure.status}" if failure.status is not None else ""
+        parts.append(f'worker_error="{failure.worker}{status}: {failure.text or failure.error}"')
+    return _escape_line(" ".join(parts))
+
+
+def _describe_target(record: RequestRecord) -> Iterator[str]:
+    if record.key:
+        yield f"key={record.key}"
+    if record.model:
+        yield f"model={record.model}" + (f"@{record.version}" if record.version else "")
+    if record.worker or record.backend:
+        yield f"worker={record.worker}" if record.worker else f"backend={record.backend}"
+    if record.fallback_from:
+        yield f"fallback_from={record.fallback_from}"
+
+
+def _describe_response(record: RequestRecord) -> Iterator[str]:
+    if record.first_token is not None:
+        yield f"ttft={record.first_token:.3f}s"
+    if record.usage is not None:
+        yield f"tokens={record.usage.prompt_tokens}+{record.usage.completion_tokens}"
+    elif record.tokens:
+        yield f"tokens=?+{record.tokens}"
+
+
+def _escape_line(line: str) -> str:
+    """The line with characters that are not printable, such as ends of lines, as escapes."""
+    if line.isprintable():
+        return line
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in line
+    )
 
 
 def _group_lines(lines: Iterable[bytes]) -> Iterator[bytes]:

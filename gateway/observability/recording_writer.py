@@ -93,7 +93,6 @@ class CapturedRequest(Struct, eq=False, kw_only=True):
     path: str
     query: str = ""
     headers: Mapping[str, str]
-    worker: str = ""
     body: bytes | None = None
     """None if bodies are not recorded."""
     body_size: int = 0
@@ -130,7 +129,7 @@ def build_recorded_request(captured: CapturedRequest) -> RecordedRequest:
         model=record.model,
         version=record.version,
         backend=record.backend,
-        worker=captured.worker,
+        worker=record.worker,
         key=record.key,
         rule=record.rule,
         split=record.split,

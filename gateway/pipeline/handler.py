@@ -237,7 +237,13 @@ class RequestHandler:
         started_at = clock()
         request_id = get_client_request_id(http.headers) or self._new_id()
         record = RequestRecord(
-            request_id, self._wall_clock(), "", http.path[:200], config_hash=config
+            request_id,
+            self._wall_clock(),
+            "",
+            http.path[:200],
+            http.method,
+            http.peer,
+            config_hash=config,
         )
         request = ActiveRequest(http, writer, record)
         self.running_count += 1

@@ -265,6 +265,7 @@ class ProxiedRequest:
         try:
             response = await target.backend.forward(forwarded, context)
         finally:
+            request.record.worker = context.attempt_history.worker
             request.record.worker_failures = context.attempt_history.failures
         try:
             await _write_response(request, response)

@@ -114,7 +114,6 @@ class RequestCapture(ResponseWriterWrapper):
                 path=client_request.path,
                 query=_select_query(client_request.query),
                 headers=_select_headers(client_request.headers),
-                worker=self._context.worker,
                 body=body if self._has_bodies else None,
                 body_size=len(body),
                 response=self._response,

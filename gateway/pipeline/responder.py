@@ -170,6 +170,7 @@ class Responder(Struct, eq=False):
             self._deadline_timer.remove(self)
             if context.first_attempt_at is not None:
                 self._record.overhead = context.first_attempt_at - context.received_at
+            self._record.worker = context.attempt_history.worker
             if context.attempt_history.failures:
                 self._record.worker_failures = context.attempt_history.failures
 

@@ -20,7 +20,7 @@ from gateway.config.registry import load_symbol
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
 from gateway.http_server.listener import LISTENER_CLASSES, Listener
-from gateway.http_server.overload import BodyBudget
+from gateway.http_server.overload import BodyBudget, TrustedProxies
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
 from gateway.pipeline.handler import GatewayServices
@@ -504,6 +504,7 @@ class Gateway:
             snapshot.handlers[listener_id].adopt_running(previous.handlers[listener_id])
             listener.handle_request = snapshot.get_handler(listener_id)
             listener.set_limits(limits)
+            _configure_proxies(listener, snapshot, listener_id)
             listener.set_tls_context(tls_contexts[listener_id])
         self.listeners |= new_listeners
         self._update_worker_sets()
@@ -563,6 +564,7 @@ class Gateway:
             ),
         )
         listener.is_draining = self._is_draining
+        _configure_proxies(listener, snapshot, listener_id)
         return listener
 
     def _update_worker_sets(self) -> None:
@@ -599,6 +601,15 @@ class Gateway:
             status_service=StatusReporter(self, filename, metrics, self._services.clock),
         )
         return AdminServer(config, services)
+
+
+def _configure_proxies(
+    listener: Listener, snapshot: ConfigSnapshot, listener_id: listeners.ListenerId
+) -> None:
+    """Set which proxies name the clients of a listener's new connections."""
+    config = listeners.listeners_by_id(snapshot.config)[listener_id]
+    trusted = TrustedProxies(config.trusted_proxies)
+    listener.set_proxies(trusted, requires_header=config.proxy_protocol is not None)
 
 
 def _ignore_reload(result: ReloadResult) -> None:

@@ -18,6 +18,8 @@ from gateway.auth.api_keys import Authenticator
 from gateway.config import file_watch, listeners, schema, validate
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.cors import CorsHandler, CorsPolicy
+from gateway.http_server.forwarded import ForwardedHandler
+from gateway.http_server.overload import TrustedProxies
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
 from gateway.routing.paths import PathRouter
@@ -90,9 +92,14 @@ class ConfigSnapshot:
 
     def get_handler(self, listener_id: listeners.ListenerId) -> HandleRequest:
         """The handler of a listener's requests."""
-        handle = self.handlers[listener_id].handle
-        cors = listeners.listeners_by_id(self.config)[listener_id].cors
-        return handle if cors is None else CorsHandler(handle, CorsPolicy(cors)).handle
+        handle: HandleRequest = self.handlers[listener_id].handle
+        config = listeners.listeners_by_id(self.config)[listener_id]
+        if config.trusted_proxies:
+            trusted = TrustedProxies(config.trusted_proxies)
+            handle = ForwardedHandler(handle, trusted, config.forwarded_header).handle
+        return (
+            handle if config.cors is None else CorsHandler(handle, CorsPolicy(config.cors)).handle
+        )
 
     def has_any_backend(self, backends: Iterable[Backend]) -> bool:
         """Whether the snapshot uses one of these backends."""

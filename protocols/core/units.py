@@ -153,6 +153,15 @@ def parse_nameserver(text: str) -> str:
     return text
 
 
+def parse_network(text: str) -> str:
+    """An IP network, or a single address."""
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        message = "is not an IP network; write it as 10.0.0.0/8, 192.0.2.7 or 2001:db8::/32"
+        raise ValueError(message) from None
+
+
 def parse_worker_url(text: str) -> str:
     """A worker's base URL, without a slash at its end."""
     try:
@@ -527,6 +536,7 @@ SCALAR_TYPES: Final[Mapping[str, ScalarType]] = {
     "place": ScalarType(parse_host_port, _build_string_schema()),
     "service": ScalarType(parse_srv_name, _build_string_schema()),
     "nameserver": ScalarType(parse_nameserver, _build_string_schema()),
+    "network": ScalarType(parse_network, _build_string_schema()),
     "worker": ScalarType(parse_worker_url, _build_string_schema(re.compile(r"https?://.+"))),
     "collector": ScalarType(parse_collector_url, _build_string_schema(re.compile(r"https?://.+"))),
     "file": ScalarType(
@@ -578,6 +588,7 @@ DeviceName = Annotated[str, _make_scalar_meta("device")]
 ListenAddress = Annotated[str, _make_scalar_meta("address")]
 HostPort = Annotated[str, _make_scalar_meta("place")]
 SrvName = Annotated[str, _make_scalar_meta("service")]
+IpNetwork = Annotated[str, _make_scalar_meta("network")]
 NameserverAddress = Annotated[str, _make_scalar_meta("nameserver")]
 WorkerUrl = Annotated[str, _make_scalar_meta("worker")]
 CollectorUrl = Annotated[str, _make_scalar_meta("collector")]

@@ -1,5 +1,6 @@
 """What the files tell containers to run, run as processes of this machine."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +43,8 @@ class ProcessLauncher:
         started = Command(*arguments, env=ports | env, program=program)
         self._commands.append(started)
         url = started.serving()
-        _, _, admin = started.said().partition(f"{url} and ")
-        return Gateway(started, url, admin.split()[0] if admin else "")
+        admin = re.search(rf"{re.escape(url)} and (http://[\w.:]+)", started.said())
+        return Gateway(started, url, admin[1] if admin else "")
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -15,7 +15,7 @@ DEPLOY: Final = ROOT / "deploy"
 HOME: Final = ROOT / ".venv-deploy"
 LIBRARIES: Final = HOME / "debian" / "usr" / "lib" / "x86_64-linux-gnu"
 """What the servers among our own tools need."""
-_PLACES: Final = (HOME / "bin", HOME / "debian" / "usr" / "bin")
+_PLACES: Final = (HOME / "bin", HOME / "debian" / "usr" / "bin", HOME / "debian" / "usr" / "sbin")
 
 
 def require(there: object, reason: str) -> None:

@@ -46,7 +46,7 @@ left() {
   fi
   : >"$BESIDE/left"
   "$@" 2>>"$BESIDE/left" >&2 & left=$!
-  until grep -q '^interlingua serves' "$BESIDE/left"; do
+  until grep -q 'interlingua serves' "$BESIDE/left"; do
     kill -0 "$left" 2>>"$BESIDE/left" || { cat "$BESIDE/left" >&2; return 1; }
     sleep 0.05
   done

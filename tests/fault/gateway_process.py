@@ -22,7 +22,8 @@ import msgspec
 from gateway.observability.record import RequestRecord
 from tests.fault.protocol_clients import wait_until
 
-_SERVES = re.compile(r"interlingua serves .* on (\S+)(?: and (\S+))*")
+_SERVES = re.compile(r'interlingua serves .* on (http[^\s"]+)(?: and (http[^\s"]+))*')
+_RECORD_START = '{"id":'
 _RECORD = msgspec.json.Decoder(RequestRecord)
 
 
@@ -53,7 +54,7 @@ class GatewayProcess:
         await wait_until(lambda: _SERVES.search(self.said()) or self.process.poll() is not None, 30)
         said = _SERVES.search(self.said())
         assert said is not None, self.said()
-        self.urls = re.findall(r"http\S+", said[0])
+        self.urls = re.findall(r'http[^\s"]+', said[0])
         self.http = httpx.AsyncClient(timeout=30)
         return self
 
@@ -128,7 +129,11 @@ class GatewayProcess:
     def records(self) -> list[RequestRecord]:
         """Those of its exchanges so far."""
         lines = self.said().splitlines(keepends=True)
-        return [_RECORD.decode(one) for one in lines if one.startswith("{") and one.endswith("\n")]
+        return [
+            _RECORD.decode(one)
+            for one in lines
+            if one.startswith(_RECORD_START) and one.endswith("\n")
+        ]
 
     def memory(self) -> int:
         """What it has in memory, in bytes."""

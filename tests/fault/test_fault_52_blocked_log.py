@@ -36,7 +36,7 @@ class PipedGateway:
             stderr=self.writes,
         )
         first_line = os.read(self.reads, 1 << 16).decode().partition("\n")[0]
-        self.url, self.admin = re.findall(r"http://\S+", first_line)
+        self.url, self.admin = re.findall(r"http://[\d.:]+", first_line)
 
     def let_go(self) -> None:
         """Only the gateway has the pipe's other end from now on."""
@@ -114,9 +114,7 @@ class LogReader:
         return sum(
             map(
                 int,
-                re.findall(
-                    rb"^WARNING interlingua: (\d+) log lines were dropped", self.read, re.MULTILINE
-                ),
+                re.findall(rb'"message":"(\d+) log lines were dropped', self.read, re.MULTILINE),
             )
         )
 

@@ -197,7 +197,7 @@ async def test_reload_adds_and_removes_listeners_in_all_processes(tmp_path: Path
         gateway.put(both)
         assert (await gateway.post()).status_code == HTTPStatus.OK
         await wait_until(lambda: gateway.said().count("listening on") == 2)
-        [url] = set(re.findall(r"listening on (\S+)", gateway.said()))
+        [url] = set(re.findall(r"listening on ([^\s\"]+)", gateway.said()))
         assert (await gateway.http.get(f"{url}/health")).status_code == HTTPStatus.OK
         taken = build_config(listeners=[here, here | {"address": f"127.0.0.1:{gateway.port}"}])
         gateway.put(taken)

@@ -1,5 +1,6 @@
 """The command itself, as a process: it starts, serves, stops, and says what is wrong."""
 
+import json
 import os
 import re
 import signal
@@ -162,7 +163,7 @@ def test_port_in_use_names_the_option_that_changes_it(commands: list[Command]) -
 
     (line,) = command.said().splitlines()
     assert port in line
-    assert line.endswith("choose another with --port or --admin-port")
+    assert json.loads(line)["message"].endswith("choose another with --port or --admin-port")
 
 
 def test_options_of_a_target_are_refused_with_a_file(commands: list[Command], file: Path) -> None:
@@ -180,7 +181,8 @@ def test_model_that_can_not_be_loaded_ends_the_start_with_one_line(
     )
     command = start_command(commands, "serve", str(tmp_path), "--port", "0", "--admin-port", "0")
     assert command.process.wait(90) == 1  # the engine imports torch first
-    (line,) = [one for one in command.said().splitlines() if not one.startswith("INFO")]
+    lines = [json.loads(one) for one in command.said().splitlines()]
+    (line,) = [one["message"] for one in lines if one["level"] != "info"]
     assert line.startswith("interlingua can't serve: ")
     assert "'unknown'" in line
 
@@ -193,9 +195,7 @@ def test_serve_without_a_file_starts_the_web_ui_whose_url_has_the_key_for_change
     assert root["endpoints"]["openai"][0] == "POST /v1/chat/completions"
     assert root["api_key_required"] is False
 
-    page = re.search(
-        r"^web UI: (http://127[.]0[.]0[.]1:\d+)/-/ui/#key=(.+)$", command.said(), re.MULTILINE
-    )
+    page = re.search(r'"web UI: (http://127[.]0[.]0[.]1:\d+)/-/ui/#key=([^"]+)"', command.said())
     assert page is not None
     with httpx.Client(base_url=page[1]) as admin:
         assert admin.get("/-/ui/").status_code == 200

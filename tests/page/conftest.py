@@ -23,7 +23,7 @@ KEY: Final = "sk-of-the-page"
 CANARY: Final = "<img src=x onerror='window.hit = 1'><script>window.hit = 2</script>"
 _BY_ITSELF: Final = "Failed to load resource: the server responded with a status of 4"
 """How the browser itself begins what it says of an answer that is a refusal."""
-_SERVES = re.compile(r"interlingua serves .* on (\S+) and (\S+)")
+_SERVES = re.compile(r'interlingua serves .* on (http[^\s"]+) and (http[^\s"]+)')
 
 
 def digest(key: str) -> str:

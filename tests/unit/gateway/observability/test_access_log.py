@@ -9,13 +9,16 @@ import msgspec
 import pytest
 from msgspec import Struct
 
+from backends.interfaces import WorkerFailure
 from gateway.observability.access_log import (
     AccessLogWriter,
     _group_lines,
     _split_lines,
+    format_record,
     open_access_log,
 )
 from gateway.observability.record import RequestRecord
+from protocols.core.events import Usage
 
 PATIENCE = 20.0
 
@@ -66,8 +69,8 @@ def test_records_and_text_are_written_in_order(pipe: Pipe) -> None:
     assert msgspec.json.decode(second) == {"id": "b"}
 
 
-def test_log_requests_false_writes_no_records(pipe: Pipe) -> None:
-    lines = AccessLogWriter(pipe.writes, 10, log_requests=False)
+def test_request_format_off_writes_no_records(pipe: Pipe) -> None:
+    lines = AccessLogWriter(pipe.writes, 10, "off")
     lines.write_record(RequestRecord("a"))
     lines.write_text("hello")
     lines.start()
@@ -100,11 +103,11 @@ def test_full_pipe_drops_lines_and_reports_their_number(pipe: Pipe) -> None:
     assert not lines.close(0.1)
     assert os.read(pipe.reads, filled) == b"." * filled
     assert lines.close(PATIENCE)
-    assert pipe.rest().splitlines() == [
-        b'{"id":"a"}',
-        b'{"id":"b"}',
-        b"WARNING interlingua: 3 log lines were dropped here",
-    ]
+    *records, notice = pipe.rest().splitlines()
+    assert records == [b'{"id":"a"}', b'{"id":"b"}']
+    assert {"level": "warning", "message": "3 log lines were dropped here"}.items() <= (
+        msgspec.json.decode(notice).items()
+    )
 
 
 def test_lines_to_a_closed_pipe_are_counted_as_dropped(pipe: Pipe) -> None:
@@ -119,7 +122,7 @@ def test_lines_to_a_closed_pipe_are_counted_as_dropped(pipe: Pipe) -> None:
 
 
 def test_access_log_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    with open_access_log(10, log_requests=True) as lines:
+    with open_access_log(10, "json", "text") as lines:
         lines.write_record(RequestRecord("a"))
     assert capfd.readouterr().err == '{"id":"a"}\n'
 
@@ -158,3 +161,69 @@ def test_text_between_records_keeps_its_position(pipe: Pipe) -> None:
     lines.start()
     assert lines.close(PATIENCE)
     assert pipe.rest() == b'{"id":"a"}\n{"id":"b"}\nsaid\n{"id":"c"}\n'
+
+
+RECORD = RequestRecord(
+    "r-1",
+    1_800_000_000.123456789,
+    "openai",
+    "/v1/chat/completions",
+    "POST",
+    "192.0.2.7",
+    "chat",
+    "2",
+    worker="http://10.0.0.1:8001",
+    key="team",
+    status=200,
+    first_token=0.1234567891,
+    duration=1.2345678912,
+    usage=Usage(12, 34),
+)
+
+
+def test_text_line_of_a_request_has_what_operators_look_for() -> None:
+    _, _, line = format_record(RECORD).split(" ", 2)
+    assert line == (
+        'INFO access: 192.0.2.7 "POST /v1/chat/completions" 200 key=team model=chat@2 '
+        "worker=http://10.0.0.1:8001 ttft=0.123s tokens=12+34 1.235s id=r-1"
+    )
+
+
+def test_text_line_of_a_failed_request_has_the_error_text_of_the_worker() -> None:
+    failure = WorkerFailure("http://w:1", "WorkerError", 500, "CUDA out of memory")
+    record = RequestRecord(
+        "r", path="/x", method="GET", status=502, error="WorkerError", worker_failures=(failure,)
+    )
+    assert format_record(record).endswith(
+        'WARNING access: - "GET /x" 502 0.000s id=r error=WorkerError '
+        'worker_error="http://w:1 500: CUDA out of memory"'
+    )
+
+
+def test_client_cannot_start_a_line_or_send_control_characters() -> None:
+    line = format_record(RequestRecord("r", model="m\n2026 INFO \x1b[31m\u2028"))
+    assert line.isprintable()
+    assert r"m\n2026 INFO \x1b[31m\u2028" in line
+
+
+def test_numbers_in_json_are_rounded_and_the_record_is_not_changed(pipe: Pipe) -> None:
+    lines = AccessLogWriter(pipe.writes, 10)
+    lines.write_record(RECORD)
+    lines.start()
+    assert lines.close(PATIENCE)
+    written = msgspec.json.decode(pipe.rest(), type=RequestRecord)
+    assert written.duration == 1.234568
+    assert written.first_token == 0.123457
+    assert written.started_at == 1_800_000_000.123457
+    assert RECORD.duration == 1.2345678912
+
+
+def test_request_format_text_is_independent_of_the_format_of_messages(pipe: Pipe) -> None:
+    lines = AccessLogWriter(pipe.writes, 10, "text", "json")
+    lines.write_record(RECORD)
+    lines.write_notice("first\nsecond")
+    lines.start()
+    assert lines.close(PATIENCE)
+    record, *notices = pipe.rest().splitlines()
+    assert record.endswith(b"id=r-1")
+    assert [msgspec.json.decode(one)["message"] for one in notices] == ["first", "second"]

@@ -1,0 +1,101 @@
+"""The form of log lines: text for people, JSON for programs; the same in all of our processes."""
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Final, Literal, cast, get_args
+
+import msgspec
+
+LogFormat = Literal["text", "json"]
+LogFormatChoice = Literal["auto", "text", "json"]
+
+LOG_FORMAT_CHOICES: Final[tuple[LogFormatChoice, ...]] = get_args(LogFormatChoice)
+LOG_FORMAT_VARIABLE: Final = "INTERLINGUA_LOG_FORMAT"
+"""The environment variable by which a process passes its format on to those that it starts."""
+
+_TEXT_FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+_TEXT_TIME: Final = "%Y-%m-%d %H:%M:%S"
+
+
+def choose_log_format(choice: str) -> LogFormat:
+    """The format for ``choice``; any other than text and json is that for standard error."""
+    if choice in {"text", "json"}:
+        return cast("LogFormat", choice)
+    return "text" if sys.stderr.isatty() else "json"
+
+
+def inherit_log_format(environment: Mapping[str, str]) -> LogFormat:
+    """The format of the process that started this one."""
+    return choose_log_format(environment.get(LOG_FORMAT_VARIABLE, "auto"))
+
+
+def pass_on_log_format(log_format: LogFormat, environment: MutableMapping[str, str]) -> None:
+    """Let processes that are started with this environment log in this format."""
+    environment[LOG_FORMAT_VARIABLE] = log_format
+
+
+def format_time(unix_seconds: float, log_format: LogFormat) -> str:
+    """A time of a log line: local time in text, UTC in JSON."""
+    if log_format == "json":
+        moment = datetime.fromtimestamp(unix_seconds, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = datetime.fromtimestamp(unix_seconds).astimezone()
+    return moment.strftime(_TEXT_TIME) + f".{moment.microsecond // 1000:03d}"
+
+
+class JsonLogFormatter(logging.Formatter):
+    """Formats log messages as JSON objects of one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging's Formatter."""
+        fields = {
+            "time": format_time(record.created, "json"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _replace_surrogates(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["exception"] = _replace_surrogates(self.formatException(record.exc_info))
+        return msgspec.json.encode(fields).decode()
+
+
+def _replace_surrogates(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def build_formatter(log_format: LogFormat) -> logging.Formatter:
+    """The formatter of log messages."""
+    if log_format == "json":
+        return JsonLogFormatter()
+    return logging.Formatter(_TEXT_FORMAT, _TEXT_TIME)
+
+
+def configure_logging(level: int | str, log_format: LogFormat) -> None:
+    """Log to standard error in this format: messages, Python's warnings, and fatal errors."""
+    logging.basicConfig(level=level)
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(build_formatter(log_format))
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_fatal_error
+
+
+def _log_fatal_error(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    """Log an error that ends the process: an excepthook."""
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    del trace
+    logging.getLogger("interlingua").critical("the process fails", exc_info=error)
+
+
+def format_notice(text: str, log_format: LogFormat, level: int = logging.INFO) -> str:
+    """Lines that are no log messages: as they are, or each as a JSON object."""
+    if log_format == "text":
+        return text
+    formatter = JsonLogFormatter()
+    return "\n".join(
+        formatter.format(logging.LogRecord("interlingua", level, "", 0, line, None, None))
+        for line in text.splitlines()
+    )

@@ -1,0 +1,182 @@
+"""The format of what ``interlingua serve`` writes: on a terminal, into a pipe, and as asked for."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+CONFIG = """
+listeners: [{address: "127.0.0.1:0", protocols: [openai]}]
+admin: {address: "127.0.0.1:0"}
+limits: {shutdown_delay: 0s, drain_timeout: 5s}
+backends:
+  w: {protocol: openai, workers: ["http://127.0.0.1:9"]}
+  e: {kind: echo, script: [hello]}
+models: {m: {backend: w}, e: {backend: e}}
+"""
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
+
+
+class Served:
+    """A gateway whose standard error is a terminal or a pipe."""
+
+    def __init__(self, arguments: Sequence[str], *, terminal: bool) -> None:
+        self._reads, writes = pty.openpty() if terminal else os.pipe()
+        environment = {name: os.environ[name] for name in os.environ if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", *arguments],
+            stderr=writes,
+            env=environment,
+        )
+        os.close(writes)
+        self.said = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while piece := os.read(self._reads, 1 << 16):
+                self.said += piece.decode().replace("\r\n", "\n")
+        except OSError:  # a terminal that nobody writes to any more
+            pass
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        for _ in range(600):
+            if found := re.search(pattern, self.said):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(self.said)
+
+    def use_and_stop(self) -> list[str]:
+        """Send requests, stop, and give all lines."""
+        url = self.wait_for(r"interlingua serves m, e on (http://[\w.:]+)")[1]
+        for model in ("m", "e"):
+            body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "a"}]}
+            httpx.post(f"{url}/v1/chat/completions", json=body, timeout=20)
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_for("unchanged|reload|served")
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0
+        self._reader.join(10)
+        return self.said.splitlines()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(10)
+        os.close(self._reads)
+
+
+@pytest.fixture
+def started() -> Iterator[list[Served]]:
+    running: list[Served] = []
+    yield running
+    for one in running:
+        one.close()
+
+
+def serve(
+    started: list[Served], folder: Path, *arguments: str, terminal: bool = False, more: str = ""
+) -> Served:
+    file = folder / "gateway.yaml"
+    file.write_text(CONFIG + more)
+    served = Served([str(file), *arguments], terminal=terminal)
+    started.append(served)
+    return served
+
+
+def parse_lines(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Each is a JSON object: a request, or a message with its time, level and logger."""
+    objects: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    for one in objects:
+        assert isinstance(one, dict)
+        assert "id" in one or one.keys() >= {"time", "level", "logger", "message"}, one
+    return objects
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_into_a_pipe_every_line_is_json(
+    started: list[Served], tmp_path: Path, processes: int
+) -> None:
+    served = serve(started, tmp_path, "--processes", str(processes))
+    objects = parse_lines(served.use_and_stop())
+    messages = [one["message"] for one in objects if "message" in one]
+    assert any(one.startswith("interlingua serves m, e on http://") for one in messages)
+    assert any(one.startswith("web UI: http://") for one in messages)
+    assert any(one.startswith("Shutting down") for one in messages)
+    failed, good = (next(r for r in objects if r.get("model") == name) for name in ("m", "e"))
+    assert failed["worker"] == "http://127.0.0.1:9"
+    assert failed["worker_failures"][0]["text"]
+    assert failed["client"] == "127.0.0.1"
+    assert failed["method"] == "POST"
+    assert good["status"] == 200
+    for number in re.findall(r'"(?:duration|first_token|overhead)":([\d.]+)', served.said):
+        assert len(number.partition(".")[2]) <= 6
+
+
+def test_on_a_terminal_every_line_is_text(started: list[Served], tmp_path: Path) -> None:
+    lines = serve(started, tmp_path, terminal=True).use_and_stop()
+    assert not [line for line in lines if line.startswith("{")]
+    assert lines[0].startswith("interlingua serves m, e on http://")
+    stamped = [line for line in lines if re.match(STAMP, line)]
+    failed, good = (next(r for r in stamped if f"model={name}" in r) for name in ("m", "e"))
+    assert re.match(
+        STAMP + r'WARNING access: 127\.0\.0\.1 "POST /v1/chat/completions" 50[23] '
+        r"model=m@1 worker=http://127\.0\.0\.1:9 \d+\.\d{3}s id=\w+ error=\w+ "
+        r'worker_error="http://127\.0\.0\.1:9: .+"$',
+        failed,
+    )
+    assert re.match(
+        STAMP + r"INFO access: .* 200 model=e@1 backend=e ttft=\d\.\d{3}s tokens=\d+\+\d+ ", good
+    )
+    others = [line for line in lines if line not in stamped]
+    assert [line.split()[0] for line in others] == ["interlingua", "web", "Shutting"]
+
+
+@pytest.mark.parametrize(
+    ("option", "configured", "terminal", "is_json"),
+    [
+        ("json", "auto", True, True),
+        ("text", "auto", False, False),
+        ("auto", "text", False, False),
+        ("auto", "json", True, True),
+        ("json", "text", False, True),
+    ],
+)
+def test_option_comes_before_the_configuration_and_the_terminal(  # noqa: PLR0917 - a table
+    started: list[Served],
+    tmp_path: Path,
+    option: str,
+    configured: str,
+    terminal: bool,
+    is_json: bool,
+) -> None:
+    more = f"observe: {{log_format: {configured}}}"
+    served = serve(started, tmp_path, "--log-format", option, terminal=terminal, more=more)
+    lines = served.use_and_stop()
+    if is_json:
+        parse_lines(lines)
+    else:
+        assert not [line for line in lines if line.startswith("{")]
+
+
+def test_invalid_configuration_is_told_as_json_in_a_pipe(
+    started: list[Served], tmp_path: Path
+) -> None:
+    served = serve(started, tmp_path, more="nonsense: 1\nother: 2\n")
+    assert served.process.wait(20) == 1
+    served.wait_for("other")
+    objects = parse_lines(served.said.splitlines())
+    assert all(one["level"] == "error" for one in objects)
+    assert "gateway.yaml:9:1: " in objects[0]["message"]
