@@ -39,6 +39,7 @@ class _Options(Struct, frozen=True):
     config: str | None
     model: str | None
     protocol: str
+    worker_key: str | None
     out: str | None
     concurrency: int | None
     pace: "Pace"
@@ -72,6 +73,11 @@ class _Options(Struct, frozen=True):
     default="openai",
     show_default=True,
     help="The worker's protocol.",
+)
+@click.option(
+    "--worker-key",
+    envvar="INTERLINGUA_WORKER_KEY",
+    help="The worker's API key; prefer the environment variable INTERLINGUA_WORKER_KEY.",
 )
 @click.option(
     "--out",
@@ -221,6 +227,7 @@ def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "R
     from gateway.tools.replay.runner import INCOMING  # noqa: PLC0415 - only here
     from gateway.tools.replay.target import (  # noqa: PLC0415 - as above
         TargetError,
+        WorkerOptions,
         build_config_target,
         build_worker_target,
     )
@@ -229,9 +236,8 @@ def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "R
     try:
         if options.config is None:
             assert options.to is not None  # noqa: S101 - checked before
-            return build_worker_target(
-                options.to, options.protocol, options.model, models, incoming
-            )
+            worker = WorkerOptions(options.to, options.protocol, options.model, options.worker_key)
+            return build_worker_target(worker, models, incoming)
         config = load_config(options.config, env=os.environ, insecure=True)
         return build_config_target(config, options.config, options.to, models, incoming)
     except (ConfigError, TargetError) as error:

@@ -152,11 +152,24 @@ async def test_worker_answers_by_its_own_name_of_the_model(
     await wait_for(recordings, 1)
     async with ScriptedWorker([make_reply(json.dumps(ANSWER).encode())]) as worker:
         code, printed = await run_command(
-            "replay", recordings, "--to", worker.url, "--model", "llama", "--out", tmp_path / "out"
+            "replay",
+            recordings,
+            "--to",
+            worker.url,
+            "--model",
+            "llama",
+            "--out",
+            tmp_path / "out",
+            "--worker-key",
+            "secret",
         )
-        asked = [json.loads(one.body) for one in worker.requests if one.method == "POST"]
+        sent = [one for one in worker.requests if one.method == "POST"]
+        asked = [json.loads(one.body) for one in sent]
     assert code == 0, printed
     assert [one["model"] for one in asked] == ["llama"]
+    assert [one.headers["authorization"] for one in sent] == ["Bearer secret"]
+    [file] = (tmp_path / "out").iterdir()
+    assert "secret" not in file.read_text()
     [result] = read_recordings(tmp_path / "out")
     assert read_texts([result]) == {result.replay_of: "It is dawn"}
     assert result.replay_target == worker.url

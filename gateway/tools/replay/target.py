@@ -122,6 +122,17 @@ def _rename_in_path(path: str, model: str) -> str:
     return path[: found.start(1)] + quote(model, safe="") + path[found.end(1) :]
 
 
+class WorkerOptions(Struct, frozen=True):
+    """The worker of a replay."""
+
+    url: str
+    protocol: str
+    model: str | None = None
+    """Its name for the model; by default the recorded one."""
+    key: str | None = None
+    """Its API key."""
+
+
 def build_config_target(
     config: Config, filename: str, target: str | None, models: Collection[str], folder: str
 ) -> ReplayTarget:
@@ -140,18 +151,22 @@ def build_config_target(
 
 
 def build_worker_target(
-    url: str, protocol: str, model: str | None, models: Collection[str], folder: str
+    worker: WorkerOptions, models: Collection[str], folder: str
 ) -> ReplayTarget:
     """Requests for these recorded models go to one worker, by its name for the model.
 
     Raises ConfigError for a URL or a protocol that can't be used.
     """
+    url, model = worker.url, worker.model
     served = {
         name: {"backend": "worker", "model": model or name} for name in sorted(models) or ["*"]
     }
+    backend: dict[str, object] = {"protocol": worker.protocol, "workers": [url]}
+    if worker.key is not None:
+        backend["auth"] = {"bearer": worker.key}
     text = {
         "version": 1,
-        "backends": {"worker": {"protocol": protocol, "workers": [url]}},
+        "backends": {"worker": backend},
         "models": served,
     }
     loaded = load_bytes(msgspec.json.encode(text), "<worker>", env={}, insecure=True)

@@ -12,6 +12,7 @@ from gateway.tools.replay.target import (
     ReplayRequest,
     ReplayTarget,
     TargetError,
+    WorkerOptions,
     build_config_target,
     build_worker_target,
 )
@@ -194,7 +195,9 @@ def test_body_that_is_no_json_is_sent_as_it_is() -> None:
 
 
 def test_worker_gets_requests_of_all_protocols_and_models_by_its_own_name() -> None:
-    target = build_worker_target("http://127.0.0.1:1", "triton", "llama", ("chat", "b"), "/out")
+    target = build_worker_target(
+        WorkerOptions("http://127.0.0.1:1", "triton", "llama"), ("chat", "b"), "/out"
+    )
     assert {
         name: model.resolve_targets()["1"].model for name, model in target.config.models.items()
     } == {"chat": "llama", "b": "llama"}
