@@ -69,6 +69,22 @@ class _Pattern(Struct, frozen=True):
     hints: tuple[str, ...] = ()
     is_match: Callable[[str], bool] | None = None
     """Whether what the expression found is meant."""
+    before: re.Pattern[str] | None = None
+    """What must stand before it, and is replaced, too. It is only searched for there: an expression
+    that begins with it would try every character."""
+
+    def replace_matches(self, text: str) -> str:
+        """The text without what the expression finds."""
+        if self.before is None:
+            return self.regex.sub(self.get_replacement, text)
+        pieces, end = list[str](), 0
+        for match in self.regex.finditer(text):
+            earlier = text[end : match.start()]
+            begin = self.before.search(earlier, max(0, len(earlier) - 256))
+            if begin is not None:
+                pieces += (earlier[: begin.start()], f"[redacted:{self.name}]")
+                end = match.end()
+        return "".join((*pieces, text[end:])) if pieces else text
 
     def may_match(self, text: str) -> bool:
         """Whether the text has a hint, if there are any."""
@@ -139,11 +155,9 @@ _BUILT_IN: Final[Mapping[BuiltInPattern, _Pattern]] = {
     ),
     "email": _Pattern(
         "email",
-        re.compile(
-            r"(?<![\w.!#$%&'*+/=?^`{|}~-])[\w.!#$%&'*+/=?^`{|}~-]{1,256}"
-            r"@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"
-        ),
+        re.compile(r"@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"),
         ("@",),
+        before=re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,256}\Z"),
     ),
     "credit_card": _Pattern(
         "credit_card",
@@ -335,7 +349,7 @@ class _Redaction:
         for pattern in self._patterns:
             if not pattern.may_match(text):
                 continue
-            before, text = text, pattern.regex.sub(pattern.get_replacement, text)
+            before, text = text, pattern.replace_matches(text)
             if text is not before and text != before:
                 self._add_place()
         is_short = len(text) <= _MAX_CLEAN_LENGTH

@@ -38,6 +38,7 @@ def set_up_metrics(
         DroppedRecordCollector,
         EngineCollector,
         FeedbackCollector,
+        RecordingCollector,
         ReloadCollector,
         ShadowCollector,
         SupportsEngineStats,
@@ -61,6 +62,8 @@ def set_up_metrics(
     metrics.register(reloads)
     metrics.register(shadows)
     metrics.register(EngineCollector(get_engines))
+    if services.request_recorder is not None:
+        metrics.register(RecordingCollector(services.request_recorder.count_written))
     metrics.register(DroppedRecordCollector(services.dropped_counts))
     if services.feedback is not None:
         metrics.register(FeedbackCollector(services.feedback.results))

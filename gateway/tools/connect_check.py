@@ -482,8 +482,9 @@ def _clock_skew(date: str | None, now: float) -> float:
 
 
 async def check_services(config: Config) -> Sequence[Finding]:
-    """The collectors of traces and metrics, the issuer of tokens, PostgreSQL and Redis."""
+    """Collectors of traces and metrics, recordings, the issuer of tokens, PostgreSQL and Redis."""
     results = [await _check_collector(kind, url) for kind, url in _collectors(config)]
+    results += [_check_recording_folder(path) for path in _list_recording_folders(config)]
     if config.identity is not None:
         results.append(await _check_issuer(config.identity))
     if (usage := config.observe.usage) is not None and usage.postgres is not None:
@@ -491,6 +492,24 @@ async def check_services(config: Config) -> Sequence[Finding]:
     if config.state is not None:
         results.append(await _check_redis(config.state))
     return results
+
+
+def _list_recording_folders(config: Config) -> Iterator[str]:
+    """Each folder for recordings, once."""
+    records = [config.defaults.record]
+    records += (model.record for model in config.models.values())
+    records += (route.record for route in config.routes)
+    yield from dict.fromkeys(record.to for record in records if record is not None)
+
+
+def _check_recording_folder(path: str) -> Finding:
+    """Whether files can be created there, or the folder itself."""
+    subject, folder = f"recordings {path}", Path(path)
+    existing = folder if folder.exists() else folder.parent
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return _ok(subject, "it can be written to")
+    hint = "until it is writable, requests are not recorded"
+    return _error(subject, f"the gateway may not write to {existing}", hint)
 
 
 def _collectors(config: Config) -> Iterator[tuple[str, str]]:

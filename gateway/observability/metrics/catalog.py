@@ -15,6 +15,7 @@ METRIC_GROUPS: Final[Mapping[str, tuple[MetricDefinition, ...]]] = {
     "Rate limits": (*system.RATE_LIMIT_METRICS, *system.RATE_LIMIT_STORE_METRICS),
     "Process": system.PROCESS_METRICS,
     "Feedback": system.FEEDBACK_METRICS,
+    "Recordings": (system.RECORDED_REQUESTS,),
     "Dropped records": system.DROPPED_RECORD_METRICS,
     "Configuration": system.RELOAD_METRICS,
     "Serving processes": system.SUPERVISOR_METRICS,

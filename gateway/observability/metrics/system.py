@@ -536,6 +536,9 @@ _DROPPED_COUNTERS: Final = {
     )
 }
 DROPPED_RECORD_METRICS: Final = (*_DROPPED_COUNTERS.values(),)
+RECORDED_REQUESTS: Final = MetricDefinition(
+    "interlingua_recorded_requests", "counter", "Requests that were written to recordings."
+)
 
 
 class DroppedRecordCollector(Collector):
@@ -549,3 +552,14 @@ class DroppedRecordCollector(Collector):
         """See prometheus_client's Collector."""
         for name, count in self._counts.items():
             yield _DROPPED_COUNTERS[name].build_family([((), count())])
+
+
+class RecordingCollector(Collector):
+    """Reports recorded requests."""
+
+    def __init__(self, count_written: Callable[[], int]) -> None:
+        self._count_written = count_written
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        yield RECORDED_REQUESTS.build_family([((), self._count_written())])

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,20 @@ def test_installed_versions_are_printed_after_the_static_check(file: Path) -> No
     assert first == f"{file}: good: 1 listener, 1 backend, 1 model, 0 keys"
     said = dict(line[9:].split(": ", 1) for line in rest)
     assert {"interlingua", "python", "aiohttp", "httptools", "msgspec", "httpx"} <= said.keys()
+
+
+def test_folder_of_recordings_is_reported_if_it_cannot_be_written(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder once; one that does not exist yet is created in its parent."""
+    to = tmp_path / "recordings"
+    file.write_text(GOOD + f"defaults: {{record: {{to: {to}}}}}\n")
+    assert f"recordings {to}: it can be written to" in run_connect_check(file).stdout
+    assert not to.exists()
+    monkeypatch.setattr("os.access", lambda _, mode: not mode & os.W_OK)
+    result = run_connect_check(file)
+    assert result.exit_code == 1
+    assert result.stdout.count(f"the gateway may not write to {tmp_path}") == 1
 
 
 def test_invalid_configuration_is_reported_without_connecting(file: Path, tmp_path: Path) -> None:
