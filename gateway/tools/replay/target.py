@@ -161,12 +161,12 @@ def build_worker_target(
     served = {
         name: {"backend": "worker", "model": model or name} for name in sorted(models) or ["*"]
     }
-    backend: dict[str, object] = {"protocol": worker.protocol, "workers": [url]}
+    address: dict[str, object] = {"url": url}
     if worker.key is not None:
-        backend["auth"] = {"bearer": worker.key}
+        address["auth"] = {"bearer": worker.key}
     text = {
         "version": 1,
-        "backends": {"worker": backend},
+        "backends": {"worker": {"protocol": worker.protocol, "workers": [address]}},
         "models": served,
     }
     loaded = load_bytes(msgspec.json.encode(text), "<worker>", env={}, insecure=True)
