@@ -682,7 +682,7 @@ class StreamPassthroughReader:
         if not decoded:
             return
         events += decoded
-        if not _ENDS_OF_TEXT.isdisjoint(map(type, decoded)):
+        if _ENDS_OF_TEXT & {*map(type, decoded)}:
             self._may_forward, self._text_events = False, None
         elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
             self._may_forward = False
