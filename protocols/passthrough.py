@@ -40,6 +40,7 @@ from protocols.core.events import (
     ResponseMetadata,
     StreamEnd,
     TextDelta,
+    ToolCallStart,
     Usage,
 )
 from protocols.core.interfaces import (
@@ -335,6 +336,8 @@ _MIN_BATCH: Final = 16
 _MAX_BATCH: Final = 128
 """How many events are checked together, at first and at most."""
 _MAX_EVENT_BYTES: Final = 1 << 20
+_ENDS_OF_TEXT: Final = frozenset({ChoiceEnd, ToolCallStart})
+"""The events after which a stream has hardly any text: trying to forward it would cost more."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 """A letter that is written as an escape may belong to a key."""
 
@@ -737,7 +740,7 @@ class StreamPassthroughReader:
         if not decoded:
             return
         events += decoded
-        if ChoiceEnd in map(type, decoded):
+        if _ENDS_OF_TEXT & {*map(type, decoded)}:
             self._may_forward, self._text_events = False, None
         elif self._may_forward and written and type(decoded[-1]) in (TextDelta, ReasoningDelta):
             self._may_forward = False

@@ -634,7 +634,7 @@ class GenerationDecoder:
         self.unary_choices: Sequence[WireChoice] = ()
         """The choices of a unary response, as the worker wrote them."""
         self._accepts_texts = False
-        """Whether the first choice has begun and not ended, so that text chunks may follow."""
+        """Whether the first choice is in its text, so that text chunks may follow."""
 
     def feed(self, data: bytes) -> Sequence[Event]:
         """See ``protocols.core.interfaces.ResponseDecoder``."""
@@ -793,6 +793,7 @@ class GenerationDecoder:
             and first is not None
             and not first.is_ended
             and first.pending_prompt is None
+            and first.tool_calls is None
         )
 
     def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:

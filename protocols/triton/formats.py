@@ -3,6 +3,7 @@
 import math
 import re
 import struct
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ CHUNKED_EVENT_HEADERS: Final[Headers] = (("Content-Type", EVENT_STREAM), _CHUNKE
 """Responses with model output are sent without Content-Length, even unary ones."""
 
 _encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 _ESCAPE_PATTERN = re.compile(rb"\\(?:u00..|.)")
 _NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
 """Between these Triton writes no exponent."""
@@ -28,6 +30,12 @@ _NO_EXPONENT_RANGE: Final = (1e-6, 1e-5)
 def encode_json(value: Any) -> bytes:
     """Encode compact JSON. Escapes of control characters have upper-case hexadecimal digits."""
     text = _encode(value)
+    return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
+
+
+def encode_json_lines(values: Sequence[Any]) -> bytes:
+    """Encode each value as ``encode_json`` does, with a line feed behind it."""
+    text = _encode_lines(values)
     return _ESCAPE_PATTERN.sub(_uppercase_escape, text) if text.find(b"\\u00") >= 0 else text
 
 

@@ -36,6 +36,7 @@ from protocols.triton.formats import (
     EVENT_STREAM,
     JSON_HEADERS,
     encode_json,
+    encode_json_lines,
     get_version_number,
     round_to_fp32,
 )
@@ -203,12 +204,15 @@ class GenerateEncoder:
         """Encode one event for each text delta."""
         if not self._requested_outputs and self._choice_count == 1:
             texts = [
-                encode_json(event.text)
+                event.text
                 for event in events
                 if type(event) is TextDelta or type(event) is RefusalDelta
             ]
+            if not texts:
+                return b""
+            # JSON has no line feed within a string.
             head, tail = self._event_head, b"}\n\n"
-            return head + (tail + head).join(texts) + tail if texts else b""
+            return head + encode_json_lines(texts)[:-1].replace(b"\n", tail + head) + tail
         return b"".join(
             [sse.format_event(self._encode_object(row)) for row in self._collect_rows(events)]
         )

@@ -10,6 +10,7 @@ test fails in both directions and shows what it counted.
 
 import asyncio
 import hashlib
+import itertools
 import queue
 import socket
 import sys
@@ -42,10 +43,12 @@ class Calls(Struct, frozen=True):
 
 
 STATED: Final = {
-    # front, client's dialect, worker's dialect
+    # front, client's dialect, worker's dialect; "varied" is OpenAI's, with requests that differ,
+    # have tools and headers of an ingress, and are answered with streamed tool calls
     ("native", "openai", "openai"): Calls(315, 588, 31),
     ("native", "openai", "triton"): Calls(446, 584, 34),
     ("native", "triton", "openai"): Calls(474, 602, 40),
+    ("native", "varied", "openai"): Calls(336, 611, 85),
     ("aiohttp", "openai", "openai"): Calls(386, 674, 72),
 }
 MORE: Final = 4
@@ -90,9 +93,36 @@ def build_generate_request(stream: bool) -> tuple[str, dict[str, Any]]:
     return path, {"text_input": "What did it do?", "stream": stream, "max_tokens": 99}
 
 
+def build_varied_request(stream: bool) -> tuple[str, dict[str, Any]]:
+    """A conversation with tools and a prompt of its own, as no other request has it."""
+    number = next(_numbers)
+    schema = {"type": "object", "properties": {"at": {"type": "string"}, "n": {"type": "integer"}}}
+    function = {"name": "look", "description": "Look.", "parameters": schema}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": f"What did fox {number:03} do?"},
+    ]
+    body = {"model": "mock", "messages": messages, "seed": number, "tool_choice": "auto"}
+    body["tools"] = [{"type": "function", "function": function}]
+    return "/v1/chat/completions", body | ({"stream": True} if stream else {})
+
+
+def build_varied_headers() -> list[str]:
+    """Those that an ingress adds, with ids of their own."""
+    number = next(_numbers)
+    return [
+        f"X-Request-Id: {number:032x}",
+        f"traceparent: 00-{number:032x}-{number:016x}-00",
+        f"X-Forwarded-For: 10.0.0.{number % 256}",
+        "X-Forwarded-Proto: https",
+    ]
+
+
+_numbers: Final = itertools.count(1)
 ASKED: Final[dict[str, Callable[[bool], tuple[str, dict[str, Any]]]]] = {
     "openai": build_chat_request,
     "triton": build_generate_request,
+    "varied": build_varied_request,
 }
 
 
@@ -100,7 +130,7 @@ def get_worker_form(client: str, dialect: str) -> str:
     """As what a worker of this dialect is asked for this client."""
     if dialect == "triton":
         return "generate"
-    return "chat" if client == "openai" else "completion"
+    return {"openai": "chat", "varied": "tools"}.get(client, "completion")
 
 
 def build_token_chunk(form: str, number: int) -> bytes:
@@ -113,7 +143,12 @@ def build_token_chunk(form: str, number: int) -> bytes:
         told = {"id": "c-1", "object": "text_completion", "created": 1, "model": "mock"}
         told["choices"] = [choice]
     else:
-        choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        delta: dict[str, Any] = {"content": text}
+        if form == "tools":
+            head = {"id": "call-1", "type": "function"} if number == 1 else {}
+            function = {"arguments": text} | ({"name": "look"} if number == 1 else {})
+            delta = {"tool_calls": [{"index": 0, **head, "function": function}]}
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
         told = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
         told["choices"] = [choice]
     return chunk(b"data: " + msgspec.json.encode(told) + b"\n\n")
@@ -123,9 +158,13 @@ def build_stream_end(form: str) -> bytes:
     """The end of a worker's stream."""
     if form == "generate":
         return END
-    ended = build_token_chunk(form, 0).partition(b"data: ")[2].removesuffix(b"\r\n")
+    ended = (
+        build_token_chunk("chat" if form == "tools" else form, 0)
+        .partition(b"data: ")[2]
+        .removesuffix(b"\r\n")
+    )
     ended = ended.replace(b'{"content":" token0."}', b"{}").replace(b'" token0."', b'""')
-    ended = ended.replace(b"null", b'"stop"')
+    ended = ended.replace(b"null", b'"tool_calls"' if form == "tools" else b'"stop"')
     return chunk(b"data: " + ended) + chunk(b"data: [DONE]\n\n") + END
 
 
@@ -200,7 +239,7 @@ class Client:
     def whole(self, client: str, dialect: str) -> int:
         """The calls for a request with a whole answer."""
         before = self._settled()
-        self._ask(*ASKED[client](False))
+        self._ask(client, stream=False)
         self._worker.says.put(build_response(get_worker_form(client, dialect)))
         self._worker.says.put(None)
         self._until(b"Jumped.")
@@ -213,7 +252,7 @@ class Client:
         """
         tokens, form = [], get_worker_form(client, dialect)
         before = self._settled()
-        self._ask(*ASKED[client](True))
+        self._ask(client, stream=True)
         self._token(CHUNKED + build_token_chunk(form, 1), 1)
         opened = now = self._settled()
         for number in range(2, 2 + TURNS):
@@ -225,7 +264,8 @@ class Client:
         self._until(b"0\r\n\r\n")
         return self._settled() - now + opened - before, tokens
 
-    def _ask(self, path: str, body: dict[str, Any]) -> None:
+    def _ask(self, client: str, *, stream: bool) -> None:
+        path, body = ASKED[client](stream)
         told = msgspec.json.encode(body)
         lines = [
             f"POST {path} HTTP/1.1",
@@ -233,6 +273,7 @@ class Client:
             "Content-Type: application/json",
             f"Authorization: Bearer {KEY}",
             f"Content-Length: {len(told)}",
+            *(build_varied_headers() if client == "varied" else ()),
         ]
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + told)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, cast
@@ -760,6 +761,24 @@ def test_tool_call_argument_object_is_encoded_as_a_string() -> None:
     assert b'"arguments":"{\\"x\\":1}"' in found
     assert b'"finish_reason":"tool_calls"' in found
     assert b'"id":"call_0_0","type":"function"' in found
+
+
+def test_text_before_between_and_after_tool_calls_is_written_in_order() -> None:
+    calls = [
+        STREAM[1].replace(b'"delta":{"content":"lo"}', b'"delta":{"tool_calls":[%b]}' % call)
+        for call in (
+            b'{"index":0,"id":"c","function":{"name":"f","arguments":"{"}}',
+            b'{"index":0,"function":{"arguments":"}"}}',
+        )
+    ]
+    text = STREAM[1]
+    found = pass_through(
+        STREAM[0], text, text, calls[0], text, calls[1], text, format_chunk("", '"stop"'), STREAM[3]
+    )
+    marks = re.findall(rb'"content":"lo"|"arguments":"."', found)
+    lo, opening, closing = b'"content":"lo"', b'"arguments":"{"', b'"arguments":"}"'
+    assert marks == [lo, lo, opening, lo, closing, lo]
+    assert found.count(b'"finish_reason":"tool_calls"') == 1
 
 
 def test_reasoning_chunks_are_forwarded_unchanged() -> None:
