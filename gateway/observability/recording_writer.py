@@ -186,7 +186,10 @@ def _add_bodies(recorded: RecordedRequest, captured: CapturedRequest) -> None:
         answer = recorded.answer = fold_answer(captured.events)
         if redactor is not None and not redactor.is_clean(msgspec.json.encode(answer)):
             redacted = redactor.redact_answer(msgspec.to_builtins(answer), places)
-            recorded.answer = msgspec.convert(redacted, RecordedAnswer, strict=False)
+            try:
+                recorded.answer = msgspec.convert(redacted, RecordedAnswer)
+            except msgspec.ValidationError:  # a field that is no string, such as all choices
+                recorded.answer = None
 
 
 def _read_body(

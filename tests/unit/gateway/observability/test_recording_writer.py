@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.config.schema import RecordConfig
+from gateway.config.schema import RecordConfig, RedactionConfig
 from gateway.observability import recording_writer
 from gateway.observability.record import RequestRecord
 from gateway.observability.recording import RecordedChoice, encode_recorded_request, read_recordings
@@ -124,6 +124,19 @@ def test_redacted_stream_has_no_text_but_its_answer(
     assert recorded.answer is not None
     assert recorded.answer.choices == [RecordedChoice("I am [redacted:email]", finish_reason="eos")]
     assert recorded.redacted == ["request.a", "answer.choices[0].text"]
+
+
+def test_answer_without_its_hidden_choices_is_left_out(
+    tmp_path: Path, recorder: RequestRecorder
+) -> None:
+    """A rule may hide a field that is no string: the rest of the record is written."""
+    config = make_config(tmp_path, redact=RedactionConfig(fields=("choices",)))
+    captured = capture(
+        recorder, config, response=b'{"choices": ["secret"], "id": 1}', events=[TextDelta("secret")]
+    )
+    recorded = build_recorded_request(captured)
+    assert recorded.answer is None
+    assert recorded.response == {"choices": "[redacted:field]", "id": 1}
 
 
 def test_redacted_text_that_is_no_json_is_not_written(
