@@ -498,10 +498,7 @@ class _StreamReader(VerbatimStreamReader):
         """The event with the gateway's own counts, if the worker's are implausible."""
         del events
         head, _, payload = event.partition(b"data:")
-        try:
-            fields = _decode_object(payload)
-        except JSON_ERRORS:
-            return event  # the decoder reports it
+        fields = _decode_object(payload)
         message = fields.get("message")
         holder = message if isinstance(message, dict) else fields
         if "usage" not in holder or not has_implausible_counts(holder["usage"], self._request):

@@ -50,7 +50,7 @@ from protocols.core.interfaces import (
 )
 from protocols.core.request import Request
 from protocols.core.token_counts import has_implausible_counts
-from protocols.json_body import JSON_ERRORS, decode_value, read_object, read_unchecked_fields
+from protocols.json_body import decode_value, read_object, read_unchecked_fields
 from protocols.openai.proxied import DEPLOYMENT_OPERATIONS, PATHS
 from protocols.passthrough import NameReplacer, VerbatimStreamReader
 
@@ -270,10 +270,7 @@ def create_stream_reader(
         del events
         if b'"usage"' not in data:
             return data
-        try:
-            chunk = _decode_chunk(data.removeprefix(b"data:"))
-        except JSON_ERRORS:
-            return data  # the decoder reports it
+        chunk = _decode_chunk(data.removeprefix(b"data:"))
         if chunk.get("usage") is None or not has_implausible_counts(chunk["usage"], request):
             return data
         return b"data: %b" % _encode({**chunk, "usage": None})

@@ -137,6 +137,17 @@ def test_restricted_adapter_keeps_optional_capabilities(name: str) -> None:
     assert (limited.name, limited.health_request) == (plain.name, plain.health_request)
 
 
+def test_restricted_adapter_has_no_capability_that_the_adapter_lacks() -> None:
+    class Plain:
+        name = "plain"
+        health_request = None
+
+        def read_error(self) -> None: ...
+
+    restricted = RestrictedAdapter(cast("UpstreamAdapter", Plain()), ["n"])
+    assert not isinstance(restricted, SupportsPassthrough | SupportsCancel | ModelMetadataReader)
+
+
 class ClientStub:
     """A client's dialect of which only the reading matters here."""
 

@@ -152,3 +152,15 @@ def test_implausible_token_counts_of_a_stream_do_not_reach_the_client(
 
     assert data == b"".join(EVENTS)
     assert StreamEnd(has_ignored_usage=True) in [*events, *reader.close()[1]]
+
+
+def test_response_with_implausible_token_counts_is_encoded_anew(
+    make: MakeCall, about: ResponseContext
+) -> None:
+    reader = passed(make, about, "/generate", PREFILL).create_reader()
+
+    reader.feed([ANSWER.replace(b'"generated_tokens":2', b'"generated_tokens":-2')])
+    body, events = reader.close()
+
+    assert body is None
+    assert events[-1] == StreamEnd(has_ignored_usage=True)
