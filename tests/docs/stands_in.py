@@ -28,6 +28,16 @@ _VLLM: Final = _build_worker_config(*[
     f'{{address: "127.0.0.1:{port}", protocols: [{{name: openai, profile: vllm}}]}}'
     for port in (8001, 8002)
 ])  # fmt: skip
+_MIGRATION: Final = """
+listeners:
+  - {address: "127.0.0.1:8001", protocols: [openai]}
+  - {address: "127.0.0.1:8002", protocols: [{name: openai, profile: vllm}]}
+limits: {drain_timeout: 1s}
+backends:
+  present: {kind: echo, script: ["Paris", ",", " of", " course", "."]}
+  own: {kind: echo, script: ["The", " capital", " of", " France", " is", " Paris", "."]}
+models: {gpt-4o-mini: {backend: present}, llama3.1: {backend: own}}
+"""
 _TRITON: Final = _build_worker_config(
     '{address: "127.0.0.1:8000", protocols: [{name: triton, profile: vllm}]}'
 )
@@ -55,4 +65,5 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/migrate-databricks.md": _VLLM,
     "docs/howto/migrate-openai.md": _VLLM,
     "docs/howto/load-balancing.md": _VLLM,
+    "docs/howto/rehearse-migration.md": _MIGRATION,
 }
