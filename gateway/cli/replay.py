@@ -39,6 +39,7 @@ class _Options(Struct, frozen=True):
     config: str | None
     model: str | None
     protocol: str
+    profile: str | None
     worker_key: str | None
     out: str | None
     concurrency: int | None
@@ -74,6 +75,7 @@ class _Options(Struct, frozen=True):
     show_default=True,
     help="The worker's protocol.",
 )
+@click.option("--profile", help="The worker's profile, such as vllm; by default the first.")
 @click.option(
     "--worker-key",
     envvar="INTERLINGUA_WORKER_KEY",
@@ -236,7 +238,13 @@ def _build_target(options: _Options, models: frozenset[str], folder: Path) -> "R
     try:
         if options.config is None:
             assert options.to is not None  # noqa: S101 - checked before
-            worker = WorkerOptions(options.to, options.protocol, options.model, options.worker_key)
+            worker = WorkerOptions(
+                options.to,
+                options.protocol,
+                options.model,
+                options.worker_key,
+                options.profile,
+            )
             return build_worker_target(worker, models, incoming)
         config = load_config(options.config, env=os.environ, insecure=True)
         return build_config_target(config, options.config, options.to, models, incoming)

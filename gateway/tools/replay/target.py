@@ -131,6 +131,8 @@ class WorkerOptions(Struct, frozen=True):
     """Its name for the model; by default the recorded one."""
     key: str | None = None
     """Its API key."""
+    profile: str | None = None
+    """The profile of the protocol; by default the first."""
 
 
 def build_config_target(
@@ -164,9 +166,12 @@ def build_worker_target(
     address: dict[str, object] = {"url": url}
     if worker.key is not None:
         address["auth"] = {"bearer": worker.key}
+    backend: dict[str, object] = {"protocol": worker.protocol, "workers": [address]}
+    if worker.profile is not None:
+        backend["profile"] = worker.profile
     text = {
         "version": 1,
-        "backends": {"worker": {"protocol": worker.protocol, "workers": [address]}},
+        "backends": {"worker": backend},
         "models": served,
     }
     loaded = load_bytes(msgspec.json.encode(text), "<worker>", env={}, insecure=True)
