@@ -649,10 +649,11 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if self._limits_tool_names and isinstance(request, GenerationRequest):
-            request = shorten_tool_names(request)
-        if isinstance(request, GenerationRequest) and self._uses_responses_api(request):
-            return self._responses_writer.encode_request(request)
+        if isinstance(request, GenerationRequest) and request.messages:
+            if self._limits_tool_names:
+                request = shorten_tool_names(request)
+            if self._uses_responses_api(request):
+                return self._responses_writer.encode_request(request)
         own_request = self._request_writer.encode_request(self._remove_foreign_extra(request))
         if not self._is_azure:
             return own_request
@@ -712,11 +713,12 @@ class OpenAI:
     def create_decoder(self, request: AnyRequest) -> ResponseDecoder:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
         match request:
-            case GenerationRequest() if self._limits_tool_names and find_long_names(request):
-                decoder = self._create_generation_decoder(request)
-                return ToolNameDecoder(decoder, find_long_names(request))
             case GenerationRequest():
-                return self._create_generation_decoder(request)
+                decoder = self._create_generation_decoder(request)
+                names = find_long_names(request) if request.tools else None
+                if not names or not self._limits_tool_names:
+                    return decoder
+                return ToolNameDecoder(decoder, names)
             case EmbeddingRequest():
                 return EmbeddingDecoder(request)
             case RerankRequest():

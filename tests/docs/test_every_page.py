@@ -37,6 +37,7 @@ NOT_RUN: Final = {
         "docs/howto/claude-code.md",
         "$ npm install",
     ): "tests/clients/node/test_claude_code.py runs Claude Code (make clients)",
+    ("docs/howto/compare.md", "$ interlingua compare chat@1"): "as the example, of two versions",
     ("docs/howto/observability.md", "2026-11-23"): "lines of a log",
     ("docs/howto/kubernetes.md", "$ kubectl -n models"): "wants a cluster",
     ("docs/howto/multiple-processes.md", "$ PYTHON_CONFIGURE_OPTS"): "builds Python, for minutes",
