@@ -649,8 +649,8 @@ class OpenAI:
 
     def encode_request(self, request: AnyRequest) -> UpstreamRequest:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
-        if isinstance(request, GenerationRequest) and request.messages:
-            if self._limits_tool_names:
+        if isinstance(request, GenerationRequest):
+            if self._limits_tool_names and request.messages:
                 request = shorten_tool_names(request)
             if self._uses_responses_api(request):
                 return self._responses_writer.encode_request(request)
