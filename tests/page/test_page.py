@@ -313,7 +313,7 @@ def test_finished_requests_are_filtered_and_open_their_explanation(
     expect(details).to_contain_text("target     plain@1: other, as plain")
     page.keyboard.press("Escape")
     expect(details).to_be_hidden()
-    assert page.url.endswith("#requests")
+    expect(page).to_have_url(re.compile(r"#requests$"))
 
 
 def test_conversation_goes_on_from_a_response(page: Page) -> None:

@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, expect
 
 FOLDER: Final = os.environ.get("SCREENSHOTS", "")
 SECONDS: Final = 45 if FOLDER else 4
-ADMIN_PORT = re.compile(r"interlingua serves .* on (\S+) and (\S+)")
+ADMIN_PORT = re.compile(r'interlingua serves .* on ([^\s"]+) and ([^\s"]+)')
 SERVE: Final = """
 import sys
 from gateway.admin import history, status

@@ -68,7 +68,7 @@ EQUIVALENT_ENDPOINTS: Final = frozenset(
      "mindie root"}
 )  # fmt: skip
 """Endpoints with the same parameters and code as another; only the response framing differs."""
-NOT_GENERATING: Final = re.compile(r"embed|rank|score|tokenize")
+NOT_GENERATING: Final = re.compile(r"embed|rank|score|tokenize|classify")
 """Endpoints that generate no text."""
 APART: Final = frozenset({"anthropic", "ollama", "tgi"})
 """Protocols whose fields become the same internal request in another way; their own tests hold

@@ -97,7 +97,7 @@ def test_questions_are_asked_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 def test_help_lists_every_command_in_a_group() -> None:
     text = CliRunner().invoke(main, ["--help"]).output
     assert [line for line in text.splitlines() if line.endswith(":") and line[0] != " "] == [
-        "Options:", "Serve:", "Write a configuration:", "Operate:"
+        "Options:", "Serve:", "Write a configuration:", "Operate:", "Decide by evidence:"
     ]  # fmt: skip
     for name in main.commands:
         assert re.search(rf"^  {name} ", text, re.MULTILINE), name
