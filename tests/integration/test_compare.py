@@ -114,9 +114,9 @@ async def compare_replay(
     [
         ("ignores stop", "responses with a stop string", "worse"),
         ("drops tools", "responses that call a tool", "different"),
-        ("wrong arguments", "valid tool arguments", "worse"),
-        ("no JSON", "valid JSON", "worse"),
-        ("slower", "time to the first token", "worse"),
+        pytest.param("wrong arguments", "valid tool arguments", "worse", marks=pytest.mark.slow),
+        pytest.param("no JSON", "valid JSON", "worse", marks=pytest.mark.slow),
+        pytest.param("slower", "time to the first token", "worse", marks=pytest.mark.slow),
     ],
 )
 async def test_regression_of_a_worker_is_found(

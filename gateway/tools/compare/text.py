@@ -8,6 +8,8 @@ from gateway.tools.compare.comparison import CompareReport, MeasureResult
 
 HEADINGS: Final = ("measure", "n", "A", "B", "difference", "interval", "verdict")
 _SMALL_SECONDS: Final = 1.0
+_FEW: Final = 10
+"""Milliseconds below which decimals are shown."""
 
 
 def describe_pairing(report: CompareReport) -> str:
@@ -59,7 +61,10 @@ def format_value(value: float, unit: str) -> str:
     """An amount with its unit."""
     if unit != "s":
         return f"{value:,.0f}"
-    return f"{value * 1000:,.0f} ms" if value < _SMALL_SECONDS else f"{value:,.2f} s"
+    if value >= _SMALL_SECONDS:
+        return f"{value:,.2f} s"
+    milliseconds = value * 1000
+    return f"{milliseconds:,.0f} ms" if milliseconds >= _FEW else f"{milliseconds:.2f} ms"
 
 
 def _format_share(value: float, unit: str) -> str:

@@ -34,6 +34,7 @@ def is_flagged(rng: random.Random, a: float, b: float, size: int, weight: float 
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "weight"), [(0.5, 0.5), (0.03, 0.5), (0.97, 0.5), (0.9, 0.1), (0.3, 0.9)]
 )
@@ -45,6 +46,7 @@ def test_equal_versions_are_flagged_rarely_under_continuous_peeking(
     assert flagged <= ALLOWED
 
 
+@pytest.mark.slow
 def test_equal_versions_are_flagged_rarely_with_skewed_numbers() -> None:
     rng = random.Random(7)
     flagged = 0

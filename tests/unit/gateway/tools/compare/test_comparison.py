@@ -120,6 +120,7 @@ def test_improvement_is_better() -> None:
     assert find(report, "duration").verdict == "better"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False], ids=["replay", "other requests"])
 def test_equal_versions_are_flagged_at_most_as_often_as_stated(*, paired: bool) -> None:
     flagged = 0
