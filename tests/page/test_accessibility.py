@@ -92,7 +92,7 @@ def prepare_views(page: Page) -> Iterator[str]:
     expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
     yield "Playground"
     page.get_by_role("link", name="Configuration", exact=True).click()
-    expect(page.locator("pre")).to_contain_text("listeners")
+    expect(page.locator("pre", has_text="listeners").first).to_be_visible()
     yield "Configuration"
     page.get_by_role("button", name="Drain", exact=True).click()
     yield "question"
