@@ -1,6 +1,7 @@
 """Our engine under Ray Serve, for real: a gateway finds both replicas, and outlives one of them."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -156,7 +157,7 @@ def gateway(
     command = Command("serve", str(file), env={"INTERLINGUA_WORKER_KEY": KEY})
     try:
         url = command.serving()
-        yield url, command.said().rpartition(" and ")[2].split()[0]
+        yield url, re.findall(r"http://[\w.:]+", command.said())[1]
     finally:
         command.close()
 
