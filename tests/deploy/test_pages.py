@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.deploy.tools import DEPLOY, ROOT, find_tool, run_tool, run_tool_successfully
 from tests.docs.pages import check_page
+from tests.docs.stands_in import STANDS_IN
 
 HOWTO = ROOT / "docs" / "howto"
 
@@ -36,6 +37,14 @@ def test_documented_prometheus_scrape_config_is_valid(tmp_path: Path) -> None:
     # Debian's Prometheus knows no Kubernetes; the rest of the job is for it to judge.
     file.write_text(block.replace(found, 'static_configs: [{targets: ["pod:8081"]}]'))
     run_tool_successfully("promtool", "check", "config", file)
+
+
+def test_documented_prometheus_has_the_data_of_the_dashboard(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    for name in ("grafana", "prometheus"):
+        shutil.copytree(DEPLOY / name, folder / "deploy" / name)
+    page = "docs/howto/prometheus-grafana.md"
+    check_page((ROOT / page).read_text("utf-8"), folder, STANDS_IN[page])
 
 
 def test_documented_systemd_drop_ins_are_valid(tmp_path: Path) -> None:

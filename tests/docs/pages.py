@@ -34,7 +34,7 @@ _SHOWN = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))\d{4,5}\b")
 _SERVES = re.compile(r"^(?=interlingua (?:serve|worker)\b[^&|\n]*$)", re.MULTILINE)
 _BUILT_IN = {"PORT": "8000"}
 """What the built-in configurations call their port."""
-_SERVERS = ("redis-server",)
+_SERVERS = ("redis-server", "prometheus")
 """What a page may start besides ours."""
 _PATIENCE = 90.0
 """Seconds that a page may take."""
@@ -119,7 +119,7 @@ def run_page(page: str, folder: Path, stand_in: str = "") -> PageRun:
         pieces.append(f"left interlingua serve {beside}/stand-in.yaml; left=")
     for n, block in enumerate(every):
         pieces.append(f"exec >{beside / str(n)}\n{_build_script(block, beside / f'{n}.py', ports)}")
-    servers = [find_tool(name) for name in _SERVERS if name in page]
+    servers = [find_tool(name) for name in _SERVERS if re.search(rf"^{name} ", page, re.MULTILINE)]
     with (beside / "errors").open("w+b") as errors:
         shell = subprocess.Popen(
             ["/bin/bash", "-euo", "pipefail", "-c", "\n".join(pieces)],

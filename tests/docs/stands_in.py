@@ -62,6 +62,7 @@ STANDS_IN: Final[Mapping[str, str]] = {
     "docs/howto/openai-agents.md": _VLLM,
     "docs/howto/claude-code.md": _VLLM,
     "docs/howto/probe.md": _VLLM,
+    "docs/howto/prometheus-grafana.md": _VLLM,
     "docs/howto/migrate-databricks.md": _VLLM,
     "docs/howto/migrate-openai.md": _VLLM,
     "docs/howto/load-balancing.md": _VLLM,

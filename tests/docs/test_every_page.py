@@ -18,6 +18,7 @@ PAGES: Final[Mapping[str, str]] = {
 }
 ELSEWHERE: Final = {
     "docs/howto/kubernetes.md": "tests/deploy/test_pages.py runs it in a checkout, with kubectl",
+    "docs/howto/prometheus-grafana.md": "tests/deploy/test_pages.py runs it in a checkout",
 }
 SLOW: Final = {"docs/howto/structured-output.md", "docs/howto/serve-a-local-model.md"}
 """They load the built-in model."""
