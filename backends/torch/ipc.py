@@ -809,12 +809,24 @@ def _build_prompt_input(request: GenerationRequest, *, templates: bool) -> Promp
         prompts=request.prompts,
         as_user_message=templating.mode == "server",
         template=templating.template if templates else None,
-        template_arguments=msgspec.json.encode(templating.arguments or {}),
+        template_arguments=msgspec.json.encode(
+            {**_build_reasoning_arguments(request), **(templating.arguments or {})}
+        ),
         continue_final=bool(templating.continue_final),
         generation_prompt=templating.add_generation_prompt is not False,
         special_tokens=templating.add_special_tokens,
         truncate_to=truncate_to,
     )
+
+
+def _build_reasoning_arguments(request: GenerationRequest) -> dict[str, object]:
+    """The variables by which chat templates turn reasoning on and off."""
+    effort = None if request.reasoning is None else request.reasoning.effort
+    if effort is None:
+        return {}
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"enable_thinking": True, "thinking": True, "reasoning_effort": effort}
 
 
 def _build_turn(message: Message) -> ChatTurn:

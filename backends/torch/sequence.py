@@ -19,6 +19,7 @@ from backends.torch.ipc import (
     ToolCallEvent,
 )
 from backends.torch.kv_cache import SequenceCache
+from backends.torch.output_formats import OutputParser, OutputRules
 from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
 from backends.torch.structured_output import GrammarState
 from backends.torch.tokenization import RequestRejectedError
@@ -55,7 +56,7 @@ class EngineRequest:
     max_batch: int = 1
     grammar_state: GrammarState | None = None
     """The initial state of the output's grammar."""
-    parser_rules: ToolCallRules | ResponseTemplateRules | None = None
+    parser_rules: ToolCallRules | ResponseTemplateRules | OutputRules | None = None
     """How tool calls are parsed from the output."""
 
     @property
@@ -162,7 +163,7 @@ class TokenSequence:
     withheld_text: list[ReadyText] = field(default_factory=list)
     """Text withheld until the best samples are known."""
     grammar_state: GrammarState | None = None
-    output_parser: ToolCallParser | ResponseTemplateParser | None = None
+    output_parser: ToolCallParser | ResponseTemplateParser | OutputParser | None = None
     discouraged_tokens: Sequence[int] = ()
     """Tokens allowed only if the grammar permits no other."""
     rejection: RequestRejectedError | None = None

@@ -29,6 +29,14 @@ from backends.torch.ipc import (
 )
 from backends.torch.kv_cache import BLOCK_SIZE
 from backends.torch.loaded_model import LoadedModel
+from backends.torch.output_formats import (
+    CallsMark,
+    OutputMark,
+    OutputRules,
+    decode_parameters,
+    detect_calls_mark,
+    detect_reasoning_mark,
+)
 from backends.torch.sampling import (
     SampledLogprob,
     apply_penalties,
@@ -60,6 +68,7 @@ from backends.torch.tool_calls import (
     build_function_schema,
     detect_tool_call_format,
     get_response_template,
+    supports_functions,
 )
 
 # Structured output and tool calls: grammars from the request to the logits.
@@ -70,6 +79,8 @@ COMPILE_TIMEOUT: Final = 10.0
 """Seconds that a request waits for its grammar to compile."""
 MAX_PENDING_REQUESTS: Final = 256
 """Maximum number of requests that wait for a grammar."""
+_PROMPT_TAIL: Final = 64
+"""Tokens at the end of the prompt that may contain the start of reasoning."""
 
 
 class GrammarManager:
@@ -93,9 +104,14 @@ class GrammarManager:
         """Whether the request must wait for its grammar. Raises RequestRejectedError."""
         command = request.command
         if command.output_format is None and command.function_choice is None:
+            if command.input.turns:
+                request.parser_rules = self._make_output_rules(request, None)
             return False
         if self._response_template is not None and _is_unconstrained(command):
             request.parser_rules = self._make_template_rules(request, self._response_template)
+            return False
+        if _is_unconstrained(command) and (calls := self._detect_calls(command)) is not None:
+            request.parser_rules = self._make_output_rules(request, calls)
             return False
         if len(self._waiting) >= MAX_PENDING_REQUESTS:
             raise RequestRejectedError(
@@ -112,7 +128,10 @@ class GrammarManager:
         call_format = detect_tool_call_format(
             self._input_processor.get_chat_template(command.input)
         )
-        request.parser_rules = self._make_tool_call_rules(call_format, function_choice, command)
+        rules = self._make_tool_call_rules(call_format, function_choice, command)
+        request.parser_rules = rules
+        if not function_choice.required and command.output_format is None:
+            request.parser_rules = self._make_output_rules(request, rules) or rules
         functions = [f for f in command.input.functions if f.name in function_choice.names]
         return build_calls_grammar(
             function_choice, functions, call_format, self._special_tokens, command.output_format
@@ -156,6 +175,34 @@ class GrammarManager:
             and command.output_format is None
         )
         return ToolCallRules(call_format, function_choice.names, allows_text, marker_tokens)
+
+    def _detect_calls(self, command: GenerateCommand) -> CallsMark | None:
+        """The format of calls that no grammar enforces, if the chat template has it."""
+        if not command.input.turns:
+            return None
+        template = self._input_processor.get_chat_template(command.input)
+        return detect_calls_mark(template) if supports_functions(template) else None
+
+    def _make_output_rules(
+        self, request: EngineRequest, calls: CallsMark | ToolCallRules | None
+    ) -> OutputRules | None:
+        """How the output is parsed; None if it has no reasoning and no calls of these marks."""
+        prompt_input = request.command.input
+        reasoning = None
+        if prompt_input.turns and not prompt_input.continue_final:
+            reasoning = detect_reasoning_mark(self._input_processor.get_chat_template(prompt_input))
+        if reasoning is None and not isinstance(calls, CallsMark):
+            return None
+        marks = "".join(one.texts for one in (reasoning, calls) if isinstance(one, OutputMark))
+        markers = {number for text, number in self._special_tokens.items() if text in marks}
+        if isinstance(calls, ToolCallRules):
+            markers |= calls.marker_tokens
+        schemas = {one.name: decode_parameters(one) for one in prompt_input.functions}
+        tail = self._tokenizer.decode(
+            request.groups[0].prompt[-_PROMPT_TAIL:], skip_special_tokens=False
+        )
+        is_open = reasoning is not None and tail.rstrip().endswith(reasoning.opening)
+        return OutputRules(reasoning, calls, schemas, is_open, frozenset(markers))
 
     def _make_template_rules(self, request: EngineRequest, template: Any) -> ResponseTemplateRules:
         prompt = self._tokenizer.decode(request.groups[0].prompt, skip_special_tokens=False)

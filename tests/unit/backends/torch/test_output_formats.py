@@ -1,0 +1,337 @@
+# ruff: noqa: RUF001, ISC004 - the marks of DeepSeek have letters like these
+"""Reasoning and tool calls of each family, from scripted outputs in every chunking."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.torch.detokenizer import OutputToken, ReadyText
+from backends.torch.ipc import (
+    ChatTurn,
+    ChoiceEndEvent,
+    EngineSamplingParams,
+    FunctionChoice,
+    FunctionDefinition,
+    GenerateCommand,
+    PromptInput,
+    ReasoningEvent,
+    StopParams,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+    build_generate_command,
+)
+from backends.torch.output_formats import (
+    CALLS_MARKS,
+    MAX_CLOSINGS,
+    REASONING_MARKS,
+    CallsMark,
+    OutputRules,
+    ReasoningMark,
+    detect_calls_mark,
+    detect_reasoning_mark,
+)
+from backends.torch.tool_calls import ParsedCallArguments, ParsedCallStart, ParsedReasoning
+from protocols.core.request import GenerationRequest, Message, PromptOptions, ReasoningOptions
+
+Drive = Callable[..., Any]
+Output = tuple[str, str, list[tuple[str, Any]]]
+"""The reasoning, the text and the calls."""
+
+SCHEMAS = {
+    "f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}},
+    "g": {"type": "object", "properties": {}},
+}
+ARGUMENTS = {"a": "1 } ]", "n": 2}
+JSON = msgspec.json.encode(ARGUMENTS).decode()
+F: tuple[str, Any] = ("f", ARGUMENTS)
+G: tuple[str, Any] = ("g", {})
+_LIST = f'[{{"name": "f", "arguments": {JSON}}}, {{"name": "g", "arguments": {{}}}}]'
+_TAGS = (
+    "<function=f>\n<parameter=a>\n1 } ]\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>"
+)
+_PYTHON = '[f(a="1 } ]", n=2), g()]'
+
+CALLS: dict[str, tuple[str, list[tuple[str, Any]]]] = {
+    "gpt-oss": (
+        f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{JSON}<|call|>", [F],
+    ),
+    "DeepSeek V3, R1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" + JSON
+        + "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", [F, G],
+    ),
+    "DeepSeek V3.1": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", [F, G],
+    ),
+    "Kimi K2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        f"{JSON}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>"
+        "{}<|tool_call_end|><|tool_calls_section_end|>", [F, G],
+    ),
+    "MiniMax M2": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1 } ]</parameter>\n'
+        '<parameter name="n">2</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n'
+        "</minimax:tool_call>", [F, G],
+    ),
+    "MiniMax M1": (
+        f'<tool_calls>\n{{"name": "f", "arguments": {JSON}}}\n{{"name": "g", "arguments": {{}}}}\n'
+        "</tool_calls>", [F, G],
+    ),
+    "Seed-OSS": (f"<seed:tool_call>\n{_TAGS}\n</seed:tool_call>", [F]),
+    "Qwen3-Coder": (
+        f"<tool_call>\n{_TAGS}\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        [F, G],
+    ),
+    "GLM-4.5": (
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1 } ]</arg_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>", [F, G],
+    ),
+    "Nemotron": (f"<TOOLCALL>{_LIST}</TOOLCALL>", [F, G]),
+    "LFM2": (f"<|tool_call_start|>{_PYTHON}<|tool_call_end|>", [F, G]),
+    "InternLM 2.5": (
+        f'<|action_start|><|plugin|>\n{{"name": "f", "parameters": {JSON}}}<|action_end|>', [F],
+    ),
+    "Command A, R7B": (
+        f'<|START_ACTION|>[\n{{"tool_call_id": "0", "tool_name": "f", "parameters": {JSON}}}\n]'
+        "<|END_ACTION|>", [F],
+    ),
+    "Command R": (
+        f'Action: ```json\n[{{"tool_name": "f", "parameters": {JSON}}}]\n```', [F],
+    ),
+    "FunctionGemma": (
+        "<start_function_call>call:f{a:<escape>1 } ]<escape>,n:2}<end_function_call>"
+        "<start_function_call>call:g{}<end_function_call>", [F, G],
+    ),
+    "Gemma 3": ('```tool_code\nprint(f(a="1 } ]", n=2))\n```', [F]),
+    "Phi-4-mini": (f"<|tool_call|>{_LIST}<|/tool_call|>", [F, G]),
+    "Phi-4": (f"functools{_LIST}", [F, G]),
+    "Granite 3": (f"<|tool_call|>{_LIST}", [F, G]),
+    "Llama 4": (_PYTHON, [F, G]),
+}  # fmt: skip
+
+
+def parse(
+    pieces: Sequence[str],
+    calls: CallsMark | None = None,
+    reasoning: ReasoningMark | None = None,
+    *,
+    is_open: bool = False,
+) -> Output:
+    """What the parser returns for these pieces, each with one token."""
+    parser = OutputRules(reasoning, calls, SCHEMAS, is_open, frozenset()).make_parser()
+    told: list[Any] = []
+    for at, piece in enumerate(pieces):
+        told += parser.feed(ReadyText(piece, [OutputToken(at, None)]))
+    told += parser.close()
+    counts = [len(one.tokens) if isinstance(one, ReadyText) else one.tokens for one in told]
+    assert sum(counts) == len(pieces)
+    starts = [one for one in told if isinstance(one, ParsedCallStart)]
+    assert [one.call for one in starts] == list(range(parser.calls))
+    found = [
+        (start.name, msgspec.json.decode("".join(
+            one.text for one in told
+            if isinstance(one, ParsedCallArguments) and one.call == start.call
+        )))
+        for start in starts
+    ]  # fmt: skip
+    thoughts = "".join(one.text for one in told if isinstance(one, ParsedReasoning))
+    return thoughts, "".join(one.text for one in told if isinstance(one, ReadyText)), found
+
+
+def split(text: str) -> list[list[str]]:
+    """The text in pieces of every size, and in two pieces at every place."""
+    pieces = [[text[i : i + n] for i in range(0, len(text), n)] for n in (1, 2, 3, 5, 7, 11)]
+    return [*pieces, *([text[:at], text[at:]] for at in range(len(text)))]
+
+
+@pytest.mark.parametrize("mark", CALLS_MARKS, ids=lambda mark: mark.family)
+def test_tool_calls_of_each_family(mark: CallsMark) -> None:
+    script, calls = CALLS[mark.family]
+    for pieces in split(script):
+        assert parse(pieces, mark) == ("", "", calls)
+    if not mark.at_start:
+        for pieces in split(f"Let me see.\n{script}"):
+            assert parse(pieces, mark) == ("", "Let me see.", calls)
+
+
+@pytest.mark.parametrize("mark", CALLS_MARKS, ids=lambda mark: mark.family)
+def test_malformed_and_unfinished_calls_stay_text(mark: CallsMark) -> None:
+    broken = f"{mark.opening} x {{ {mark.closing}"
+    for text in (f"{broken} so", mark.opening, mark.opening[:-1] or "x", f"{broken}\n"):
+        for pieces in split(text):
+            assert parse(pieces, mark) == ("", text, [])
+
+
+@pytest.mark.parametrize("mark", CALLS_MARKS, ids=lambda mark: mark.family)
+def test_call_of_an_unknown_function_stays_text(mark: CallsMark) -> None:
+    script, _ = CALLS[mark.family]
+    rules = OutputRules(None, mark, {}, is_open=False, marker_tokens=frozenset())
+    parser = rules.make_parser()
+    told = [*parser.feed(ReadyText(script, [])), *parser.close()]
+    assert "".join(one.text for one in told if isinstance(one, ReadyText)) == script
+    assert parser.calls == 0
+
+
+@pytest.mark.parametrize("mark", REASONING_MARKS, ids=lambda mark: mark.family)
+def test_reasoning_of_each_family(mark: ReasoningMark) -> None:
+    answers = mark.answer_marks or ("", "")
+    answer = f"{answers[0]}Yes, \n it is.{answers[1]}"
+    if mark.family == "gpt-oss":
+        answer = "<|start|>assistant<|channel|>final<|message|>Yes, \n it is.<|return|>"
+    for pieces in split(f"{mark.opening}\nI  think.\n{mark.closing}\n\n{answer}"):
+        assert parse(pieces, None, mark) == ("I  think.", "Yes, \n it is.", [])
+    for pieces in split(f"I think.{mark.closing}{answer}"):
+        assert parse(pieces, None, mark, is_open=True) == ("I think.", "Yes, \n it is.", [])
+    for pieces in split(f"{mark.opening}\n\n{mark.closing}\n\nNo."):
+        assert parse(pieces, None, mark) == ("", "No.", [])
+    for pieces in split(f"{mark.opening}hm{mark.closing[:-1]}"):
+        assert parse(pieces, None, mark) == (f"hm{mark.closing[:-1]}", "", [])
+    for text in (mark.opening[:-1], f"\n x {mark.closing[:-1]}", "\n\nNo. \n"):
+        for pieces in split(text):
+            assert parse(pieces, None, mark) == ("", text, [])
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "DeepSeek V3.1", "GLM-4.5", "Granite 3", "Nemotron"])
+def test_reasoning_before_tool_calls(family: str) -> None:
+    calls = next(one for one in CALLS_MARKS if one.family == family)
+    index = 0 if family == "gpt-oss" else -1
+    mark = REASONING_MARKS[index]
+    start = "<|start|>assistant" if family == "gpt-oss" else "\n"
+    script, expected = CALLS[family]
+    for pieces in split(f"{mark.opening}I see.{mark.closing}{start}{script}"):
+        assert parse(pieces, calls, mark) == ("I see.", "", expected)
+
+
+def test_a_string_may_contain_the_closing_mark() -> None:
+    mark = next(one for one in CALLS_MARKS if one.family == "Nemotron")
+    script = '<TOOLCALL>[{"name": "f", "arguments": {"a": "</TOOLCALL>"}}]</TOOLCALL>'
+    for pieces in split(script):
+        assert parse(pieces, mark) == ("", "", [("f", {"a": "</TOOLCALL>"})])
+    text = f"<TOOLCALL>{'</TOOLCALL>' * MAX_CLOSINGS} and on"
+    rules = OutputRules(None, mark, SCHEMAS, is_open=False, marker_tokens=frozenset())
+    parser = rules.make_parser()
+    told = list(parser.feed(ReadyText(text, [])))
+    assert "".join(one.text for one in told if isinstance(one, ReadyText)) == text
+
+
+def test_signs_tell_the_families_apart() -> None:
+    for mark in CALLS_MARKS:
+        assert detect_calls_mark(f"{mark.template_sign} {mark.opening}") == mark
+    for reasoning in REASONING_MARKS:
+        assert detect_reasoning_mark(f"{reasoning.template_sign}") == reasoning
+    assert detect_calls_mark("```json <tool_call>{{ tools }}") is None
+    assert detect_reasoning_mark("{{ messages }}") is None
+    assert set(CALLS) == {mark.family for mark in CALLS_MARKS}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<TOOLCALL>[1]</TOOLCALL>",
+        '<TOOLCALL>[{"name": ["f"]}]</TOOLCALL>',
+        '<TOOLCALL>{"name": "f", "arguments": [1]}</TOOLCALL>',
+        "<TOOLCALL></TOOLCALL>",
+        "<|tool_call_start|>[f(a=1j)]<|tool_call_end|>",
+        "<|tool_call_start|>[f(1)]<|tool_call_end|>",
+        "<|tool_call_start|>a = f()<|tool_call_end|>",
+        "<|tool_call_start|>f(a=__import__('os'))<|tool_call_end|>",
+        "<|tool_call_start|>" + "(" * 9000 + "<|tool_call_end|>",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    mark = next(one for one in CALLS_MARKS if text.startswith(one.opening))
+    assert parse([text, " so"], mark) == ("", f"{text} so", [])
+
+
+def test_documentation_lists_the_families() -> None:
+    page = Path(__file__).parents[4] / "docs" / "model-families.md"
+    rows = [f"| {one.family} | `{one.opening}` | `{one.closing}` |" for one in REASONING_MARKS]
+    assert "\n".join(["| --- | --- | --- |", *rows, ""]) in page.read_text()
+    starts = [(one.opening.replace("```", ""), one.family) for one in CALLS_MARKS]
+    rows = [f"| {family} | `{opening}` |" for opening, family in starts]
+    assert "\n".join(["| --- | --- |", *rows, ""]) in page.read_text()
+
+
+# --- in the engine ------------------------------------------------------------------------------
+
+
+def run_chat(scripted: Drive, script: str, template: str, *functions: FunctionDefinition) -> Any:
+    """Run a conversation; its prompt has one token, as scripts expect."""
+    got, runner = scripted(script)
+    manager = got.engine._grammar_manager
+    tokenizer = copy.deepcopy(manager._tokenizer)
+    tokenizer.chat_template = template
+    manager._tokenizer = manager._input_processor._tokenizer = tokenizer
+    given = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    runner.prompt = runner._prompt = len(text)
+    calling = FunctionChoice(tuple(one.name for one in functions)) if functions else None
+    greedy, ending = EngineSamplingParams(temperature=0), StopParams(max_tokens=300)
+    return got.run(GenerateCommand(1, given, greedy, ending, function_choice=calling))
+
+
+def get_reasoning(got: Any) -> str:
+    return "".join(one.text for one in got.select(ReasoningEvent))
+
+
+F_FUNCTION = FunctionDefinition("f", None, msgspec.json.encode(SCHEMAS["f"]))
+
+
+def test_engine_returns_reasoning_without_tools(scripted: Drive) -> None:
+    got = run_chat(scripted, "<think>\nhm</think>\n\nYes.", "x{# </think> #}")
+    assert (get_reasoning(got), got.text()) == ("hm", "Yes.")
+    opened = run_chat(scripted, "hm</think>Yes.", "x<think>\n{# </think> #}")
+    assert (get_reasoning(opened), opened.text()) == ("hm", "Yes.")
+    closed = run_chat(scripted, "Yes.", "<think>\n\n</think>\n\n")
+    assert (get_reasoning(closed), closed.text()) == ("", "Yes.")
+
+
+def test_engine_returns_reasoning_before_calls_that_a_grammar_enforces(scripted: Drive) -> None:
+    arguments = '{"a": "1 } ]", "n": 2}'
+    script = (
+        f'<think>hm</think>\n<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    )
+    got = run_chat(scripted, script, "x{# </think> tools <tool_call> #}", F_FUNCTION)
+    assert (get_reasoning(got), got.text()) == ("hm", "")
+    assert [one.name for one in got.select(ToolCallEvent)] == ["f"]
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+
+
+def test_engine_returns_calls_in_the_format_of_the_family(scripted: Drive) -> None:
+    script = "<think>hm</think>\n" + CALLS["GLM-4.5"][0].split("</tool_call>")[0] + "</tool_call>"
+    got = run_chat(scripted, script, "x{# </think> tools <arg_key> #}", F_FUNCTION)
+    assert (get_reasoning(got), got.text()) == ("hm", "")
+    assert "".join(one.text for one in got.select(ToolArgumentsEvent)) == JSON
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+
+
+@pytest.mark.parametrize(
+    ("effort", "arguments", "expected"),
+    [
+        (None, None, {}),
+        ("none", None, {"enable_thinking": False, "thinking": False}),
+        ("low", None, {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}),
+        (
+            "low",
+            {"enable_thinking": msgspec.Raw(b"false")},
+            {"enable_thinking": False, "thinking": True, "reasoning_effort": "low"},
+        ),
+    ],
+)
+def test_reasoning_effort_reaches_the_chat_template(
+    effort: str | None, arguments: dict[str, msgspec.Raw] | None, expected: dict[str, Any]
+) -> None:
+    request = GenerationRequest(
+        model="m",
+        kind="chat",
+        messages=(Message("user", ()),),
+        reasoning=None if effort is None else ReasoningOptions(effort=effort),
+        templating=PromptOptions(arguments=arguments),
+    )
+    command = build_generate_command(request, 1, 1.0, templates=False)
+    assert msgspec.json.decode(command.input.template_arguments) == expected
