@@ -677,6 +677,10 @@ _GENERATION_SUPPORT = {
     for section, fields in _PARAMETER_SECTIONS.items()
     for name in fields
 }
+_GENERATION_SUPPORT["reasoning.effort"] = ParameterSupport(
+    "reasoning_effort", reason="approximated"
+)
+"""It sets variables of the chat template, which may not have them."""
 _SAMPLING_DEFAULTS: Final[Mapping[str, float | None]] = {
     "temperature": 0, "top_p": 1, "top_k": None, "min_p": 0, "typical_p": 1, "seed": None,
 }  # fmt: skip
