@@ -132,8 +132,10 @@ class ResponseAccumulator:
         self._response.choices = sorted(self._choices.values(), key=_INDEX)
         if self._embeddings:
             self._response.embeddings = [self._embeddings[i] for i in sorted(self._embeddings)]
-        self._response.scores = [self._scores[i] for i in sorted(self._scores)]
-        self._response.classifications = sorted(self._classifications.values(), key=_INDEX)
+        if self._scores:
+            self._response.scores = [self._scores[i] for i in sorted(self._scores)]
+        if self._classifications:
+            self._response.classifications = sorted(self._classifications.values(), key=_INDEX)
         return self._response
 
     def _add_other(self, event: Event) -> None:
