@@ -130,6 +130,7 @@ def may_explain(principal: Principal | None, *, open_to_all: bool) -> bool:
 
 
 _KEY_HEADERS: Final = ("api-key", "x-api-key")
+_SCHEMES: Final = frozenset({"basic", "bearer"})
 
 
 def extract_credentials(headers: Mapping[str, str]) -> Sequence[str]:
@@ -140,15 +141,15 @@ def extract_credentials(headers: Mapping[str, str]) -> Sequence[str]:
     credentials: list[str] = []
     if "authorization" in headers:
         scheme, _, value = headers["authorization"].partition(" ")
-        kind = scheme.lower()
-        if kind == "bearer":
-            credentials.append(value.strip())
-        elif kind == "basic":
-            credentials.append(_decode_basic_password(value.strip()) or "")
+        kind, credential = scheme.lower(), value.strip()
+        if kind == "basic":
+            credential = _decode_basic_password(credential) or ""
+        if credential and kind in _SCHEMES:
+            credentials.append(credential)
     for name in _KEY_HEADERS:
-        if name in headers:
-            credentials.append(headers[name])
-    return [credential for credential in credentials if credential]
+        if name in headers and (credential := headers[name]):
+            credentials.append(credential)
+    return credentials
 
 
 def _decode_basic_password(value: str) -> str | None:
