@@ -119,10 +119,11 @@ class ServerProcess(Struct, frozen=True):
         try:
             urls = await self._start_gateway(gateway, handover, shutdown)
         except (OSError, WorkerError) as error:
-            verb = "listen" if isinstance(error, OSError) else "serve"
+            is_socket = isinstance(error, OSError)
+            failed = "interlingua can't listen" if is_socket else "interlingua can't serve"
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             hint = f"; {self.options.port_hint}" if in_use else ""
-            self._print(f"interlingua can't {verb}: {error}{hint}", logging.ERROR)
+            self._print(f"{failed}: {error}{hint}", logging.ERROR)
             await gateway.stop()
             return 1
         if not urls:

@@ -106,7 +106,7 @@ def count_requests(ui_url: str) -> float:
     """The sum of the points that the web UI draws as the chart of requests per second."""
     history = httpx.get(httpx.URL(ui_url).join("/-/history")).raise_for_status().json()
     return sum(
-        point.get("requests", 0)
+        float(point.get("requests", 0))
         for version in history["versions"]
         if version["model"] == "smollm2"
         for point in version["points"]
