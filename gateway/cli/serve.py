@@ -119,11 +119,7 @@ class ServerProcess(Struct, frozen=True):
         try:
             urls = await self._start_gateway(gateway, handover, shutdown)
         except (OSError, WorkerError) as error:
-            is_socket = isinstance(error, OSError)
-            failed = "interlingua can't listen" if is_socket else "interlingua can't serve"
-            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            hint = f"; {self.options.port_hint}" if in_use else ""
-            self._print(f"{failed}: {error}{hint}", logging.ERROR)
+            self._print(self._describe_start_failure(error), logging.ERROR)
             await gateway.stop()
             return 1
         if not urls:
@@ -151,6 +147,13 @@ class ServerProcess(Struct, frozen=True):
         if handover is not None:
             handover.close()
         return 0
+
+    def _describe_start_failure(self, error: OSError | WorkerError) -> str:
+        """What the operator reads, with the option that changes a port in use."""
+        if not isinstance(error, OSError):
+            return f"interlingua can't serve: {error}"
+        hint = f"; {self.options.port_hint}" if error.errno == errno.EADDRINUSE else ""
+        return f"interlingua can't listen: {error}{hint}"
 
     def _print(self, text: str, level: int = logging.INFO) -> None:
         click.echo(format_notice(text, self.options.log_format, level), err=True)
