@@ -563,6 +563,8 @@ class ModelConfig(ConfigSection, frozen=True):
 
     aliases: tuple[ModelAlias, ...] = ()
     """Other names of the model."""
+    list_aliases: bool = True
+    """Whether the listings of OpenAI, Azure OpenAI and Anthropic show the aliases, too."""
     backend: NonEmptyStr | None = None
     """The backend of a model with one target; a model has this or ``versions``."""
     model: NonEmptyStr | None = None

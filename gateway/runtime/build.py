@@ -212,6 +212,7 @@ def build_model(
         model.limits.context,
         model.limits.max_tokens,
         model.options,
+        model.list_aliases,
     )
     request_defaults = RequestDefaults.compile(model.defaults)
     on_loss = model.on_loss or defaults.on_loss

@@ -88,7 +88,7 @@ def _build_model_page(query: str, catalog: Catalog) -> dict[str, Any]:
     items = [
         _build_model_item(info, name)
         for info in catalog.list_models()
-        for name in (info.name, *info.aliases)
+        for name in info.listed_names
     ]
     names = [item["id"] for item in items]
     before, after = wanted.get("before_id"), wanted.get("after_id")

@@ -34,6 +34,13 @@ class ModelInfo(Struct, frozen=True):
     max_tokens: int | None = None
     protocol_options: Mapping[str, Mapping[str, Any]] = {}
     """Settings of the model for one protocol, by the protocol's name."""
+    list_aliases: bool = True
+    """Whether listings of names to choose from have the aliases, too."""
+
+    @property
+    def listed_names(self) -> tuple[str, ...]:
+        """The name, and the aliases if they are listed."""
+        return (self.name, *self.aliases) if self.list_aliases else (self.name,)
 
     @property
     def ready(self) -> bool:

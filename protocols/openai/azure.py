@@ -138,8 +138,9 @@ def read_stream(call: ClientRequest) -> bool:
 def list_deployments(catalog: Catalog) -> Any:
     """The response of the listing."""
     cards = [
-        {"id": model.name, "model": model.name, "object": "deployment", "status": "succeeded"}
+        {"id": name, "model": model.name, "object": "deployment", "status": "succeeded"}
         for model in catalog.list_models()
+        for name in model.listed_names
     ]
     return {"object": "list", "data": cards}
 

@@ -568,7 +568,11 @@ class OpenAI:
         if (refusal := _REFUSED_OPERATIONS.get(call.endpoint.operation)) is not None:
             raise UnsupportedFeature(refusal)
         if call.endpoint.operation == "models":
-            cards = [build_model_card(model, model.name) for model in catalog.list_models()]
+            cards = [
+                build_model_card(model, name)
+                for model in catalog.list_models()
+                for name in model.listed_names
+            ]
             return _build_json_response({"object": "list", "data": cards})
         name = call.path_params["model"]
         return _build_json_response(build_model_card(catalog.find_model(name), name))

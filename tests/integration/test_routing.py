@@ -84,6 +84,19 @@ async def test_sticky_user_gets_the_same_version_at_every_gateway(serve: Serve) 
     assert arms == {"1", "2"}
 
 
+async def test_models_that_clients_list_include_aliases_unless_the_model_hides_them(
+    serve: Serve,
+) -> None:
+    hidden = FRONT.replace("aliases: [talk]", "aliases: [talk]\n    list_aliases: false")
+
+    for text, names in ((FRONT, ["chat", "talk"]), (hidden, ["chat"])):
+        front = await serve(text)
+        listed = (await front.http.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed][: len(names) + 1] == [*names, "lucky"]
+        answer = await send_chat(front, "talk")
+        assert answer.status_code == 200
+
+
 async def test_sticky_assignment_uses_the_socket_address_and_ignores_forwarded_headers(
     serve: Serve,
 ) -> None:

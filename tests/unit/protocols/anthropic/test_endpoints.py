@@ -70,6 +70,15 @@ def test_models_are_listed_by_pages(
     assert body["has_more"] is has_more
 
 
+def test_aliases_that_are_not_listed_are_left_out(make: MakeCall) -> None:
+    catalog = FakeCatalog(ModelInfo("a", VERSIONS, aliases=("claude-a",), list_aliases=False))
+    call = make(path="/v1/models", method="GET")
+
+    body = msgspec.json.decode(Anthropic().handle_info_request(call, catalog).body)
+
+    assert [item["id"] for item in body["data"]] == ["a"]
+
+
 def test_empty_list(make: MakeCall) -> None:
     reply = Anthropic().handle_info_request(make(path="/v1/models", method="GET"), FakeCatalog())
 

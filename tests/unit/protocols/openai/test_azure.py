@@ -51,7 +51,7 @@ class ModelCatalogStub:
     ready = True
 
     def list_models(self) -> Sequence[ModelInfo]:
-        return (ModelInfo("mock", (VersionInfo("1", "m", 100),)),)
+        return (ModelInfo("mock", (VersionInfo("1", "m", 100),), aliases=("gpt-4o",)),)
 
     def find_model(self, model: str, version: str | None = None) -> ModelInfo:
         raise ModelNotFound("no", model=model)
@@ -118,7 +118,8 @@ def test_listings_have_models_and_deployments() -> None:
 
     assert ask("/openai/models")["data"][0]["id"] == "mock"
     assert ask("/openai/deployments")["data"] == [
-        {"id": "mock", "model": "mock", "object": "deployment", "status": "succeeded"}
+        {"id": "mock", "model": "mock", "object": "deployment", "status": "succeeded"},
+        {"id": "gpt-4o", "model": "mock", "object": "deployment", "status": "succeeded"},
     ]
     with pytest.raises(PathNotFound):
         AZURE.handle_info_request(

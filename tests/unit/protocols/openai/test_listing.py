@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from protocols.core.catalog import ModelInfo, VersionInfo
 from protocols.core.errors import ModelNotFound
@@ -42,9 +43,26 @@ def test_model_list_response(make_call: Callable[..., ClientRequest]) -> None:
                 "owned_by": "interlingua",
                 "max_model_len": 8,
             },
+            {
+                "id": "gpt",
+                "created": 7,
+                "object": "model",
+                "owned_by": "interlingua",
+                "max_model_len": 8,
+            },
             {"id": "org/m1", "created": 0, "object": "model", "owned_by": "interlingua"},
         ],
     }
+
+
+def test_model_list_leaves_out_aliases_that_are_not_listed(
+    make_call: Callable[..., ClientRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = ModelCatalogStub()
+    hidden = [replace(model, list_aliases=False) for model in MODELS]
+    monkeypatch.setattr(catalog, "list_models", lambda: hidden)
+    reply = OpenAI().handle_info_request(make_call("models"), catalog)
+    assert [card["id"] for card in json.loads(reply.body)["data"]] == ["mock", "org/m1"]
 
 
 @pytest.mark.parametrize("name", ["org/m1", "mock", "gpt"])
