@@ -67,7 +67,8 @@ class ServingEndpoint(Struct):
     creation_timestamp: int
     last_updated_timestamp: int
     state: _State
-    task: str
+    task: str | UnsetType
+    """Absent for other tasks, as for models of a customer."""
     config: _Config
     tags: list[dict[str, str]]
     route_optimized: bool | UnsetType = UNSET
@@ -131,7 +132,7 @@ def _build_endpoint(info: ModelInfo, *, detailed: bool) -> ServingEndpoint:
         created_ms,
         created_ms,
         _State("READY" if info.ready else "NOT_READY"),
-        _TASKS[info.task],
+        _TASKS.get(info.task, UNSET),
         config,
         [],
         route_optimized=False if detailed else UNSET,

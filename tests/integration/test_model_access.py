@@ -5,13 +5,14 @@ import hashlib
 import http.client
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from gateway.config.registry import ProtocolRegistry
 from protocols import PROTOCOLS
+from protocols.core.catalog import ModelTask
 from protocols.core.interfaces import Endpoint
 from tests.conftest import RunningGateway, Serve
 
@@ -129,6 +130,22 @@ async def test_listings_name_only_models_of_key(serve: Serve, protocol: str) -> 
         assert b"traffic" not in narrow + wide, endpoint.path
         listed += b"hidden" in wide
     assert listed
+
+
+@pytest.mark.parametrize("protocol", ADAPTERS)
+async def test_models_of_every_task_are_listed_and_described(serve: Serve, protocol: str) -> None:
+    models = "".join(f"  {task}: {{backend: e, task: {task}}}\n" for task in get_args(ModelTask))
+    listener = OPTIONS.get(protocol, protocol)
+    gateway = await serve(
+        f'listeners: [{{address: "127.0.0.1:0", protocols: [{listener}]}}]\n'
+        f"backends: {{e: {{kind: echo, script: [Hello]}}}}\nmodels:\n{models}"
+    )
+    for endpoint in list_endpoints(protocol):
+        if endpoint.task != "inform" or endpoint.method != "GET":
+            continue
+        for task in get_args(ModelTask):
+            _, _, body = await send(gateway, endpoint, task, "")
+            assert b"the gateway failed" not in body, (endpoint.path, task)
 
 
 @pytest.mark.parametrize("protocol", ADAPTERS)
