@@ -397,13 +397,17 @@ class _PlaygroundRequest:
         }
         self.peer = raw.remote or ""
         self._raw = raw
+        self._reader = BodyReader(CONNECTION_LIMITS, _BODY_BUDGET)
 
     async def body(self, limit: int) -> bytes:
-        reader = BodyReader(CONNECTION_LIMITS, _BODY_BUDGET)
-        try:
-            return await reader.read(self._raw, limit)
-        finally:
-            reader.release()
+        return await self._reader.read(self._raw, limit)
+
+    def reserve_memory(self, size: int) -> None:
+        self._reader.reserve_memory(size)
+
+    def release_memory(self) -> None:
+        """Give the budget of bodies back what the request took of it."""
+        self._reader.release()
 
 
 class _PlaygroundResponseWriter:
@@ -464,8 +468,12 @@ async def serve_playground(
     if handle_request is None:
         raise AdminError(HTTPStatus.NOT_FOUND, "there is no such listener", "listener")
     writer = _PlaygroundResponseWriter(request)
-    await handle_request(_PlaygroundRequest(request), writer)
-    return await writer.close()
+    http_request = _PlaygroundRequest(request)
+    try:
+        await handle_request(http_request, writer)
+        return await writer.close()
+    finally:
+        http_request.release_memory()
 
 
 _METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

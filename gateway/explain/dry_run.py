@@ -63,6 +63,9 @@ class _DryRequest(Struct):
             raise RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
         return self.content
 
+    def reserve_memory(self, size: int) -> None:
+        """Its body has the limits of the admin listener."""
+
 
 class _DryRunWriter:
     """A ``gateway.pipeline.http.ResponseWriter`` that keeps the response."""

@@ -64,6 +64,9 @@ class _AiohttpRequest:
     async def read_body_piece(self) -> bytes:
         return await self._body.read_next(self._raw)
 
+    def reserve_memory(self, size: int) -> None:
+        self._body.reserve_memory(size)
+
 
 class BodyReader:
     """Reads a request body within the limits of its time and memory."""
@@ -123,6 +126,11 @@ class BodyReader:
         except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
 
+    def reserve_memory(self, size: int) -> None:
+        """See ``gateway.pipeline.http.HttpRequest``."""
+        self._budget.reserve(size)
+        self._size += size
+
     def release(self) -> None:
         """Give the budget back what the body took of it."""
         self._budget.used -= self._size
@@ -137,10 +145,7 @@ class BodyReader:
     def _count(self, size: int, limit: int) -> None:
         if self._size + size > limit:
             raise _build_too_large(limit)
-        if not self._budget.has_room(size):
-            raise build_body_overload()
-        self._size += size
-        self._budget.used += size
+        self.reserve_memory(size)
 
 
 def _build_too_large(limit: int) -> RequestTooLarge:

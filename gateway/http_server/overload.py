@@ -48,6 +48,12 @@ class BodyBudget(Struct):
         """Whether ``size`` more bytes fit."""
         return self.used + size <= self.limit
 
+    def reserve(self, size: int) -> None:
+        """Take so many bytes; give them back if negative. Raises Overloaded."""
+        if size > 0 and not self.has_room(size):
+            raise build_body_overload()
+        self.used += size
+
 
 def build_body_overload() -> Overloaded:
     """The error of a request whose body does not fit into the budget."""

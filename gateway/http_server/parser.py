@@ -91,6 +91,11 @@ class IncomingRequest(Struct, eq=False):
         self.release_body()
         return data
 
+    def reserve_memory(self, size: int) -> None:
+        """See ``HttpRequest``."""
+        self._budget.reserve(size)
+        self._reserved += size
+
     def add_data(self, data: bytes) -> None:
         """Keep data of the body, in one buffer, as long as the budget has room for it."""
         size, budget = len(data), self._budget

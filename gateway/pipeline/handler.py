@@ -47,7 +47,7 @@ from gateway.pipeline.shadow import ShadowManager
 from gateway.ratelimit.limiter import CounterRegistry, RateLimiter, Reservation
 from gateway.routing.paths import EndpointMatch, PathRouter
 from gateway.routing.router import PrincipalCatalog, Route, Router
-from gateway.store.response_store import ResponseStore
+from gateway.store.references import ReferenceLoader
 from protocols.core.catalog import Catalog
 from protocols.core.errors import (
     GatewayError,
@@ -65,7 +65,6 @@ from protocols.core.interfaces import (
     Headers,
     HttpResponse,
     RoutingInfo,
-    StoredResponse,
     StoresResponses,
     SupportsTokenEstimate,
 )
@@ -129,8 +128,8 @@ class GatewayServices(Struct, frozen=True):
     """Counts dropped log lines, usage rows and traces; see ``observability.metrics.system``."""
     tracer: Tracer | None = None
     """Traces requests, if tracing is configured."""
-    response_store: ResponseStore | None = None
-    """Stores the responses of stateful endpoints, if they are stored at all."""
+    reference_loader: ReferenceLoader | None = None
+    """Loads what requests to stateful endpoints refer to, if responses are stored at all."""
     request_recorder: RequestRecorder | None = None
     """Records the requests of models and routes with a recording policy."""
     feedback: FeedbackEndpoint | None = None
@@ -187,7 +186,7 @@ class RequestHandler:
         self._observe_request = services.observe_request
         self._explain_policy = services.explain_policy
         self._tracer = services.tracer
-        self._response_store = services.response_store
+        self._reference_loader = services.reference_loader
         self._feedback = services.feedback
         deadline_timer = DeadlineTimer(services.clock, asyncio.get_running_loop)
         self.dispatcher = Dispatcher(
@@ -370,7 +369,7 @@ class RequestHandler:
             recorder,
         )
         if endpoint.is_stateful:
-            await self._prepare_stateful(routed)
+            await self._prepare_stateful(routed, request.http)
         await self._dispatch(routed, request)
 
     async def _forward(
@@ -457,43 +456,58 @@ class RequestHandler:
             decompress_body, body, encoding, self._settings.max_body_size
         )
 
-    async def _prepare_stateful(self, routed: RoutedRequest) -> None:
-        """Find the stored responses that a request refers to. Raises StoreUnavailable."""
-        adapter, call, store = routed.adapter, routed.client_request, self._response_store
+    async def _prepare_stateful(self, routed: RoutedRequest, http: HttpRequest) -> None:
+        """Load what a request refers to. Raises as ``ReferenceLoader.load_parts``."""
+        adapter, call, loader = routed.adapter, routed.client_request, self._reference_loader
         assert isinstance(adapter, StoresResponses)  # noqa: S101 - as its endpoint says
-        if store is None:
+        if loader is None:
             adapter.set_references(call, None)
             return
-        owner, stored = routed.record.key, dict[str, StoredResponse]()
-        names = (
-            await asyncio.to_thread(adapter.list_references, call)
-            if routed.context.offload_to_thread
-            else adapter.list_references(call)
+        owner, context = routed.record.key, routed.context
+        counts = (
+            await asyncio.to_thread(adapter.count_references, call)
+            if context.offload_to_thread
+            else adapter.count_references(call)
         )
-        for name in names:
-            response = await store.find_response(owner, name)
-            if response is not None:
-                stored[name] = response
-        if sum(len(response.body) for response in stored.values()) < _LARGE_BODY:
-            adapter.set_references(call, stored)
+        parts = await loader.load_parts(
+            owner,
+            counts,
+            lambda stored: adapter.read_parts(stored, counts),
+            account=http,
+            body_size=len(call.body),
+            limit=self._settings.max_body_size,
+        )
+        size = sum(len(part) * counts[name] for name, part in parts.items())
+        context.offload_to_thread = len(call.body) + size >= _LARGE_BODY
+        if size < _LARGE_BODY:
+            adapter.set_references(call, parts)
         else:
-            await asyncio.to_thread(adapter.set_references, call, stored)
+            await asyncio.to_thread(adapter.set_references, call, parts)
         if not routed.explain_recorder.dry_run:
-            routed.store_response = partial(store.add_response, owner)
+            routed.store_response = partial(loader.store.add_response, owner)
 
     async def _send_stored(
         self, adapter: ClientAdapter, call: ClientRequest, request: ActiveRequest
     ) -> None:
-        """Answer from a stored response. Raises StoredObjectNotFound or StoreUnavailable."""
+        """Answer from a stored response. Raises StoredObjectNotFound or Overloaded."""
         assert isinstance(adapter, StoresResponses)  # noqa: S101 - as its endpoint says
-        name, store, owner = adapter.read_stored_id(call), self._response_store, request.record.key
-        stored = None if store is None else await store.find_response(owner, name)
-        if store is None or stored is None or stored.id != name:
+        name, loader, owner = (
+            adapter.read_stored_id(call),
+            self._reference_loader,
+            request.record.key,
+        )
+        stored = None if loader is None else await loader.load_response(owner, name, request.http)
+        if loader is None or stored is None:
             text = f"Response with id '{name[:128]}' not found."
             raise StoredObjectNotFound(text, id=name)
         if call.endpoint.method == "DELETE":
-            await store.remove_response(owner, name)
-        send_reply(request.writer, adapter.encode_stored(call, stored), request.record)
+            await loader.store.remove_response(owner, name)
+        response = (
+            adapter.encode_stored(call, stored)
+            if len(stored.body) < _LARGE_BODY
+            else await asyncio.to_thread(adapter.encode_stored, call, stored)
+        )
+        send_reply(request.writer, response, request.record)
 
     async def _send_info(
         self,

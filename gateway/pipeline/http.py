@@ -26,6 +26,9 @@ class HttpRequest(Protocol):
     async def body(self, limit: int) -> bytes:
         """The body. Raises RequestTooLarge after reading more than ``limit`` bytes."""
 
+    def reserve_memory(self, size: int) -> None:
+        """See ``gateway.store.references.MemoryAccount``: for what the request refers to."""
+
 
 @runtime_checkable
 class StreamedHttpRequest(HttpRequest, Protocol):

@@ -39,6 +39,7 @@ from gateway.runtime.telemetry import (
     set_up_recording,
     set_up_usage,
 )
+from gateway.store.references import ReferenceLoader
 from gateway.store.response_store import MemoryResponseStore, create_response_store
 from protocols.core.errors import WorkerError
 
@@ -187,7 +188,7 @@ def set_up_response_store(
             "each process stores its own responses; give stored_responses an sqlite file or a "
             "redis server for those of all"
         )
-    return replace(services, response_store=store)
+    return replace(services, reference_loader=None if store is None else ReferenceLoader(store))
 
 
 @runtime_checkable
@@ -379,8 +380,8 @@ class Gateway:
         await self._current.aclose()
         if self._shared_limits is not None:
             await self._shared_limits.aclose()
-        if self._services.response_store is not None:
-            await self._services.response_store.aclose()
+        if self._services.reference_loader is not None:
+            await self._services.reference_loader.store.aclose()
         backends = (*self.backends.values(), *self._closing_backends)
         await asyncio.gather(*(backend.aclose() for backend in backends))
         if self._admin_server is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from gateway.config.schema import ResponseStoreConfig
 from gateway.store.response_store import (
     UNAVAILABLE_MESSAGE,
+    StoredLocation,
     StoreLimits,
     StoreUnavailable,
     count_stored_bytes,
@@ -64,17 +65,33 @@ class RedisResponseStore:
         self._limits = limits
         self._wall_clock = wall_clock
 
-    async def find_response(self, owner: str, name: str) -> StoredResponse | None:
+    async def locate_responses(
+        self, owner: str, names: Sequence[str]
+    ) -> Mapping[str, StoredLocation]:
         """See ``gateway.store.response_store.ResponseStore``."""
         responses, items = self._get_prefix(owner, "response"), self._get_prefix(owner, "item")
         try:
-            body = await self._redis.get(responses + name)
-            if body is None:
-                found = await self._redis.get(items + name)
-                if found is None:
-                    return None
-                name = found.decode()
-                body = await self._redis.get(responses + name)
+            owners = await self._redis.mget([items + name for name in names])
+            ids = [
+                name if found is None else found.decode()
+                for name, found in zip(names, owners, strict=True)
+            ]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for response_id in ids:
+                    pipe.strlen(responses + response_id)
+                sizes = await pipe.execute()
+        except self._errors as error:
+            raise self._fail(error) from error
+        return {
+            name: StoredLocation(response_id, size)
+            for name, response_id, size in zip(names, ids, sizes, strict=True)
+            if size
+        }
+
+    async def find_response(self, owner: str, name: str) -> StoredResponse | None:
+        """See ``gateway.store.response_store.ResponseStore``."""
+        try:
+            body = await self._redis.get(self._get_prefix(owner, "response") + name)
         except self._errors as error:
             raise self._fail(error) from error
         return None if body is None else StoredResponse(name, (), body)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -20,11 +20,26 @@ class StoreUnavailable(Overloaded):
     """The store can't be read now."""
 
 
+class StoredLocation(Struct, frozen=True):
+    """The response that an id belongs to, and at least as many bytes as its body has."""
+
+    id: str
+    size: int
+
+
 class ResponseStore(Protocol):
     """Stored responses by owner: the name of an API key, or "" without keys."""
 
+    async def locate_responses(
+        self, owner: str, names: Sequence[str]
+    ) -> Mapping[str, StoredLocation]:
+        """The responses with these ids, or with items of these ids, by the given id.
+
+        None is loaded. Raises StoreUnavailable.
+        """
+
     async def find_response(self, owner: str, name: str) -> StoredResponse | None:
-        """The response with this id, or with an item of this id. Raises StoreUnavailable."""
+        """The response with this id. Raises StoreUnavailable."""
 
     async def add_response(self, owner: str, response: StoredResponse) -> None:
         """Store a response; older ones may have to go.
@@ -127,13 +142,27 @@ class MemoryResponseStore:
         self.size = 0
         """The bytes of all responses."""
 
-    async def find_response(self, owner: str, name: str) -> StoredResponse | None:
+    async def locate_responses(
+        self, owner: str, names: Sequence[str]
+    ) -> Mapping[str, StoredLocation]:
         """See ``ResponseStore``."""
         self._remove_expired()
         responses = self._owners.get(owner)
         if responses is None:
-            return None
-        entry = responses.entries.get(responses.response_ids.get(name, name))
+            return {}
+        located: dict[str, StoredLocation] = {}
+        for name in names:
+            response_id = responses.response_ids.get(name, name)
+            entry = responses.entries.get(response_id)
+            if entry is not None:
+                located[name] = StoredLocation(response_id, entry.size)
+        return located
+
+    async def find_response(self, owner: str, name: str) -> StoredResponse | None:
+        """See ``ResponseStore``."""
+        self._remove_expired()
+        responses = self._owners.get(owner)
+        entry = None if responses is None else responses.entries.get(name)
         return None if entry is None else entry.response
 
     async def add_response(self, owner: str, response: StoredResponse) -> None:

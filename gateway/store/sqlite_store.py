@@ -5,13 +5,16 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from gateway.store.response_store import (
     UNAVAILABLE_MESSAGE,
+    StoredLocation,
     StoreLimits,
     StoreUnavailable,
     count_stored_bytes,
@@ -38,9 +41,12 @@ CREATE TABLE IF NOT EXISTS items (
 );
 CREATE INDEX IF NOT EXISTS items_response ON items (owner, response);
 """
-_FIND: Final = """
-SELECT id, body FROM responses WHERE owner = ?1 AND at > ?3
-AND id IN (?2, (SELECT response FROM items WHERE owner = ?1 AND id = ?2))
+_FIND: Final = "SELECT id, body FROM responses WHERE owner = ? AND id = ? AND at > ?"
+_LOCATE: Final = """
+SELECT names.value, responses.id, responses.size FROM json_each(?2) AS names
+LEFT JOIN items ON items.owner = ?1 AND items.id = names.value
+JOIN responses ON responses.owner = ?1 AND responses.id = coalesce(items.response, names.value)
+WHERE responses.at > ?3
 """
 _REMOVE_EXCESS: Final = """
 DELETE FROM responses WHERE owner = ?1 AND id IN (
@@ -62,6 +68,12 @@ class SqliteResponseStore:
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+
+    async def locate_responses(
+        self, owner: str, names: Sequence[str]
+    ) -> Mapping[str, StoredLocation]:
+        """See ``gateway.store.response_store.ResponseStore``."""
+        return await self._read(lambda database: self._locate(database, owner, names))
 
     async def find_response(self, owner: str, name: str) -> StoredResponse | None:
         """See ``gateway.store.response_store.ResponseStore``."""
@@ -120,6 +132,14 @@ class SqliteResponseStore:
         database.execute("PRAGMA foreign_keys = ON")
         database.executescript(_SCHEMA)
         return database
+
+    def _locate(
+        self, database: sqlite3.Connection, owner: str, names: Sequence[str]
+    ) -> Mapping[str, StoredLocation]:
+        oldest = self._wall_clock() - self._limits.retention
+        text = msgspec.json.encode(names).decode()
+        rows = database.execute(_LOCATE, (owner, text, oldest)).fetchall()
+        return {name: StoredLocation(response_id, size) for name, response_id, size in rows}
 
     def _find(self, database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
         oldest = self._wall_clock() - self._limits.retention

@@ -22,7 +22,7 @@ A class that serves both directions is a ClientAdapter and an UpstreamAdapter. T
 backends are in ``backends.interfaces``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -225,16 +225,21 @@ class StoresResponses(Protocol):
     """A client adapter with stateful endpoints. The pipeline does the I/O.
 
     Before it decodes a request to a stateful endpoint, it finds the responses that
-    ``list_references`` names and passes them to ``set_references``.
+    ``count_references`` names, reads the parts of them that the request refers to with
+    ``read_parts``, and passes these to ``set_references``.
     """
 
-    def list_references(self, call: ClientRequest) -> Sequence[str]:
-        """The ids of earlier responses or items that the request names. Never raises."""
+    def count_references(self, call: ClientRequest) -> Mapping[str, int]:
+        """The ids of earlier responses or items that the request names, and how often.
 
-    def set_references(
-        self, call: ClientRequest, stored: Mapping[str, StoredResponse] | None
-    ) -> None:
-        """Keep these responses, by the named id, for ``decode_request``.
+        Never raises.
+        """
+
+    def read_parts(self, stored: StoredResponse, names: Container[str]) -> Mapping[str, bytes]:
+        """The parts of a stored response with these ids: what they add to a request, as JSON."""
+
+    def set_references(self, call: ClientRequest, parts: Mapping[str, bytes] | None) -> None:
+        """Keep these parts, by the named id, for ``decode_request``.
 
         An id without a response is left out; None means that no responses are stored at all.
         """

@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -522,15 +522,17 @@ class OpenAI:
         reply = build_input_tokens_response(estimate_prompt_tokens(request))
         return msgspec.structs.replace(reply, headers=reply.headers + _VERSION_HEADERS)
 
-    def list_references(self, call: ClientRequest) -> Sequence[str]:
+    def count_references(self, call: ClientRequest) -> Mapping[str, int]:
         """See ``protocols.core.interfaces.StoresResponses``."""
-        return state.list_references(call.body)
+        return state.count_references(call.body)
 
-    def set_references(
-        self, call: ClientRequest, stored: Mapping[str, StoredResponse] | None
-    ) -> None:
+    def read_parts(self, stored: StoredResponse, names: Container[str]) -> Mapping[str, bytes]:
         """See ``protocols.core.interfaces.StoresResponses``."""
-        state.set_references(call, stored)
+        return state.read_parts(stored, names)
+
+    def set_references(self, call: ClientRequest, parts: Mapping[str, bytes] | None) -> None:
+        """See ``protocols.core.interfaces.StoresResponses``."""
+        state.set_references(call, parts)
 
     def read_stored_id(self, call: ClientRequest) -> str:
         """See ``protocols.core.interfaces.StoresResponses``."""

@@ -205,6 +205,13 @@ class _AssistantTurn(Struct):
         return messages
 
 
+def read_reference(item: Item) -> str | None:
+    """The id of the stored item that an item refers to; None if it is an item itself."""
+    kind, name = item.get("type"), item.get("id")
+    is_reference = kind == "item_reference" or (kind is None and item.get("role") is None)
+    return name if is_reference and isinstance(name, str) else None
+
+
 class ConversationReader:
     """Reads items into messages.
 
@@ -244,17 +251,16 @@ class ConversationReader:
     def _read_item(self, item: Any, at: str) -> Item:
         if not isinstance(item, dict):
             raise invalid_type_error(at, "an object", item)
+        if (reference := read_reference(item)) is not None:
+            return self._read_item(self._find_item(reference), at)
         kind = item.get("type")
         if kind is None:
-            if item.get("role") is not None:
-                kind = "message"
-            elif isinstance(item.get("id"), str):
-                kind = "item_reference"
-            else:
+            if item.get("role") is None:
                 text = f"Invalid '{at}': an item needs a 'type' or a 'role'."
                 raise InvalidParameter(text, param=at, problem="value", got=item)
+            kind = "message"
         if kind == "item_reference":
-            return self._read_item(self._find_item(read_string(item, "id", at)), at)
+            read_string(item, "id", at)
         reader = _ITEM_READERS.get(kind) if isinstance(kind, str) else None
         if reader is not None:
             reader(self, item, at)

@@ -1,6 +1,8 @@
 """Stored responses: references to them in requests, and the endpoints that read them."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -10,6 +12,7 @@ from msgspec import Raw, Struct
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
 from protocols.core.interfaces import ClientRequest, HttpResponse, StoredResponse
 from protocols.json_body import JSON_ERRORS
+from protocols.openai.responses_api.items import read_reference
 from protocols.openai.responses_api.requests import NO_REFERENCES, References
 
 _encode = msgspec.json.Encoder().encode
@@ -21,16 +24,27 @@ _DEFAULT_PAGE: Final = 20
 _MAX_PAGE: Final = 100
 
 
+class _StoredOutput(Struct):
+    output: list[Raw] = []
+
+
+class _StoredItems(Struct):
+    """``StoredResponse.body``, with undecoded items."""
+
+    response: _StoredOutput
+    input: list[Raw] = []
+    history: list[Raw] = []
+
+
+class _ItemId(Struct):
+    id: Any = None
+
+
 class _StoredBody(Struct):
     """``StoredResponse.body``."""
 
     response: Raw
     input: list[dict[str, Any]] = []
-    history: list[dict[str, Any]] = []
-
-
-class _StoredOutput(Struct):
-    output: list[dict[str, Any]] = []
 
 
 class _ReferenceFields(Struct):
@@ -40,48 +54,61 @@ class _ReferenceFields(Struct):
 
 _decode_reference_fields = msgspec.json.Decoder(_ReferenceFields).decode
 _decode_body = msgspec.json.Decoder(_StoredBody).decode
-_decode_output = msgspec.json.Decoder(_StoredOutput).decode
+_decode_items = msgspec.json.Decoder(_StoredItems).decode
+_decode_id = msgspec.json.Decoder(_ItemId).decode
+_decode_part = msgspec.json.Decoder(list[dict[str, Any]] | dict[str, Any]).decode
 
 
-def list_references(body: bytes) -> Sequence[str]:
-    """The id of the previous response, and those of the items that the input refers to."""
+def count_references(body: bytes) -> Mapping[str, int]:
+    """How often the previous response and each item are named, by id.
+
+    Of ids beyond ``MAX_REFERENCES``, one is listed.
+    """
     try:
         fields = _decode_reference_fields(body)
     except JSON_ERRORS:
-        return ()
-    names: dict[str, None] = {}
+        return {}
+    names: list[str | None] = [
+        read_reference(item)
+        for item in (fields.input if isinstance(fields.input, list) else ())
+        if isinstance(item, dict)
+    ]
     if isinstance(fields.previous_response_id, str):
-        names[fields.previous_response_id] = None
-    for item in fields.input if isinstance(fields.input, list) else ():
-        if isinstance(item, dict) and (name := _find_reference(item)) is not None:
-            names[name] = None
-            if len(names) > MAX_REFERENCES:
-                break
-    return tuple(names)
+        names.insert(0, fields.previous_response_id)
+    counts = Counter(name for name in names if name is not None)
+    return dict(islice(counts.items(), MAX_REFERENCES + 1))
 
 
-def _find_reference(item: Mapping[str, Any]) -> str | None:
-    kind, name = item.get("type"), item.get("id")
-    is_reference = kind == "item_reference" or (kind is None and item.get("role") is None)
-    return name if is_reference and isinstance(name, str) else None
+def read_parts(stored: StoredResponse, names: Container[str]) -> Mapping[str, bytes]:
+    """The items with these ids, and all items of the response if it is named itself.
+
+    Nothing is decoded but the ids.
+    """
+    record = _decode_items(stored.body)
+    own = (*record.input, *record.response.output)
+    parts: dict[str, bytes] = {}
+    if stored.id in names:
+        parts[stored.id] = _encode([*record.history, *own])
+    for item in own:
+        name = _decode_id(item).id
+        if isinstance(name, str) and name in names:
+            parts[name] = bytes(item)
+    return parts
 
 
-def set_references(call: ClientRequest, stored: Mapping[str, StoredResponse] | None) -> None:
+def set_references(call: ClientRequest, parts: Mapping[str, bytes] | None) -> None:
     """Keep what the request refers to; ``get_references`` returns it."""
-    if stored is None:
+    if parts is None:
         call.__dict__[_CACHE_KEY] = NO_REFERENCES
         return
     history: Sequence[Mapping[str, Any]] | None = None
     items: dict[str, Mapping[str, Any]] = {}
-    for name, response in stored.items():
-        record = _decode_body(response.body)
-        output = _decode_output(record.response).output
-        if response.id == name:
-            history = [*record.history, *record.input, *output]
+    for name, part in parts.items():
+        value = _decode_part(part)
+        if isinstance(value, list):
+            history = value
         else:
-            for item in (*record.input, *output):
-                if item.get("id") == name:
-                    items[name] = item
+            items[name] = value
     call.__dict__[_CACHE_KEY] = References(history, items, enabled=True)
 
 

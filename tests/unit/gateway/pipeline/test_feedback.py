@@ -66,6 +66,9 @@ class FakeRequest:
             raise RequestTooLarge("too large", limit=limit)
         return self._body
 
+    def reserve_memory(self, size: int) -> None:
+        """Feedback refers to nothing."""
+
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:

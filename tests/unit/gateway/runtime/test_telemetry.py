@@ -32,6 +32,9 @@ class FakeHttpRequest:
     async def body(self, limit: int) -> bytes:
         raise AssertionError(limit)
 
+    def reserve_memory(self, size: int) -> None:
+        raise AssertionError(size)
+
 
 @pytest.fixture
 def collector() -> Any:

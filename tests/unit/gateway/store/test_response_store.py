@@ -73,10 +73,13 @@ async def test_response_is_found_by_its_id_and_by_those_of_its_items(create: Cre
     store = create(CONFIG)
     await store.add_response("a", response("1"))
 
-    for name in ("resp_1", "msg_1"):
-        stored = await store.find_response("a", name)
+    located = await store.locate_responses("a", ("resp_1", "msg_1", "msg_2"))
+    assert located.keys() == {"resp_1", "msg_1"}
+    for location in located.values():
+        stored = await store.find_response("a", location.id)
         assert stored is not None
         assert (stored.id, stored.body) == ("resp_1", b"x" * 10)
+        assert location.size >= 10
     assert await store.find_response("a", "resp_2") is None
 
 
@@ -87,6 +90,7 @@ async def test_owners_are_separated(create: CreateStore) -> None:
     assert await store.find_response("b", "resp_1") is None
     assert await store.find_response("", "resp_1") is None
     assert await store.find_response("a:resp", "1") is None
+    assert await store.locate_responses("b", ("resp_1", "msg_1")) == {}
     await store.remove_response("b", "resp_1")
     assert await store.find_response("a", "resp_1") is not None
 
@@ -99,7 +103,7 @@ async def test_removed_response_is_gone_with_its_items(create: CreateStore) -> N
     await store.remove_response("a", "resp_1")
     await store.remove_response("a", "resp_1")
 
-    assert await store.find_response("a", "msg_1") is None
+    assert await store.locate_responses("a", ("resp_1", "msg_1")) == {}
     assert await list_stored(store, "a", "1", "2") == ["2"]
 
 

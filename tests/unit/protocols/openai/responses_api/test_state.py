@@ -99,23 +99,51 @@ def test_input_tokens_are_estimated_for_this_endpoint_alone() -> None:
     ],
 )
 def test_references_are_listed(body: Any, wanted: list[str]) -> None:
-    assert list(ADAPTER.list_references(create_request("response", body))) == wanted
+    assert list(ADAPTER.count_references(create_request("response", body))) == wanted
+
+
+def test_every_reference_to_an_item_is_counted() -> None:
+    items = [{"type": "item_reference", "id": "a"}, {"id": "b"}, {"id": "a"}]
+    body = {"previous_response_id": "r", "input": [*items, {"id": "r"}]}
+
+    assert ADAPTER.count_references(create_request("response", body)) == {"r": 2, "a": 2, "b": 1}
+
+
+def test_reference_without_an_id_is_rejected() -> None:
+    call = create_request("response", {"input": [{"type": "item_reference", "id": 5}]})
+
+    with pytest.raises(ClientError) as caught:
+        ADAPTER.decode_request(call)
+
+    assert caught.value.param == "input[0].id"
+
+
+def test_parts_of_a_stored_response_are_what_they_add_to_a_request() -> None:
+    parts = ADAPTER.read_parts(STORED, ["resp_1", "msg_1", "msg_out", "other"])
+
+    stored = msgspec.json.decode(STORED.body)
+    history = [*stored["history"], *stored["input"], *OUTPUT]
+    assert {name: msgspec.json.decode(part) for name, part in parts.items()} == {
+        "resp_1": history,
+        "msg_1": {"id": "msg_1", "role": "user", "content": "a"},
+        "msg_out": OUTPUT[0],
+    }
 
 
 def test_listing_references_never_fails_and_is_bounded() -> None:
     items = [{"type": "item_reference", "id": f"i{n}"} for n in range(state.MAX_REFERENCES + 9)]
 
-    assert state.list_references(b"{") == ()
-    names = state.list_references(msgspec.json.encode({"input": items}))
+    assert state.count_references(b"{") == {}
+    names = state.count_references(msgspec.json.encode({"input": items}))
     assert len(names) == state.MAX_REFERENCES + 1
 
 
 def test_history_and_items_are_found() -> None:
     body = {"previous_response_id": "resp_1", "input": [{"id": "msg_1"}, {"id": "msg_out"}]}
     call = create_request("response", body)
-    names = ADAPTER.list_references(call)
+    names = ADAPTER.count_references(call)
 
-    ADAPTER.set_references(call, dict.fromkeys(names, STORED))
+    ADAPTER.set_references(call, ADAPTER.read_parts(STORED, names))
 
     request = ADAPTER.decode_request(call)
     assert isinstance(request, GenerationRequest)
@@ -129,7 +157,7 @@ def test_history_and_items_are_found() -> None:
 def test_item_that_is_not_in_the_response_is_not_found() -> None:
     call = create_request("response", {"input": [{"id": "other"}]})
 
-    ADAPTER.set_references(call, {"other": STORED})
+    ADAPTER.set_references(call, ADAPTER.read_parts(STORED, ["other"]))
 
     with pytest.raises(StoredObjectNotFound):
         ADAPTER.decode_request(call)
