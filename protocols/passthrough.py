@@ -11,7 +11,7 @@ nothing but a piece of text; any other event is decoded and written by the clien
 import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Literal, Protocol, get_args
 from urllib.parse import quote
 
@@ -246,7 +246,9 @@ class PassthroughRules:
         unary_headers: Headers = JSON_HEADERS,
         stream_headers: Headers = _STREAM_HEADERS,
     ) -> None:
-        self._rules = {name: _CompiledRule.compile(rule) for name, rule in rules.items()}
+        self._rules = rules
+        self._compile_rule = cache(lambda name: _CompiledRule.compile(rules[name]))
+        """Compiled when a request needs it: most listeners and workers use few of their rules."""
         self._create_decoder = create_decoder or create_passthrough_decoder
         self._finish_reasons = finish_reasons
         self._unary_headers = unary_headers
@@ -269,7 +271,7 @@ class PassthroughRules:
 
         ``stream`` overrides the body's; ``timeout`` is not in the body.
         """
-        compiled = self._rules[name]
+        compiled = self._compile_rule(name)
         try:
             fields = pop_fields(call)
             body = compiled.decode_body(call.body)

@@ -7,7 +7,7 @@ protocols and compiles chat templates. Each protocol is imported when the config
 import importlib
 import inspect
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -29,28 +29,50 @@ EndpointKey = tuple[str, str]
 """An endpoint's method and path, with ``{}`` for every path parameter."""
 
 
-def find_shared_endpoint(
-    keys: Iterable[EndpointKey], others: Iterable[EndpointKey]
-) -> EndpointKey | None:
-    """The first of ``others`` that matches a request which one of ``keys`` matches, too."""
-    known = set(keys)
-    patterns = [(method, path.split("/")) for method, path in known if "{}" in path]
-    for method, path in sorted(others):
-        if (method, path) in known:
-            return method, path
-        steps = path.split("/")
-        candidates = [(m, p.split("/")) for m, p in known] if "{}" in path else patterns
-        if any(m == method and _overlaps(one, steps) for m, one in candidates):
-            return method, path
-    return None
+class EndpointIndex:
+    """Finds the endpoints that match requests which a given endpoint matches, too.
+
+    The keys are in a tree by method and segments, so that a search reads only those that resemble
+    the given one, however many there are.
+    """
+
+    def __init__(self) -> None:
+        self._root: dict[str, Any] = {}
+
+    def add(self, key: EndpointKey, owner: str = "") -> None:
+        """Add an endpoint. If it is known, the first owner stays."""
+        node = self._root
+        for step in _split_key(key):
+            node = node.setdefault(step, {})
+        node.setdefault(_OWNER, (key, owner))
+
+    def find_shared(self, key: EndpointKey) -> tuple[EndpointKey, str] | None:
+        """The first endpoint, in their order, that shares requests with ``key``, and its owner."""
+        nodes = [self._root]
+        for step in _split_key(key):
+            nodes = [child for node in nodes for child in _find_children(node, step)]
+        return min((node[_OWNER] for node in nodes if _OWNER in node), default=None)
 
 
-def _overlaps(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether one path matches both patterns, given as their segments."""
-    return len(first) == len(second) and all(
-        one == other or (one and other and "{}" in (one, other))
-        for one, other in zip(first, second, strict=True)
-    )
+_OWNER = "/"
+"""The entry of an endpoint's owner in its node: no segment contains a slash."""
+
+
+def _split_key(key: EndpointKey) -> Iterator[str]:
+    method, path = key
+    yield method
+    yield from path.split("/")
+
+
+def _find_children(node: Mapping[str, Any], step: str) -> Iterator[Any]:
+    """The children for segments that ``step`` matches, or that match it; ``{}`` is any text."""
+    if step == "{}":
+        yield from (child for name, child in node.items() if name not in ("", _OWNER))
+    else:
+        if step in node:
+            yield node[step]
+        if step and "{}" in node:
+            yield node["{}"]
 
 
 def load_symbol(reference: str) -> Any:

@@ -33,8 +33,8 @@ from gateway.config.errors import (
     suggest_name,
 )
 from gateway.config.registry import (
+    EndpointIndex,
     describe_type_mismatch,
-    find_shared_endpoint,
     find_template_error,
 )
 from gateway.config.schema import (
@@ -179,30 +179,29 @@ def _check_listener(
         _check_key_pair(tls, (*path, "tls"), context)
     if not is_set(listener.protocols):
         return
-    owners: dict[tuple[str, str], str] = {}
+    claims = {True: EndpointIndex(), False: EndpointIndex()}
+    """Protocols whose clients send a version header may share paths with those whose do not."""
     for n, protocol in enumerate(listener.protocols):
         if not is_set(protocol) or not is_set(protocol.name):
             continue
         at = (*path, "protocols", n)
         endpoints = _check_listener_protocol(protocol, at, context)
-        if not is_set(protocol.prefix):
+        if not endpoints or not is_set(protocol.prefix):
             continue
-        paths = {(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints}
-        has_header = context.protocols.has_version_header
-        rivals = {
-            key for key, name in owners.items() if has_header(protocol.name) is has_header(name)
-        }
-        shared = find_shared_endpoint(paths, rivals)
-        if shared and not (listener.protocol_header is True or protocol.name in preferred):
-            method, shared_path = shared
-            owner = owners[shared]
-            context.add_issue(
-                at,
-                f"{method} {shared_path} belongs to {owner} on this listener already; "
-                f"give this one a prefix: {{name: {protocol.name}, prefix: /{protocol.name}}}, "
-                "or set it as the protocol of a key or a model",
-            )
-        owners |= dict.fromkeys(paths - owners.keys(), protocol.name)
+        keys = [(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints]
+        index = claims[context.protocols.has_version_header(protocol.name)]
+        if not (listener.protocol_header is True or protocol.name in preferred):
+            shared = min(filter(None, map(index.find_shared, keys)), default=None)
+            if shared:
+                (method, shared_path), owner = shared
+                context.add_issue(
+                    at,
+                    f"{method} {shared_path} belongs to {owner} on this listener already; "
+                    f"give this one a prefix: {{name: {protocol.name}, "
+                    f"prefix: /{protocol.name}}}, or set it as the protocol of a key or a model",
+                )
+        for key in keys:
+            index.add(key, protocol.name)
 
 
 def _check_listener_protocol(

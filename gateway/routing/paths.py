@@ -6,7 +6,6 @@ encoded slash. The values of path parameters (``{name}``) are decoded.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
@@ -14,7 +13,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config.registry import find_shared_endpoint
+from gateway.config.registry import EndpointIndex
 from protocols.core.errors import MethodNotAllowed, PathNotFound
 from protocols.core.interfaces import ClientAdapter, Endpoint, HasVersionHeader
 
@@ -70,10 +69,7 @@ class PathRouter:
     def __init__(self, mounts: Sequence[AdapterMount]) -> None:
         self.mounts = mounts
         self._tables = [_AdapterPaths(mount) for mount in mounts]
-        claims = [set(list_endpoint_keys(mount)) for mount in mounts]
-        self._has_shared_paths = any(
-            find_shared_endpoint(first, second) for first, second in combinations(claims, 2)
-        )
+        self._has_shared_paths = _has_shared_paths(mounts)
         self._static_matches = {
             (method, path): self._search_tables(method, path)
             for table in self._tables
@@ -192,7 +188,16 @@ class _AdapterPaths:
             self.static.setdefault(other_path, {})[endpoint.method] = endpoint
 
 
-def list_endpoint_keys(mount: AdapterMount) -> Iterator[tuple[str, str]]:
-    """The method and path of each endpoint, with ``{}`` for every path parameter."""
-    for endpoint in mount.adapter.endpoints:
-        yield endpoint.method, mount.prefix + _PATH_PARAM.sub("{}", endpoint.path)
+def _has_shared_paths(mounts: Sequence[AdapterMount]) -> bool:
+    """Whether a request may match endpoints of several mounts."""
+    index = EndpointIndex()
+    for mount in mounts:
+        keys = [
+            (one.method, mount.prefix + _PATH_PARAM.sub("{}", one.path))
+            for one in mount.adapter.endpoints
+        ]
+        if any(map(index.find_shared, keys)):
+            return True
+        for key in keys:
+            index.add(key)
+    return False

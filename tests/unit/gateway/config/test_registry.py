@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.errors import ConfigError
 from gateway.config.loader import load_text
-from gateway.config.registry import describe_type_mismatch, find_shared_endpoint
+from gateway.config.registry import EndpointIndex, describe_type_mismatch
 from protocols.core.interfaces import Endpoint
 
 
@@ -171,5 +171,12 @@ SHARED = [
 def test_shared_endpoint_is_found_also_behind_path_parameters(
     one: tuple[str, str], other: tuple[str, str], *, shared: bool
 ) -> None:
-    assert find_shared_endpoint([one], [other]) == (other if shared else None)
-    assert find_shared_endpoint([other], [one]) == (one if shared else None)
+    assert find_owner(one, other) == (other if shared else None)
+    assert find_owner(other, one) == (one if shared else None)
+
+
+def find_owner(key: tuple[str, str], claimed: tuple[str, str]) -> tuple[str, str] | None:
+    index = EndpointIndex()
+    index.add(claimed)
+    shared = index.find_shared(key)
+    return shared and shared[0]
