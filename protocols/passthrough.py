@@ -232,7 +232,8 @@ class PassthroughResponse(Struct, frozen=True):
 class PassthroughRules:
     """Prepares pass-through requests for workers of one protocol and profile.
 
-    ``rules`` are by kind of request; ``create_decoder`` makes the decoder of responses;
+    ``rules`` are by operation; what has no rule is translated. ``create_decoder`` makes the decoder
+    of responses;
     ``finish_reasons`` are the words of the protocol; ``unary_headers`` and ``stream_headers`` are
     the first headers of responses.
     """
@@ -271,6 +272,8 @@ class PassthroughRules:
 
         ``stream`` overrides the body's; ``timeout`` is not in the body.
         """
+        if name not in self:
+            return None
         compiled = self._compile_rule(name)
         try:
             fields = pop_fields(call)

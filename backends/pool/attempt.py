@@ -31,6 +31,7 @@ from protocols.core.errors import (
     GatewayError,
     RateLimitExceeded,
     StreamBroken,
+    UnsupportedEndpoint,
     WorkerFailed,
 )
 from protocols.core.events import (
@@ -486,7 +487,10 @@ class Attempt(AttemptTimeouts):
         kind = self.request.request.kind
         if kind not in BASIC_KINDS and status in _UNKNOWN_PATH_STATUSES:
             return build_worker_error(
-                lambda *_: build_unsupported_kind_error(kind), status, headers, payload
+                lambda *_: build_unsupported_kind_error(kind, UnsupportedEndpoint),
+                status,
+                headers,
+                payload,
             )
         return build_worker_error(self.request.read_error, status, headers, payload)
 

@@ -76,6 +76,7 @@ from protocols.core.errors import (
     GatewayError,
     RateLimitExceeded,
     RetriesExhausted,
+    UnsupportedEndpoint,
     WorkerUnreachable,
 )
 from protocols.core.interfaces import (
@@ -263,7 +264,7 @@ class PoolBackend:
                 return PreparedRequest(passthrough.request, passthrough=passthrough)
         decoded, names = request.decode()
         if decoded.kind not in self._request_kinds:
-            raise build_unsupported_kind_error(decoded.kind)
+            raise build_unsupported_kind_error(decoded.kind, UnsupportedEndpoint)
         # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
         unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
         return PreparedRequest(decoded, unsupported)

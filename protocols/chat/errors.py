@@ -32,6 +32,7 @@ from protocols.core.errors import (
     StoredObjectNotFound,
     Unauthorized,
     UnknownParameter,
+    UnsupportedEndpoint,
     UnsupportedFeature,
     WorkerError,
     WorkerFailed,
@@ -69,6 +70,7 @@ _ERROR_ROWS: Mapping[type[GatewayError], _ErrorRow] = {
     InvalidParameter: _ErrorRow(400),
     UnknownParameter: _ErrorRow(400, code="unknown_parameter"),
     UnsupportedFeature: _ErrorRow(400, code="unsupported_parameter"),
+    UnsupportedEndpoint: _ErrorRow(404, code="unknown_url"),
     ContextTooLong: _ErrorRow(400, code="context_length_exceeded", param="messages"),
     ContentFiltered: _ErrorRow(400, code="content_filter"),
     ModelNotFound: _ErrorRow(404, code="model_not_found", param="model"),
@@ -101,7 +103,7 @@ def build_error_body(error: GatewayError) -> tuple[int, ErrorBody]:
     entry = next(row for cls in type(error).__mro__ if (row := _ERROR_ROWS.get(cls)))
     code, kind_, param = entry.code, entry.type, error.param or entry.param
     match error:
-        case UnknownParameter():
+        case UnknownParameter() | UnsupportedEndpoint():
             pass
         case InvalidParameter():
             code = _find_error_code(error)

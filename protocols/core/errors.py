@@ -6,6 +6,7 @@ GatewayError
 │   ├── InvalidParameter        a field is missing or has a wrong type or value
 │   │   └── UnknownParameter
 │   ├── UnsupportedFeature      valid, but the target does not support it
+│   │   └── UnsupportedEndpoint the target's workers do not have the endpoint at all
 │   ├── ContextTooLong          the prompt does not fit the model's context
 │   ├── ContentFiltered         a content policy rejected the request
 │   ├── ModelNotFound
@@ -136,6 +137,10 @@ class UnknownParameter(InvalidParameter):
 
 class UnsupportedFeature(ClientError):
     """Valid, but the target does not support it."""
+
+
+class UnsupportedEndpoint(UnsupportedFeature):
+    """The target's workers have no endpoint for requests of this kind."""
 
 
 class ContextTooLong(ClientError):

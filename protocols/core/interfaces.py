@@ -428,11 +428,11 @@ _API_NAMES: Final = {
 }
 
 
-def build_unsupported_kind_error(kind: RequestKind) -> UnsupportedFeature:
+def build_unsupported_kind_error(
+    kind: RequestKind, error_class: type[UnsupportedFeature] = UnsupportedFeature
+) -> UnsupportedFeature:
     """The error of a target that does not answer requests of this kind."""
-    return UnsupportedFeature(
-        f"The model does not support the {_API_NAMES[kind]} API.", param="model"
-    )
+    return error_class(f"The model does not support the {_API_NAMES[kind]} API.", param="model")
 
 
 def get_request_kinds(adapter: UpstreamAdapter) -> frozenset[RequestKind]:

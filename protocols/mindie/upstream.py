@@ -639,7 +639,7 @@ class MindiePassthrough:
             return None
         name = self._build_unique_request_id(about)
         match call.endpoint.operation:
-            case "chat" | "completion" as variant if variant in self._openai_passthrough:
+            case "chat" | "completion" as variant:
                 return self._prepare_openai(variant, call, about, name)
             case "text" | "text_stream" as variant if client.templating.mode == "raw":
                 return self._prepare_generate(call, about, name, stream=variant == "text_stream")

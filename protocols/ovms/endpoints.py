@@ -251,11 +251,7 @@ class OVMS(OvmsUpstream):
     ) -> PassthroughRequest | None:
         """See ``protocols.core.interfaces.SupportsPassthrough``. Both sides have one release."""
         alike = isinstance(client, OVMS) and client._profile == self._profile  # noqa: SLF001
-        if (
-            not alike
-            or not requests.has_json_body(call)
-            or call.endpoint.operation not in self._passthrough
-        ):
+        if not alike or not requests.has_json_body(call):
             return None
         encoder = partial(self._continue_stream, call, about)
         response = PassthroughResponse(tuple, encoder, {"model": about.model})

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from protocols.chat.responses import ChatEncoder
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
-from protocols.core.errors import GatewayError
+from protocols.core.errors import GatewayError, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
@@ -320,6 +320,8 @@ class TokensEncoder(_JsonEncoder):
         Of several tokens that form one character each has a byte; the last one has the rest.
         """
         tokens = response.tokens
+        if len(tokens.texts) != len(tokens.ids):
+            raise WorkerFailed("The worker did not send the text of each token.")
         items: list[dict[str, Any]] = []
         position = 0
         pending = 0

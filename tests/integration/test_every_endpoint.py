@@ -1,0 +1,300 @@
+"""Every endpoint of the registry, over a socket, with pool workers of every protocol.
+
+The workers are a second gateway that serves each protocol and profile which a pool can speak, below
+a prefix, and whose models are scripted: its endpoints are those of the workers. An endpoint that
+is added to a protocol is played here, and fails until ``BODIES`` has a request for its operation.
+"""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.config.loader import load_text
+from gateway.config.registry import ProtocolRegistry
+from gateway.observability.record import RequestRecord
+from gateway.runtime.gateway import Gateway, build_services
+from protocols import PROTOCOLS
+from protocols.core.interfaces import Endpoint, get_request_kinds
+
+REGISTRY: Final = ProtocolRegistry(PROTOCOLS)
+MOUNTS: Final = {
+    f"{name}-{profile}": (name, profile)
+    for name in PROTOCOLS
+    for profile in REGISTRY.get_profiles(name)
+}
+CLIENTS: Final = [mount for mount, (name, _) in MOUNTS.items() if REGISTRY.serves_clients(name)]
+WORKERS: Final = [mount for mount, (name, _) in MOUNTS.items() if REGISTRY.serves_workers(name)]
+PAIRS: Final = [
+    (client, worker)
+    for client in CLIENTS
+    for worker in WORKERS
+    if MOUNTS[client][0] == MOUNTS[worker][0]
+    or MOUNTS[client][1] == REGISTRY.get_profiles(MOUNTS[client][0])[0]
+]
+"""Each profile of a client with the workers of its protocol, and the default one with all."""
+
+TURNS: Final = {"messages": [{"role": "user", "content": "hi"}]}
+PAIR: Final[dict[str, Any]] = {"query": "q", "documents": ["a", "b"]}
+INPUT: Final = {"input": "hi"}
+PROMPT: Final = {"prompt": "hi", "max_tokens": 4}
+TENSORS: Final = {
+    "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hi"]}]
+}
+TOKENS: Final = {
+    "inputs": [{"name": "input0", "datatype": "UINT32", "shape": [1, 2], "data": [1, 2]}],
+    "outputs": [{"name": "output0"}],
+}
+BODIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "openai": {
+        "chat": TURNS,
+        "completion": PROMPT,
+        "embedding": INPUT,
+        "response": INPUT,
+        "response tokens": INPUT,
+        **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), PAIR),
+        "ranking": {"query": {"text": "q"}, "passages": [{"text": "a"}, {"text": "b"}]},
+        "score": {"text_1": "a", "text_2": "b"},
+        "classify": INPUT,
+        "tokenize": {"prompt": "hi"},
+        "detokenize": {"tokens": [1]},
+        "speech": {**INPUT, "voice": "alloy"},
+        "transcription": {},
+        "translation": {},
+        "image_generation": {"prompt": "hi"},
+        "image_edit": {},
+        "image_variation": {},
+        "moderation": INPUT,
+    },
+    "databricks": {
+        "invocations": TURNS,
+        "chat": TURNS,
+        "completion": PROMPT,
+        "embedding": INPUT,
+    },
+    "triton": {
+        "generate": {"text_input": "hi"},
+        "generate_stream": {"text_input": "hi", "stream": True},
+        "infer": TENSORS,
+    },
+    "mindie": {
+        "text": {"text_input": "hi"},
+        "text_stream": {"text_input": "hi"},
+        "tokens": TOKENS,
+        "stop": {"id": "none"},
+        "tokenizer": {"inputs": "hi"},
+        "chat": TURNS,
+        "completion": PROMPT,
+        "generate": {"prompt": "hi"},
+        "generate_stream": {"inputs": "hi"},
+        "native": {"inputs": "hi"},
+        "root": {"inputs": "hi"},
+    },
+    "ovms": {
+        "chat": TURNS,
+        "completion": PROMPT,
+        "embedding": INPUT,
+        "rerank": PAIR,
+        "nothing": TURNS,
+    },
+    "tgi": {
+        "root": {"inputs": "hi"},
+        "generate": {"inputs": "hi"},
+        "generate_stream": {"inputs": "hi"},
+        "tokenize": {"inputs": "hi"},
+        "chat": TURNS,
+        "completion": PROMPT,
+    },
+    "ollama": {
+        "chat": TURNS,
+        "generate": {"prompt": "hi"},
+        "embed": INPUT,
+        "embeddings": {"prompt": "hi"},
+    },
+    "anthropic": {"messages": {**TURNS, "max_tokens": 4}, "count_tokens": TURNS},
+}
+"""A valid request, without the model, for each operation that reaches a worker."""
+ANSWERED_BY_GATEWAY: Final = {"nothing", "stop", "tokens"}
+"""OVMS's unknown paths, a request id that does not run, and token ids for workers of texts."""
+NOT_OFFERED: Final = {
+    **dict.fromkeys(("triton", "mindie", "tgi", "anthropic"), ("embedding", "rerank")),
+}
+"""Kinds of requests that the scripted text model of a worker of these protocols does not have."""
+TEXT_TOKENIZERS: Final = ("openai-sglang", "openai-llamacpp")
+"""Profiles whose workers tokenize texts, and no conversations."""
+FOREIGN_TOKENIZERS: Final = {("tokenize", "openai-llamacpp"), ("tgi", "openai-sglang")}
+"""Those that the workers' gateway, which has vLLM's, refuses, or that lack the texts of tokens."""
+
+
+class Setting(Struct):
+    """The gateway under test, what it recorded, and what the workers' gateway recorded."""
+
+    http: httpx.AsyncClient
+    records: list[RequestRecord]
+    worker_records: list[RequestRecord]
+
+
+def build_configuration(mounts: list[str], backends: Any, models: Any) -> str:
+    protocols = [
+        {"name": MOUNTS[mount][0], "profile": MOUNTS[mount][1], "prefix": f"/{mount}"}
+        for mount in mounts
+    ]
+    configuration = {
+        "listeners": [{"address": "127.0.0.1:0", "protocols": protocols}],
+        "limits": {"drain_timeout": "1s"},
+        "backends": backends,
+        "models": models,
+    }
+    return msgspec.json.encode(configuration).decode()
+
+
+async def start_gateway(text: str, records: list[RequestRecord]) -> tuple[Gateway, str]:
+    services = replace(build_services(), observe_request=records.append)
+    gateway = Gateway(load_text(text, "test.json", env=dict(os.environ)), services)
+    [url] = await gateway.start()
+    return gateway, url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def setting() -> AsyncIterator[Setting]:
+    """One model for each kind of worker, called as that."""
+    worker_records: list[RequestRecord] = []
+    records: list[RequestRecord] = []
+    backend = {"kind": "echo", "script": ["Hello", " world"]}
+    models = {"m": {"versions": {"1": {"backend": "echo", "model": "m"}}}}
+    workers, workers_url = await start_gateway(
+        build_configuration(WORKERS, {"echo": backend}, models), worker_records
+    )
+    pools = {
+        worker: {
+            "protocol": MOUNTS[worker][0],
+            "profile": MOUNTS[worker][1],
+            "workers": [f"{workers_url}/{worker}"],
+            "retries": {"max": 0},
+            "health": {"interval": "1h"},
+            "breaker": {"consecutive_failures": 10_000, "min_requests": 10_000},
+        }
+        for worker in WORKERS
+    }
+    models = {worker: {"versions": {"1": {"backend": worker, "model": "m"}}} for worker in WORKERS}
+    front, url = await start_gateway(build_configuration(CLIENTS, pools, models), records)
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        yield Setting(http, records, worker_records)
+    await front.stop()
+    await workers.stop()
+
+
+def build_path(mount: str, endpoint: Endpoint, model: str) -> str:
+    known = {"model": model, "deployment": model, "name": model, "version": "1", "served": "1"}
+    steps = [
+        known.get(step[1:-1], "x") if step.startswith("{") else step
+        for step in endpoint.path.split("/")
+    ]
+    is_dated = endpoint.path.startswith("/openai/") and "/v1/" not in endpoint.path
+    return f"/{mount}" + "/".join(steps) + ("?api-version=2024-10-21" if is_dated else "")
+
+
+def build_body(mount: str, endpoint: Endpoint, model: str) -> Mapping[str, Any]:
+    """The request of an endpoint; what the gateway answers itself needs none."""
+    if endpoint.task in ("inform", "recall"):
+        return {}
+    body = BODIES[MOUNTS[mount][0]][endpoint.operation]
+    if mount == "triton-trtllm" and endpoint.operation != "infer":
+        body = {**body, "max_tokens": 4, "bad_words": "", "stop_words": ""}
+    return body if "{model}" in endpoint.path else {"model": model, **body}
+
+
+def is_offered(endpoint: Endpoint, kind: str, worker: str) -> bool:
+    """Whether the worker has an endpoint that answers this request of a client."""
+    protocol, profile = MOUNTS[worker]
+    adapter: Any = REGISTRY.create_adapter(protocol, profile, {})
+    if endpoint.operation in ("response tokens", "count_tokens") and worker in TEXT_TOKENIZERS:
+        return False
+    if endpoint.operation == "count_tokens" and protocol == "anthropic":
+        return True  # passed through
+    return kind in get_request_kinds(adapter) and kind not in NOT_OFFERED.get(protocol, ())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("client", "worker"), PAIRS)
+async def test_every_endpoint_reaches_the_workers_that_offer_it(
+    setting: Setting, client: str, worker: str
+) -> None:
+    faults = []
+    for endpoint in REGISTRY.create_adapter(*MOUNTS[client], {}).endpoints:
+        setting.records.clear()
+        setting.worker_records.clear()
+        answer = await setting.http.request(
+            endpoint.method,
+            build_path(client, endpoint, worker),
+            json=build_body(client, endpoint, worker),
+            headers={"anthropic-version": "2023-06-01"},
+        )
+        [record] = setting.records
+        is_asked = any(one.method == "POST" for one in setting.worker_records)
+        fault = ""
+        if record.error == "InternalError":
+            fault = "the gateway failed"
+        elif (
+            endpoint.task in ("generate", "tokenize")
+            and endpoint.operation not in ANSWERED_BY_GATEWAY
+        ):
+            offered = is_offered(endpoint, record.operation, worker)
+            needs_200 = record.operation != "detokenize" and not (
+                {(record.operation, worker), (record.protocol, worker)} & FOREIGN_TOKENIZERS
+                and record.operation == "tokenize"
+            )
+            if is_asked is not offered:
+                fault = f"the worker {'was' if is_asked else 'was not'} asked"
+            elif offered and needs_200 and answer.status_code != 200:
+                fault = "no answer"
+        if fault:
+            faults.append((fault, endpoint.path, answer.status_code, answer.text[:200]))
+    assert faults == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_endpoints_played_are_those_that_the_gateway_lists(setting: Setting) -> None:
+    listed = (await setting.http.get("/")).json()["endpoints"]
+    played: dict[str, list[str]] = {}
+    for client in CLIENTS:
+        adapter = REGISTRY.create_adapter(*MOUNTS[client], {})
+        played.setdefault(adapter.name, []).extend(
+            f"{one.method} /{client}{one.path}" for one in adapter.endpoints
+        )
+    assert listed == played
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", ["/v1/classify", "/v1/tokenize", "/v1/rerank"])
+async def test_endpoint_that_no_worker_has_is_not_found(setting: Setting, path: str) -> None:
+    """Given workers of Azure, which has none of these endpoints."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/classify": {"input": "hi"},
+        "/v1/tokenize": {"prompt": "hi"},
+        "/v1/rerank": PAIR,
+    }
+    answer = await setting.http.post(
+        f"/openai-openai{path}", json={"model": "openai-azure", **bodies[path]}
+    )
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["code"] == "unknown_url"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_worker_without_the_texts_of_tokens_is_an_error(setting: Setting) -> None:
+    """Given an SGLang worker, whose /tokenize returns ids alone, and a client that needs texts."""
+    answer = await setting.http.post(
+        "/tgi-3/tokenize", json={"inputs": "hi", "model": "openai-sglang"}
+    )
+
+    assert answer.status_code == 424
+    assert setting.records[-1].error == "WorkerFailed"
