@@ -4,16 +4,18 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 import msgspec
 
 from gateway.config.diff import ConfigDiff, NameChanges, TrafficShift, diff_configs
-from gateway.config.errors import ConfigError
+from gateway.config.errors import ConfigError, ConfigIssue
 from gateway.config.jsonschema import build_schema as json_schema
-from gateway.config.loader import load_config, load_file
+from gateway.config.loader import load_bytes, load_file
 from gateway.config.schema import Config
+from gateway.config.suspect_settings import list_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,33 +48,50 @@ def check(file: str, *, connect: bool, as_json: bool, insecure: bool) -> None:
     can't be read.
     """
     try:
-        config = load_config(file, env=os.environ, insecure=insecure)
+        loaded = load_bytes(Path(file).read_bytes(), file, env=os.environ, insecure=insecure)
     except OSError as error:
         raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     except ConfigError as error:
         if as_json:
             click.echo(msgspec.json.encode({"file": file, "issues": error.issues}))
         else:
-            _print_issues(error)
+            _print_issues(error.filename, error.issues, "error", err=True)
         sys.exit(1)
+    config, warnings = loaded.config, list_warnings(loaded)
     if not as_json:
-        click.echo(f"{file}: good: {_format_summary(config)}")
+        _print_issues(file, warnings, "warning", err=False)
+        good = click.style("good", fg=_COLOURS["ok"])
+        click.echo(f"{file}: {good}: {_format_summary(config)}", color=_choose_colour())
     results = _check_connections(config) if connect else []
     if as_json:
-        report: dict[str, Any] = {"file": file, "issues": []}
+        report: dict[str, Any] = {"file": file, "issues": []} | (
+            {"warnings": warnings} if warnings else {}
+        )
         click.echo(msgspec.json.encode(report | ({"findings": results} if connect else {})))
     else:
         for result in results:
-            colour = False if os.environ.get("NO_COLOR") else None
-            click.echo(_format_finding(result), color=colour)
+            click.echo(_format_finding(result), color=_choose_colour())
     sys.exit(1 if any(result.state == "error" for result in results) else 0)
 
 
-def _print_issues(error: ConfigError) -> None:
-    for issue in error.issues:
-        click.echo(error.format_issue(issue), err=True)
+def _choose_colour() -> bool | None:
+    """False without colour; None for colour on a terminal only."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def _print_issues(
+    file: str, issues: "Sequence[ConfigIssue]", state: Literal["warning", "error"], *, err: bool
+) -> None:
+    """Print each issue with its place; only warnings are named as what they are."""
+    prefix = "warning: " if state == "warning" else ""
+    for issue in issues:
+        place = click.style(issue.format_place(file), bold=True)
+        message = click.style(f"{prefix}{issue.message}", fg=_COLOURS[state])
+        at = f" (at {issue.path})" if issue.path else ""
+        click.echo(f"{place}: {message}{at}", err=err, color=_choose_colour())
         if issue.hint:
-            click.echo(f"    {issue.hint}", err=True)
+            hint = click.style(f"    {issue.hint}", dim=True)
+            click.echo(hint, err=err, color=_choose_colour())
 
 
 def _check_connections(config: Config) -> "Sequence[Finding]":

@@ -44,6 +44,10 @@ class ConfigIssue(Struct, frozen=True):
     file: str | UnsetType = UNSET
     hint: str | UnsetType = UNSET
 
+    def format_place(self, filename: str) -> str:
+        """``file:line:column``; ``filename`` is that of the configuration."""
+        return f"{self.file or filename}:{self.line}:{self.column}"
+
 
 class ConfigError(Exception):
     """A configuration that can't be used. The text has one line for each issue.
@@ -64,8 +68,7 @@ class ConfigError(Exception):
     def format_issue(self, issue: ConfigIssue) -> str:
         """``file:line:column: message (at path)``."""
         at = f" (at {issue.path})" if issue.path else ""
-        location = f"{issue.file or self.filename}:{issue.line}:{issue.column}"
-        return f"{location}: {issue.message}{at}"
+        return f"{issue.format_place(self.filename)}: {issue.message}{at}"
 
 
 class IssueCollector:

@@ -112,9 +112,10 @@ class LoadedConfig(Struct, frozen=True):
 
     def build_error(self, *issues: tuple[ConfigPath, str]) -> ConfigError:
         """The error for these issues, each a path and a message; the nearest known path counts."""
-        return ConfigError(self.filename, [self._locate_issue(*one) for one in issues], self.files)
+        return ConfigError(self.filename, [self.locate_issue(*one) for one in issues], self.files)
 
-    def _locate_issue(self, path: ConfigPath, message: str) -> ConfigIssue:
+    def locate_issue(self, path: ConfigPath, message: str) -> ConfigIssue:
+        """The issue with this message at the nearest known path."""
         nearest = next(
             prefix for n in range(len(path), -1, -1) if (prefix := path[:n]) in self.locations
         )

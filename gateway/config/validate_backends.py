@@ -186,7 +186,7 @@ def _check_listener(
             continue
         at = (*path, "protocols", n)
         endpoints = _check_listener_protocol(protocol, at, context)
-        if not endpoints or not is_set(protocol.prefix):
+        if endpoints is None or not is_set(protocol.prefix):
             continue
         keys = [(method, protocol.prefix + endpoint_path) for method, endpoint_path in endpoints]
         index = claims[context.protocols.has_version_header(protocol.name)]
@@ -206,12 +206,12 @@ def _check_listener(
 
 def _check_listener_protocol(
     protocol: ListenerProtocolConfig, path: ConfigPath, context: ValidationContext
-) -> frozenset[tuple[str, str]]:
-    """The endpoints of a protocol on a listener; none if it has an issue, which is reported."""
+) -> frozenset[tuple[str, str]] | None:
+    """The endpoints of a protocol on a listener; None if it has an issue, which is reported."""
     if not context.check_client_protocol(
         protocol.name, protocol.profile, (*path, "name"), (*path, "profile")
     ):
-        return frozenset()
+        return None
     option_types = context.protocols.get_options(protocol.name)
     is_valid = True
     for key, value in protocol.options.items():
@@ -228,12 +228,12 @@ def _check_listener_protocol(
             context.add_issue(at, mismatch)
             is_valid = False
     if not is_valid:
-        return frozenset()
+        return None
     try:
         return context.protocols.endpoints(protocol.name, protocol.profile, protocol.options)
     except ValueError as error:
         context.add_issue(path, str(error))
-        return frozenset()
+        return None
 
 
 # --- pools ---------------------------------------------------------------------------------------

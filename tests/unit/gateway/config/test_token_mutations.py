@@ -1,0 +1,143 @@
+"""A valid file with one token replaced, removed or doubled loads, or its issues have places."""
+
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from docs.generate.configuration_examples import EXAMPLES
+from gateway.config.errors import ConfigError
+from gateway.config.loader import load_text
+
+ROOT: Final = Path(__file__).parents[4]
+GOOD: Final = ROOT / "tests" / "golden" / "config" / "good"
+FILES: Final = (
+    *sorted(GOOD.glob("*.yaml")),
+    *sorted((ROOT / "gateway" / "cli" / "defaults").glob("*.yaml")),
+    *sorted((ROOT / "deploy").rglob("*.yaml")),
+    *sorted((ROOT / "tests" / "clients").glob("*.yaml")),
+    ROOT / "tests" / "oracle" / "gateway.yaml",
+)
+BLOCK: Final = re.compile(r"^```yaml[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
+TOKEN: Final = re.compile(r"\w[\w./-]*|[^\w\s]|(?<=\n) +")
+OTHER_TOKENS: Final = ("[]", "{}", "~", "''", "5", "-1", "true", "*", "1e999", "a", "{a: [b]}")
+SMALLEST: Final[dict[str, dict[str, object]]] = {
+    "backends": {"gpu": {"protocol": "openai", "workers": ["http://127.0.0.1:8001"]}},
+    "models": {"chat": {"backend": "gpu"}},
+}
+"""What each example of a section lacks."""
+SAMPLE: Final = 400
+SHARES: Final = 8
+LOCATION: Final = re.compile(r"[^\n]*?:[1-9]\d*:[1-9]\d*: \S")
+
+
+@cache
+def list_configurations() -> dict[str, str]:
+    """Every valid configuration of the product, its documents and its tests, by a name for it."""
+    texts = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in FILES}
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for page in pages:
+        for number, text in enumerate(BLOCK.findall(page.read_text("utf-8"))):
+            texts[f"{page.relative_to(ROOT)}-{number}"] = text
+    for section, example in EXAMPLES.items():
+        document = yaml.safe_load(example)
+        document |= {key: one | document.get(key, {}) for key, one in SMALLEST.items()}
+        texts[section.__name__] = yaml.safe_dump(document)
+    return {name: text for name, text in texts.items() if find_error(text, build_env(text)) is None}
+
+
+def build_env(text: str) -> dict[str, str]:
+    known = {"PORT": "8000", "NUMBER": "4096", "WORD": "tea", "EMPTY": "", "SECRET": "s"}
+    names = {*VARIABLE.findall(text), *re.findall(r"\w+_(?:PASSWORD|KEY|TOKEN)", text)}
+    return dict.fromkeys(names, "0" * 64) | known
+
+
+def find_error(text: str, env: dict[str, str]) -> ConfigError | None:
+    """Why the file can't be used; None if it can. Any other exception fails the test."""
+    try:
+        load_text(text, str(GOOD / "gateway.yaml"), env=env, insecure=True)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def mutate_token(draw: random.Random, text: str, start: int, end: int) -> Iterator[str]:
+    """The text with this token doubled, removed and replaced by each kind of other token."""
+    token, words = text[start:end], TOKEN.findall(text)
+    n = draw.randrange(len(token))
+    others = (
+        *(token + token, f"{token} {token}", "", token[:n] + token[n + 1 :], token + "x"),
+        *(draw.choice(words), draw.choice(words), draw.choice(OTHER_TOKENS)),
+    )
+    yield from (text[:start] + other + text[end:] for other in others)
+
+
+def check_mutations(draw: random.Random, text: str, start: int, end: int) -> int:
+    """The number of mutations that were refused; each issue must be a sentence with a place."""
+    refused, env = 0, build_env(text)
+    for mutated in mutate_token(draw, text, start, end):
+        try:
+            error = find_error(mutated, env)
+        except Exception as unexpected:
+            unexpected.add_note(mutated)
+            raise
+        if error is not None:
+            refused += 1
+            assert error.issues
+            assert all(map(LOCATION.match, str(error).splitlines())), str(error)
+            assert all(one.message.strip() for one in error.issues)
+    return refused
+
+
+def test_configurations_of_product_documents_and_tests_are_collected() -> None:
+    names = list_configurations()
+
+    assert len(names) > 70
+    for start in ("tests/golden", "gateway/cli", "docs/", "deploy/", "ListenerConfig"):
+        assert any(name.startswith(start) for name in names), start
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_changed_token_gives_sentences_with_places(seed: int) -> None:
+    draw, texts = random.Random(seed), list(list_configurations().values())
+    refused = 0
+    for _ in range(SAMPLE // SHARES):
+        text = draw.choice(texts)
+        token = draw.choice(list(TOKEN.finditer(text)))
+        refused += check_mutations(draw, text, *token.span())
+    assert SAMPLE // 4 < refused < SAMPLE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_changed_token_gives_sentences_with_places(share: int) -> None:
+    draw, refused = random.Random(share), 0
+    for text in list_configurations().values():
+        for token in list(TOKEN.finditer(text))[share::SHARES]:
+            refused += check_mutations(draw, text, *token.span())
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("others", ["[openai, tritn]", "[tritn, openai]", "[openai, tritn, ovmss]"])
+def test_unknown_protocol_beside_others_is_named_with_its_position(others: str) -> None:
+    text = (
+        "version: 1\n"
+        f"listeners: [{{address: '127.0.0.1:8000', protocols: {others}}}]\n"
+        "backends: {o: {kind: ech}}\nmodels: {m: {backend: o}}\n"
+    )
+
+    error = find_error(text, {})
+
+    assert error is not None
+    messages = [error.format_issue(issue) for issue in error.issues]
+    assert any(
+        ":2:" in one and "'tritn' is not a protocol; did you mean" in one for one in messages
+    )
+    assert any(":3:" in one and "'ech'" in one for one in messages)
