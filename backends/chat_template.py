@@ -5,7 +5,7 @@ in ``tokenizer_config.json``), or from a Jinja file. It runs in Jinja's sandbox 
 that such templates expect: messages, tools, the special tokens, ``raise_exception``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -21,6 +21,8 @@ from protocols.core.request import GenerationRequest, Message, Tool
 
 _MAX_CONFIG_SIZE: Final = 16 << 20
 """Bytes of ``tokenizer_config.json``, which may hold thousands of added tokens."""
+_MAX_PROMPT: Final = 64 << 20
+"""Characters of a prompt: a template may repeat what it gets any number of times."""
 _CONTINUATION_MARK: Final = "\ue000interlingua\ue000"
 """Marks the end of the assistant message that is continued."""
 _DICT_ATTRIBUTES: Final = frozenset(dir(dict))
@@ -62,13 +64,25 @@ class ChatTemplate:
         environment = template.environment
         context = environment.context_class(environment, variables, template.name, template.blocks)
         try:
-            text = "".join(template.root_render_func(context))
+            text = _join_prompt(template.root_render_func(context))
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
             message = str(e)[:300]
             raise InvalidParameter(
                 f"the model's chat template refuses these messages: {message}", param="messages"
             ) from None
         return text.partition(_CONTINUATION_MARK)[0] if continues else text
+
+
+def _join_prompt(pieces: Iterable[str]) -> str:
+    """Raises TemplateError for a prompt that is too large, before it is built."""
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > _MAX_PROMPT:
+            raise TemplateError(f"the prompt has more than {_MAX_PROMPT} characters")
+        kept.append(piece)
+    return "".join(kept)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

@@ -89,11 +89,13 @@ class ServerLimitsConfig(ConfigSection, frozen=True):
     """
 
     body: Size = 8 << 20
-    """The largest body of a request; a larger one gets status 413."""
+    """The largest body of a request; a larger one gets status 413. Stored responses and items that
+    it refers to count as often as it names them."""
     header: Size = 16 << 10
     """The largest head of a request: its request line and headers."""
     buffered_bodies: Size = 512 << 20
-    """Memory for the bodies of all requests together; beyond that, requests get status 503."""
+    """Memory for the bodies of all requests together, and for the stored responses that they refer
+    to; beyond that, requests get status 503."""
     connections: PositiveInt = 10_000
     """Limit of client connections of each listener, at most half of the process's limit of open
     files, since each may need one to a worker. At the limit, a new connection closes the one that

@@ -21,6 +21,8 @@ from protocols.core.events import FinishReason
 FORMAT_VERSION: Final = 1
 PLAIN_SUFFIX: Final = ".jsonl"
 COMPRESSED_SUFFIX: Final = ".jsonl.gz"
+MAX_LINE: Final = 256 << 20
+"""Bytes of a line that is read, after decompression; a longer one is skipped."""
 
 
 class RecordedToolCall(Struct, omit_defaults=True):
@@ -176,8 +178,12 @@ class RecordingReader:
     def _read_lines(self, path: Path) -> Iterator[bytes]:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             try:
-                for line in file:
-                    if line.strip():
+                while line := file.readline(MAX_LINE + 1):
+                    if len(line) > MAX_LINE:
+                        self.skipped_lines += 1
+                        while line and not line.endswith(b"\n"):
+                            line = file.readline(MAX_LINE)
+                    elif line.strip():
                         yield line
             except (EOFError, zlib.error, gzip.BadGzipFile):  # the file is cut off or damaged
                 self.skipped_lines += 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Raw
 
+from backends import chat_template
 from backends.chat_template import ChatTemplate, _Sandbox
 from protocols.core.errors import InvalidParameter
 from protocols.core.request import (
@@ -141,6 +142,21 @@ def test_template_error_is_an_invalid_messages_parameter(tmp_path: Path, source:
     with pytest.raises(InvalidParameter) as caught:
         template.render_prompt(make_chat(("user", "Hi")))
     assert caught.value.param == "messages"
+
+
+def test_prompt_of_a_template_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that repeats a message is stopped before its prompt is larger than the limit."""
+    monkeypatch.setattr(chat_template, "_MAX_PROMPT", 1000)
+    source = "{% for i in range(count) %}{{ messages[0].content }}{% endfor %}"
+    template = ChatTemplate(str(write_tokenizer_config(tmp_path, chat_template=source)))
+
+    def render(count: int) -> str:
+        options = PromptOptions(arguments={"count": Raw(str(count).encode())})
+        return template.render_prompt(make_chat(("user", "x" * 100), templating=options))
+
+    assert len(render(10)) == 1000
+    with pytest.raises(InvalidParameter, match="more than 1000 characters"):
+        render(100_000)
 
 
 @pytest.mark.parametrize(

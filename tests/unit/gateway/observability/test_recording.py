@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 import pytest
 
+from gateway.observability import recording
 from gateway.observability.recording import (
     RecordedAnswer,
     RecordedChoice,
@@ -78,3 +79,14 @@ def test_missing_recording_is_an_error(tmp_path: Path) -> None:
     """A path that does not exist is an error, not an empty recording."""
     with pytest.raises(FileNotFoundError):
         read_recordings(tmp_path / "none.jsonl")
+
+
+def test_line_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a line is counted, is never held as a whole, and the lines around it are read."""
+    line = encode_recorded_request(RECORDED)
+    monkeypatch.setattr(recording, "MAX_LINE", len(line))
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
+        file.write(line + b" " * 10 * len(line) + b"\n" + line + b" " * 2 * len(line))
+    reader = read_recordings(tmp_path)
+    assert [*reader] == [RECORDED, RECORDED]
+    assert reader.skipped_lines == 2
