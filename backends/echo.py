@@ -49,6 +49,7 @@ from protocols.core.events import (
     TopLogprob,
     Usage,
 )
+from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import build_unsupported_kind_error
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import (
@@ -145,11 +146,11 @@ class EchoBackend(Backend):
         Parts of known fields that have no place in the internal request (``tools.web_search``) are
         not.
         """
-        decoded, _ = request.decode()
+        decoded, foreign = remove_extra_fields(request.decode()[0])
         losses = tuple(
             UnsupportedParameter(name, "dropped") for name in decoded.extra if "." in name
         )
-        return PreparedRequest(decoded, losses)
+        return PreparedRequest(decoded, losses + foreign)
 
     async def start(self) -> None:
         """Nothing to start."""

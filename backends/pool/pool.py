@@ -79,6 +79,7 @@ from protocols.core.errors import (
     UnsupportedEndpoint,
     WorkerUnreachable,
 )
+from protocols.core.extra import remove_extra_fields
 from protocols.core.interfaces import (
     ClientAdapter,
     Clock,
@@ -90,6 +91,7 @@ from protocols.core.interfaces import (
     UpstreamAdapter,
     UpstreamRequest,
     build_unsupported_kind_error,
+    get_kept_keys,
     get_own_headers,
     get_request_kinds,
 )
@@ -265,9 +267,10 @@ class PoolBackend:
         decoded, names = request.decode()
         if decoded.kind not in self._request_kinds:
             raise build_unsupported_kind_error(decoded.kind, UnsupportedEndpoint)
+        decoded, foreign = remove_extra_fields(decoded, get_kept_keys(self._adapter, decoded))
         # The adapter takes this kind, whatever the type of its parameter says: see request_kinds.
         unsupported = self._adapter.unsupported_parameters(decoded, names)  # type: ignore[arg-type]
-        return PreparedRequest(decoded, unsupported)
+        return PreparedRequest(decoded, unsupported + foreign)
 
     def replace_workers(self, workers: Sequence[WorkerConfig]) -> None:
         """Replace the workers; see ``WorkerPool.replace_workers``."""

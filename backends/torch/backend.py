@@ -50,6 +50,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.events import DetokenizedText, Event, StreamEnd, Timing, TokenList, Usage
+from protocols.core.extra import remove_extra_fields
 from protocols.core.request import (
     AnyRequest,
     ClassifyRequest,
@@ -273,10 +274,11 @@ class TorchBackend(Backend):
     def prepare(self, request: BackendRequest) -> PreparedRequest:
         """See ``backends.interfaces.Backend``."""
         decoded, names = request.decode()
+        decoded, foreign = remove_extra_fields(decoded)
         unsupported = ipc.find_unsupported_params(
             decoded, names, templates=self._settings.trust_request_chat_template
         )
-        return PreparedRequest(decoded, unsupported)
+        return PreparedRequest(decoded, unsupported + foreign)
 
     async def start(self) -> None:
         """Start to load the model; earlier requests wait for it."""

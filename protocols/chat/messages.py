@@ -11,7 +11,7 @@ Tools, tool_choice and response_format are in ``protocols.chat.tools``.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -25,6 +25,7 @@ from protocols.chat.params import (
     missing_error,
 )
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
+from protocols.core.extra import KeyTree, read_extra_fields, write_extra_fields
 from protocols.core.request import (
     AudioPart,
     ContentPart,
@@ -49,7 +50,11 @@ def read_part(value: Any, at: str, allowed: tuple[str, ...]) -> tuple[ContentPar
     kind = read_string(value, "type", at)
     if kind not in allowed:
         raise invalid_value_error(f"{at}.type", kind, allowed)
-    return _PART_READERS[kind](value, at)
+    parts = _PART_READERS[kind](value, at)
+    if (extra := read_extra_fields(value, at, _PART_KEYS[kind])) is None:
+        return parts
+    first, *rest = parts or (ReasoningPart(""),)
+    return (msgspec.structs.replace(first, extra=extra), *rest)
 
 
 def _read_text_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
@@ -108,7 +113,8 @@ def _read_reasoning_part(value: Mapping[str, Any], at: str) -> tuple[ContentPart
         if not isinstance(item, dict):
             raise invalid_type_error(path, "an object", item)
         signature = read_optional_string(item, "signature", path)
-        parts.append(ReasoningPart(read_string(item, "text", path), signature))
+        extra = read_extra_fields(item, path, _SUMMARY_KEYS)
+        parts.append(ReasoningPart(read_string(item, "text", path), signature, extra=extra))
     return tuple(parts)
 
 
@@ -121,6 +127,37 @@ _PART_READERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[ContentPart
     "video_url": _read_video_part,
     "refusal": _read_refusal_part,
     "reasoning": _read_reasoning_part,
+}
+
+
+def _build_tree(*keys: str, **objects: KeyTree) -> KeyTree:
+    return {**dict.fromkeys(keys), **objects}
+
+
+_PART_KEYS: Final[Mapping[str, KeyTree]] = {
+    "text": _build_tree("type", "text"),
+    "image_url": _build_tree("type", image_url=_build_tree("url", "detail")),
+    "input_audio": _build_tree("type", input_audio=_build_tree("data", "format")),
+    "file": _build_tree("type", file=_build_tree("file_id", "file_data", "filename")),
+    "audio_url": _build_tree("type", audio_url=_build_tree("url")),
+    "video_url": _build_tree("type", video_url=_build_tree("url")),
+    "refusal": _build_tree("type", "refusal"),
+    "reasoning": _build_tree("type", "summary"),
+}
+_SUMMARY_KEYS: Final = _build_tree("type", "text", "signature")
+_CALL_KEYS: Final[Mapping[str, KeyTree]] = {
+    "function": _build_tree("id", "type", function=_build_tree("name", "arguments")),
+    "custom": _build_tree("id", "type", custom=_build_tree("name", "input")),
+}
+_MESSAGE_KEYS: Final = _build_tree("role", "content", "name")
+_ASSISTANT_KEYS: Final = _build_tree(
+    "role", "content", "name", "refusal", "audio", "tool_calls", "function_call",
+    "reasoning_content", "reasoning",
+)  # fmt: skip
+_TOOL_MESSAGE_KEYS: Final = _build_tree("role", "content", "name", "tool_call_id")
+_ROLE_KEYS: Final[Mapping[str, KeyTree]] = {
+    "assistant": _ASSISTANT_KEYS,
+    "tool": _TOOL_MESSAGE_KEYS,
 }
 
 
@@ -151,6 +188,13 @@ def read_object_field(fields: Mapping[str, Any], name: str, at: str) -> Mapping[
 
 def write_part(part: ContentPart) -> dict[str, Any]:
     """A part as an item of a content array. Reasoning is no content: pass none."""
+    written = _write_known_part(part)
+    if part.extra is not None:
+        write_extra_fields(written, part.extra.values)
+    return written
+
+
+def _write_known_part(part: ContentPart) -> dict[str, Any]:
     match part:
         case ImagePart(url, detail):
             image = {"url": url} if detail is None else {"url": url, "detail": detail}
@@ -162,14 +206,13 @@ def write_part(part: ContentPart) -> dict[str, Any]:
         case VideoPart(url):
             return {"type": "video_url", "video_url": {"url": url}}
         case FilePart():
-            file = {
-                name: value for name in part.__struct_fields__ if (value := getattr(part, name))
-            }
+            file = {name: value for name in _FILE_KEYS if (value := getattr(part, name))}
             return {"type": "file", "file": file}
         case _:
             return {"type": "text", "text": part.text}
 
 
+_FILE_KEYS: Final = ("file_id", "file_data", "filename")
 _encode = msgspec.json.Encoder().encode
 
 USER_PART_TYPES = ("text", "image_url", "input_audio", "file", "audio_url", "video_url")
@@ -299,7 +342,8 @@ def _read_message(value: Any, at: str, rules: MessageRules) -> Message:
         if role == "function"
         else read_optional_string(value, "name", at)
     )
-    return Message(role, parts, name, calls, tool_call_id)  # type: ignore[arg-type]
+    extra = read_extra_fields(value, at, _ROLE_KEYS.get(role, _MESSAGE_KEYS))
+    return Message(role, parts, name, calls, tool_call_id, extra=extra)  # type: ignore[arg-type]
 
 
 def _read_reasoning_and_refusal(value: Mapping[str, Any], at: str) -> tuple[ContentPart, ...]:
@@ -377,7 +421,8 @@ def _read_tool_call(value: Any, at: str, rules: MessageRules, *, legacy: bool = 
         arguments = _encode(arguments).decode()
     elif arguments is None or not isinstance(arguments, str):
         arguments = read_string(body, key, path)
-    return ToolCall(name, read_string(body, "name", path), arguments, kind)
+    extra = read_extra_fields(value, at, _CALL_KEYS[kind])
+    return ToolCall(name, read_string(body, "name", path), arguments, kind, extra)
 
 
 def _convert_function_calls(messages: list[Message]) -> None:
@@ -403,7 +448,7 @@ class MessageStyle(Struct, frozen=True, kw_only=True):
     """Several text parts as a list, or joined as one string."""
     empty_content: str | None = None
     """The content of a message without content."""
-    includes_reasoning: bool = False
+    includes_reasoning: bool = True
     """Send earlier reasoning as ``reasoning_content``."""
     role_mapping: tuple[tuple[str, str], ...] = ()
     """Roles that are replaced, such as ``("developer", "system")``."""
@@ -421,7 +466,7 @@ class WireMessage(Struct):
     tool_call_id: str | UnsetType = UNSET
 
 
-def write_messages(messages: Iterable[Message], style: MessageStyle) -> list[WireMessage]:
+def write_messages(messages: Iterable[Message], style: MessageStyle) -> list[Any]:
     """The messages for a worker, to be encoded as JSON."""
     return [_write_message(message, style) for message in _move_result_media(messages)]
 
@@ -463,7 +508,18 @@ def _label_media(message: Message, moved: list[ContentPart]) -> Message:
     return msgspec.structs.replace(message, parts=(TextPart("\n".join(texts)),))
 
 
-def _write_message(message: Message, style: MessageStyle) -> WireMessage:
+def _write_message(message: Message, style: MessageStyle) -> WireMessage | dict[str, Any]:
+    wire = _write_known_message(message, style)
+    if message.extra is None:
+        return wire
+    fields = {
+        name: value for name, value in msgspec.structs.asdict(wire).items() if value is not UNSET
+    }
+    write_extra_fields(fields, message.extra.values)
+    return fields
+
+
+def _write_known_message(message: Message, style: MessageStyle) -> WireMessage:
     parts = [p for p in message.parts if not isinstance(p, ReasoningPart | RefusalPart)]
     thought = "".join(p.text for p in message.parts if isinstance(p, ReasoningPart))
     refusal = "".join(p.text for p in message.parts if isinstance(p, RefusalPart))
@@ -484,7 +540,8 @@ def _write_content(
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     if not parts:
         return style.empty_content
-    if len(texts) == len(parts) and (len(parts) == 1 or style.part_format == "joined"):
+    is_text = len(texts) == len(parts) and (len(parts) == 1 or style.part_format == "joined")
+    if is_text and all(part.extra is None for part in parts):
         return "".join(texts)
     return [write_part(part) for part in parts]
 
@@ -492,8 +549,11 @@ def _write_content(
 def write_tool_call(call: ToolCall) -> dict[str, Any]:
     """A tool call in a message for a worker."""
     key = "arguments" if call.kind == "function" else "input"
-    return {
+    written = {
         "id": call.id,
         "type": call.kind,
         call.kind: {"name": call.name, key: call.arguments},
     }
+    if call.extra is not None:
+        write_extra_fields(written, call.extra.values)
+    return written

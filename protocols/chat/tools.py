@@ -31,8 +31,10 @@ from protocols.chat.params import (
     null_to_none,
     too_long_error,
 )
+from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
 from protocols.core.request import (
     AllowedTools,
+    ExtraFields,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedTool,
@@ -79,13 +81,30 @@ def _read_tool(raw: Raw, at: str, kinds: tuple[str, ...]) -> Tool:
     if kind not in kinds:
         raise invalid_value_error(f"{at}.type", kind, kinds)
     body, path = as_object_field(fields, kind, at), f"{at}.{kind}"
+    extra = _read_extra({**fields, kind: body}, at, _TOOL_KEYS[kind])
     if kind == "function":
-        return read_function(body, path)
+        return msgspec.structs.replace(read_function(body, path), extra=extra)
     return Tool(
         _read_name(body, path),
         as_optional_text(body, "description", path),
         null_to_none(body.get("format")),
         kind="custom",
+        extra=extra,
+    )
+
+
+_FUNCTION_KEYS: Final[KeyTree] = dict.fromkeys(("name", "description", "parameters", "strict"))
+_TOOL_KEYS: Final[Mapping[str, KeyTree]] = {
+    "function": {"type": None, "function": _FUNCTION_KEYS},
+    "custom": {"type": None, "custom": dict.fromkeys(("name", "description", "format"))},
+}
+
+
+def _read_extra(fields: Mapping[str, Any], at: str, known: KeyTree) -> ExtraFields | None:
+    """The unknown keys of a tool, whose values are not decoded yet."""
+    unknown = find_unknown_keys(fields, known)
+    return (
+        ExtraFields(at, {k: decode_value(raw) for k, raw in unknown.items()}) if unknown else None
     )
 
 
@@ -111,10 +130,17 @@ def _read_name(fields: Mapping[str, Raw], at: str) -> str:
 
 def write_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """``tools`` as workers accept them."""
-    return [{"type": tool.kind, tool.kind: _write_tool(tool)} for tool in tools]
+    return [_write_tool(tool) for tool in tools]
 
 
 def _write_tool(tool: Tool) -> dict[str, Any]:
+    written = {"type": tool.kind, tool.kind: _write_function(tool)}
+    if tool.extra is not None:
+        write_extra_fields(written, tool.extra.values)
+    return written
+
+
+def _write_function(tool: Tool) -> dict[str, Any]:
     schema = "parameters" if tool.kind == "function" else "format"
     fields = {
         "name": tool.name,
@@ -257,11 +283,15 @@ def read_functions(
         raise empty_value_error("functions", items)
     if len(items) > 128:  # noqa: PLR2004 - the specification's number
         raise too_long_error("functions", 128, items)
-    tools = tuple(
-        read_function(as_object(item, f"functions[{i}]"), f"functions[{i}]")
-        for i, item in enumerate(items)
-    )
+    tools = tuple(_read_legacy_function(item, f"functions[{i}]") for i, item in enumerate(items))
     return tools, _read_function_call(fields, tools)
+
+
+def _read_legacy_function(raw: Raw, at: str) -> Tool:
+    """A function as the tool that workers get."""
+    fields = as_object(raw, at)
+    extra = _read_extra({"function": fields}, at, _TOOL_KEYS["function"])
+    return msgspec.structs.replace(read_function(fields, at), extra=extra)
 
 
 def _read_function_call(fields: Mapping[str, Raw], tools: Sequence[Tool]) -> ToolChoice | None:

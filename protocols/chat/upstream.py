@@ -1,6 +1,6 @@
 """Encodes requests for workers, and finds their unsupported parameters."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -308,7 +308,6 @@ PROFILES: Mapping[str, WorkerProfile] = {
             find_param(EMBEDDING_PARAMS, "dimensions"),
             Param("truncate_prompt_tokens", "truncate", "int"),
         ),
-        message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_vllm_guide,
         context_limit="null",
         beam_search=True,
@@ -323,7 +322,6 @@ PROFILES: Mapping[str, WorkerProfile] = {
         reports_stop_strings=True,
         chat=(*_SGLANG_PARAMS, *_find_params("continue_final_message"), _EFFORT, _PARALLEL),
         completion=(*_SGLANG_PARAMS, _ECHO, _SUFFIX),
-        message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_sglang_guide,
         token_ids=True,
         request_kinds=ALL_KINDS,
@@ -339,7 +337,6 @@ PROFILES: Mapping[str, WorkerProfile] = {
             _PARALLEL,
         ),
         completion=_LLAMACPP_PARAMS,
-        message_style=MessageStyle(includes_reasoning=True),
         write_guide=_write_llamacpp_guide,
         context_limit="default",
         request_kinds=ALL_KINDS - {"classify"},
@@ -361,6 +358,7 @@ PROFILES: Mapping[str, WorkerProfile] = {
         completion=(SEED_PARAM, *select_written_params(INTERLINGUA_WORKER_RULES.completion)),
         embedding=select_written_params(INTERLINGUA_WORKER_RULES.embedding),
         ignored_parts=IGNORED_PARTS,
+        message_style=MessageStyle(includes_reasoning=False),
         write_guide=_write_vllm_guide,
         token_ids=True,
         request_kinds=ALL_KINDS,
@@ -734,9 +732,10 @@ class RequestWriter:
         ]:
             field = names.get("messages", "messages")
             yield UnsupportedParameter(field, "dropped", ", ".join(unseen), "messages")
-        if ReasoningPart in parts and not self._profile.message_style.includes_reasoning:
-            field = names.get("messages", "messages")
-            yield UnsupportedParameter(field, "dropped", "earlier reasoning")
+        if ReasoningPart in parts:
+            yield from _find_lost_reasoning(
+                request.messages, sends_text=self._profile.message_style.includes_reasoning
+            )
 
     def _build_support(self, *, chat: bool) -> dict[str, ParameterSupport]:
         """The support that does not depend on the request."""
@@ -781,6 +780,18 @@ class RequestWriter:
                 "use_beam_search", reason=None if exact else "approximated"
             )
         return carries
+
+
+def _find_lost_reasoning(
+    messages: Sequence[Message], *, sends_text: bool
+) -> Iterator[UnsupportedParameter]:
+    """The earlier reasoning that a worker does not get: all, or what only another can decrypt."""
+    for i, message in enumerate(messages):
+        for part in message.parts:
+            if type(part) is ReasoningPart and (part.redacted is not None or not sends_text):
+                path = f"messages[{i}].reasoning_content"
+                yield UnsupportedParameter(path, "dropped", "earlier reasoning")
+                break
 
 
 def _ignore_overflow_error(request: Any) -> Any:

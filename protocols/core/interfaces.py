@@ -14,6 +14,7 @@ UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
 HasOwnHeaders        an upstream adapter whose requests have headers of their own
 SupportsRequestKinds an upstream adapter that carries more kinds of requests
+KeepsExtraFields     an upstream adapter that sends keys which the internal request does not have
 SupportsCancel       an upstream adapter with a request that cancels another
 SupportsPassthrough  an upstream adapter that forwards a client's own bytes
 PromptRenderer       renders a conversation as one prompt
@@ -473,6 +474,22 @@ class HasOwnHeaders(Protocol):
 def get_own_headers(adapter: UpstreamAdapter) -> frozenset[str]:
     """The names of the headers of the adapter's own."""
     return adapter.own_headers if isinstance(adapter, HasOwnHeaders) else frozenset()
+
+
+@runtime_checkable
+class KeepsExtraFields(Protocol):
+    """An upstream adapter that sends keys inside messages and tools that only the client knows.
+
+    See ``protocols.core.extra``. For any other adapter, these keys are removed and reported.
+    """
+
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """The keys that ``encode_request`` writes for this request; None: all of them."""
+
+
+def get_kept_keys(adapter: UpstreamAdapter, request: AnyRequest) -> frozenset[str] | None:
+    """The unknown keys that the adapter's workers get, by default none; None: all of them."""
+    return adapter.get_kept_keys(request) if isinstance(adapter, KeepsExtraFields) else frozenset()
 
 
 @runtime_checkable

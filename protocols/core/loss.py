@@ -102,5 +102,5 @@ def format_loss_header(losses: tuple[UnsupportedParameter, ...]) -> str:
 
     Names may come from the client: characters that are unsafe in a header become ``_``.
     """
-    items = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:64])}={loss.reason}" for loss in losses)
+    items = (f"{_UNSAFE_CHARACTERS.sub('_', loss.field[:128])}={loss.reason}" for loss in losses)
     return ",".join(items)[:2000]

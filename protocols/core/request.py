@@ -13,11 +13,26 @@ from msgspec.structs import fields, replace
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
+FieldPath = tuple[str, ...]
+"""A key, after those of the objects around it."""
+
+
+class ExtraFields(Struct, frozen=True):
+    """Keys of one object of the client's that nothing else here represents.
+
+    ``at`` is the object's path in the client's body. Only workers of the client's protocol get
+    them: see ``protocols.core.extra``.
+    """
+
+    at: str
+    values: Mapping[FieldPath, Any]
+
 
 class TextPart(Struct, frozen=True, tag="text"):
     """Plain text."""
 
     text: str
+    extra: ExtraFields | None = None
 
 
 class ImagePart(Struct, frozen=True, tag="image"):
@@ -25,6 +40,7 @@ class ImagePart(Struct, frozen=True, tag="image"):
 
     url: str
     detail: str | None = None
+    extra: ExtraFields | None = None
 
 
 class AudioPart(Struct, frozen=True, tag="audio"):
@@ -32,12 +48,14 @@ class AudioPart(Struct, frozen=True, tag="audio"):
 
     data: str
     format: str | None = None
+    extra: ExtraFields | None = None
 
 
 class VideoPart(Struct, frozen=True, tag="video"):
     """A video by URL."""
 
     url: str
+    extra: ExtraFields | None = None
 
 
 class FilePart(Struct, frozen=True, tag="file"):
@@ -46,12 +64,14 @@ class FilePart(Struct, frozen=True, tag="file"):
     file_id: str | None = None
     file_data: str | None = None
     filename: str | None = None
+    extra: ExtraFields | None = None
 
 
 class RefusalPart(Struct, frozen=True, tag="refusal"):
     """An assistant's refusal."""
 
     text: str
+    extra: ExtraFields | None = None
 
 
 class ReasoningPart(Struct, frozen=True, tag="reasoning"):
@@ -61,6 +81,7 @@ class ReasoningPart(Struct, frozen=True, tag="reasoning"):
     signature: str | None = None
     redacted: str | None = None
     """Encrypted reasoning, which only its worker can read; ``text`` is empty then."""
+    extra: ExtraFields | None = None
 
 
 ContentPart = TextPart | ImagePart | AudioPart | VideoPart | FilePart | RefusalPart | ReasoningPart
@@ -73,6 +94,7 @@ class ToolCall(Struct, frozen=True):
     name: str
     arguments: str
     kind: str = "function"
+    extra: ExtraFields | None = None
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
@@ -84,6 +106,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     is_error: bool = False
+    extra: ExtraFields | None = None
 
     @property
     def text(self) -> str:
@@ -102,6 +125,7 @@ class Tool(Struct, frozen=True):
     parameters: Raw | None = None
     strict: bool | None = None
     kind: Literal["function", "custom"] = "function"
+    extra: ExtraFields | None = None
 
 
 class NamedTool(Struct, frozen=True, tag="named"):

@@ -134,7 +134,11 @@ def build_profile(*, pay_per_token: bool, extra: bool) -> WorkerProfile:
         completion=(*_COMPLETION_PARAMS, *behavior, *completion),
         embedding=(find_param(params.EMBEDDING_PARAMS, "instruction"),),
         labels=(),
-        message_style=MessageStyle(part_format="joined", role_mapping=(("developer", "system"),)),
+        message_style=MessageStyle(
+            part_format="joined",
+            includes_reasoning=False,
+            role_mapping=(("developer", "system"),),
+        ),
         max_chat_logprobs=20,
         template_arguments=False,
         completion_response_format=False,

@@ -108,6 +108,7 @@ _SEPARATE_FIELDS = ("stream", "priority", "timeout")
 _MESSAGE_STYLE = MessageStyle(
     part_format="joined",
     empty_content="",
+    includes_reasoning=False,
     role_mapping=(("developer", "system"), ("function", "tool")),
 )
 _SINGLE_CHOICE_PARAM: Final = Param("n", "n", "int", 1, 1)

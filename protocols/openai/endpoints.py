@@ -665,6 +665,13 @@ class OpenAI:
             return own_request
         return azure.change_path(own_request, request.model, self._api_version)
 
+    def get_kept_keys(self, request: AnyRequest) -> frozenset[str] | None:
+        """See ``protocols.core.interfaces.KeepsExtraFields``."""
+        if request.source not in ("", self.name):
+            return frozenset()
+        is_response = isinstance(request, GenerationRequest) and self._uses_responses_api(request)
+        return frozenset() if is_response else None
+
     def _uses_responses_api(self, request: GenerationRequest) -> bool:
         """Whether the worker gets the request in the Responses API."""
         if self._worker_api == "chat" or not uses_chat_endpoint(request):

@@ -108,7 +108,7 @@ WORKER_PROFILES: Mapping[str, WorkerProfile] = {
         completion=(*_CURRENT_PARAMS, _ECHO),
         embedding=(),
         labels=(),
-        message_style=MessageStyle(includes_reasoning=True),
+        message_style=MessageStyle(),
         max_stop_strings=params.MAX_STOP_STRINGS,
         max_chat_logprobs=0,
         max_completion_logprobs=1,
@@ -120,7 +120,10 @@ WORKER_PROFILES: Mapping[str, WorkerProfile] = {
         embedding=(),
         labels=(),
         message_style=MessageStyle(
-            part_format="joined", empty_content="", role_mapping=(("developer", "system"),)
+            part_format="joined",
+            empty_content="",
+            includes_reasoning=False,
+            role_mapping=(("developer", "system"),),
         ),
         template_arguments=False,
         completion_response_format=False,

@@ -239,7 +239,7 @@ def test_parameters_that_the_engine_ignores_are_reported_as_lost() -> None:
     }
     assert told == {
         ("messages", "dropped", "images, audio"),
-        ("messages", "dropped", "earlier reasoning"),
+        ("messages[1].reasoning_content", "dropped", "earlier reasoning"),
         ("spaces_between_special_tokens", "dropped", ""),
     }
 

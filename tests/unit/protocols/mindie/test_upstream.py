@@ -494,7 +494,9 @@ def test_message_without_content_is_sent_with_empty_content() -> None:
 def test_reasoning_parts_in_messages_are_dropped() -> None:
     thinking = Message("assistant", (ReasoningPart("hm"), TextPart("a")))
 
-    assert list_unsupported_parameters(make_chat(*SAID, thinking)) == {("messages", "dropped", "")}
+    assert list_unsupported_parameters(make_chat(*SAID, thinking)) == {
+        ("messages[1].reasoning_content", "dropped", "")
+    }
 
 
 # --- conversations made into text -----------------------------------------------------------------

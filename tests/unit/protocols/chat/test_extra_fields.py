@@ -1,0 +1,157 @@
+"""Keys inside messages and tools that the gateway does not know."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from protocols.chat.messages import read_part
+from protocols.chat.requests import read_chat
+from protocols.core.extra import MAX_REPORTED, remove_extra_fields
+from protocols.core.interfaces import get_kept_keys
+from protocols.core.request import DetokenizeRequest, GenerationRequest
+from protocols.openai.endpoints import OpenAI
+from protocols.triton.endpoints import Triton
+
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "f", "arguments": "{}", "inside": 1},
+    "extra_content": {"google": {"thought_signature": "abc"}},
+}
+CONVERSATION: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": [{"type": "text", "text": "s", "cache_control": {"a": 1}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "t", "uuid": "u"},
+                {"type": "image_url", "image_url": {"url": "data:x", "max": 2}, "min_pixels": 3},
+            ],
+            "name": "n",
+            "weight": 1,
+        },
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1", "partial": True},
+        {"role": "assistant", "content": "so", "prefix": True},
+    ],
+    "tools": [
+        {"type": "function", "function": {"name": "f", "defer": True}, "cache_control": {"b": 1}},
+        {"type": "custom", "custom": {"name": "g", "x": 1}},
+    ],
+}
+PATHS = {
+    "messages[0].content[0].cache_control",
+    "messages[1].content[0].uuid",
+    "messages[1].content[1].image_url.max",
+    "messages[1].content[1].min_pixels",
+    "messages[1].weight",
+    "messages[2].tool_calls[0].function.inside",
+    "messages[2].tool_calls[0].extra_content",
+    "messages[3].partial",
+    "messages[4].prefix",
+    "tools[0].function.defer",
+    "tools[0].cache_control",
+    "tools[1].custom.x",
+}
+
+
+def read(body: Mapping[str, Any], source: str = "openai") -> GenerationRequest:
+    fields = {name: Raw(msgspec.json.encode(value)) for name, value in body.items()}
+    return replace(read_chat(fields), source=source)
+
+
+def test_a_worker_of_the_same_protocol_gets_every_key() -> None:
+    request, losses = remove_extra_fields(
+        read(CONVERSATION), get_kept_keys(OpenAI(), read(CONVERSATION))
+    )
+
+    body = msgspec.json.decode(OpenAI().encode_request(request).body)
+    assert losses == ()
+    assert body["messages"] == CONVERSATION["messages"]
+    assert body["tools"] == CONVERSATION["tools"]
+
+
+@pytest.mark.parametrize("worker", [Triton(), OpenAI(worker_api="responses")])
+def test_for_a_worker_of_another_protocol_the_path_of_each_key_is_reported(worker: Any) -> None:
+    request = read(CONVERSATION)
+    stripped, losses = remove_extra_fields(request, get_kept_keys(worker, request))
+
+    assert {(one.field, one.reason) for one in losses} == {(path, "dropped") for path in PATHS}
+    assert remove_extra_fields(stripped) == (stripped, ())
+
+
+def test_a_client_of_another_protocol_has_no_keys_for_an_openai_worker() -> None:
+    request = read(CONVERSATION, "ovms")
+
+    assert get_kept_keys(OpenAI(), request) == frozenset()
+
+
+def test_keys_that_the_target_has_are_kept() -> None:
+    stripped, losses = remove_extra_fields(read(CONVERSATION), frozenset({"cache_control"}))
+
+    assert {one.field for one in losses} == {p for p in PATHS if not p.endswith("cache_control")}
+    assert remove_extra_fields(stripped, frozenset({"cache_control"})) == (stripped, ())
+
+
+def test_null_and_an_empty_list_are_no_loss() -> None:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "a",
+        "annotations": [],
+        "audio": None,
+        "x": None,
+    }
+    _, losses = remove_extra_fields(read({"model": "m", "messages": [message]}))
+
+    assert losses == ()
+
+
+def test_a_request_with_thousands_of_keys_has_a_short_report() -> None:
+    messages = [{"role": "user", "content": "a", "x": 1}] * (MAX_REPORTED + 7)
+    _, losses = remove_extra_fields(read({"model": "m", "messages": messages}))
+
+    assert len(losses) == MAX_REPORTED + 1
+    assert losses[-1].detail == "7 further keys"
+
+
+def test_legacy_functions_keep_their_keys() -> None:
+    function = {"name": "f", "x": 1}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+    ]
+    request = read({"model": "m", "messages": messages, "functions": [function]})
+
+    body = msgspec.json.decode(OpenAI().encode_request(request).body)
+    assert body["tools"] == [{"type": "function", "function": function}]
+
+
+def test_a_reasoning_part_without_summary_keeps_its_keys() -> None:
+    part = {"type": "reasoning", "summary": [], "x": 1}
+    (kept,) = read_part(part, "messages[0].content[0]", ("reasoning",))
+
+    assert kept.extra is not None
+    assert kept.extra.values == {("x",): 1}
+
+
+def test_requests_without_messages_have_no_such_keys() -> None:
+    request = DetokenizeRequest(model="m", token_ids=(1,))
+
+    assert remove_extra_fields(request) == (request, ())
+
+
+def test_earlier_reasoning_reaches_the_worker() -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm"},
+        {"role": "user", "content": "c"},
+    ]
+    request = read({"model": "m", "messages": messages})
+
+    assert msgspec.json.decode(OpenAI().encode_request(request).body)["messages"] == messages
+    assert OpenAI().unsupported_parameters(request, {}) == ()
