@@ -1,12 +1,15 @@
 """A gateway on a real socket, started by the same class as ``interlingua serve``."""
 
+import functools
 import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 from hypothesis import settings
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +23,11 @@ from tests import time_limits
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("quick")  # make verify: --hypothesis-profile=thorough
+
+# httpx reads the file of CA certificates for each client (12 to 40 ms); here all clients share it.
+pytest.MonkeyPatch().setattr(
+    "httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context)
+)
 
 HERE = Path(__file__).parent
 CONFORMANCE, _ = read_built_in_config("conformance")
@@ -91,8 +99,8 @@ class RunningGateway(Struct):
 Serve = Callable[[str], Awaitable[RunningGateway]]
 
 
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+@asynccontextmanager
+async def run_gateways() -> AsyncIterator[Serve]:
     """Starts gateways from configurations; stops them all at the end."""
     running: list[RunningGateway] = []
 
@@ -106,10 +114,29 @@ async def serve() -> AsyncIterator[Serve]:
         running.append(one)
         return one
 
-    yield start
-    for one in running:
-        await one.http.aclose()
-        await one.app.stop()
+    try:
+        yield start
+    finally:
+        for one in running:
+            await one.http.aclose()
+            await one.app.stop()
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts gateways that serve for one test."""
+    async with run_gateways() as start:
+        yield start
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serve_module() -> AsyncIterator[Serve]:
+    """Starts gateways that serve for all tests of a module.
+
+    These tests run in the module's event loop: ``@pytest.mark.asyncio(loop_scope="module")``.
+    """
+    async with run_gateways() as start:
+        yield start
 
 
 @pytest.fixture

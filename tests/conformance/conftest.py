@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 import yaml
 
 from gateway.config.registry import ProtocolRegistry
@@ -13,9 +15,17 @@ from protocols import PROTOCOLS
 from protocols.json_body import encode_ascii
 from tests.conformance import cases
 from tests.conformance.cases import Case, ProtocolSetup, Response
-from tests.conftest import CONFORMANCE, Serve
+from tests.conftest import CONFORMANCE, RunningGateway, Serve
 
 Play = Callable[[str, Case], Awaitable[list[Response]]]
+FindGateway = Callable[[str, Case], Awaitable[tuple[RunningGateway, str]]]
+
+
+@cache
+def read_config() -> dict[str, Any]:
+    """The built-in configuration, decoded once."""
+    config: dict[str, Any] = yaml.load(CONFORMANCE, Loader=yaml.CSafeLoader)
+    return config
 
 
 def configuration(protocol: str, case: Case) -> tuple[str, str]:
@@ -23,14 +33,13 @@ def configuration(protocol: str, case: Case) -> tuple[str, str]:
 
     Raises LookupError: a case that nothing there meets would never be played by a user either.
     """
-    config: dict[str, Any] = yaml.safe_load(CONFORMANCE)
+    config = read_config()
     profiles = ProtocolRegistry(PROTOCOLS).get_profiles(protocol)
     for listener in config["listeners"]:
         for name, prefix, setup in mounts(listener, profiles):
             if name == protocol and not setup.missing(case):
-                config["listeners"] = [listener]
                 # In ASCII, since YAML folds some of Unicode's line ends.
-                return encode_ascii(config).decode(), prefix
+                return encode_ascii(config | {"listeners": [listener]}).decode(), prefix
     raise LookupError(f"no listener of the built-in configuration meets {case.id}")
 
 
@@ -50,15 +59,31 @@ def mounts(listener: Any, profiles: tuple[str, ...]) -> list[tuple[str, str, Pro
     return found
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def find_gateway(serve_module: Serve) -> FindGateway:
+    """Finds the gateway for a case, and its base URL there; no case depends on an earlier one.
+
+    All cases of a module that need the same listener share its gateway.
+    """
+    gateways: dict[str, RunningGateway] = {}
+
+    async def find(protocol: str, case: Case) -> tuple[RunningGateway, str]:
+        text, prefix = configuration(protocol, case)
+        if text not in gateways:
+            gateways[text] = await serve_module(text)
+        return gateways[text], gateways[text].url + prefix
+
+    return find
+
+
 @pytest.fixture
-def play(serve: Serve) -> Play:
-    """Plays one case of a protocol against a fresh gateway. Raises Mismatch."""
+def play(find_gateway: FindGateway) -> Play:
+    """Plays one case of a protocol. Raises Mismatch."""
 
     async def run(protocol: str, case: Case) -> list[Response]:
         random.seed(102)  # splits draw from here
-        text, prefix = configuration(protocol, case)
-        gateway = await serve(text)
-        async with httpx.AsyncClient(base_url=gateway.url + prefix, timeout=30) as http:
+        _, url = await find_gateway(protocol, case)
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
             return await cases.play(http, case)
 
     return run

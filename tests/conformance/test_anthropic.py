@@ -7,6 +7,7 @@ from tests.conformance.cases import Case
 from tests.conformance.conftest import Play
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_conformance_case(play: Play, case: Case) -> None:
     await play("anthropic", case)

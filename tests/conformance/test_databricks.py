@@ -17,6 +17,7 @@ CHAT = "/serving-endpoints/mock/invocations"
 HI = {"role": "user", "content": "say hi"}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_conformance_case(play: Play, case: Case) -> None:
     await play("databricks", case)

@@ -4,17 +4,16 @@ import httpx
 import pytest
 
 from tests.conformance.cases import Case, play
-from tests.conformance.conftest import configuration
+from tests.conformance.conftest import FindGateway
 from tests.conformance.mindie import CASES
-from tests.conftest import Serve
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-async def test_conformance_case(serve: Serve, case: Case) -> None:
-    text, prefix = configuration("mindie", case)
-    gateway = await serve(text)
+async def test_conformance_case(find_gateway: FindGateway, case: Case) -> None:
+    gateway, url = await find_gateway("mindie", case)
 
-    async with httpx.AsyncClient(base_url=gateway.url + prefix, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         await play(http, case)
 
     assert all(backend.running == 0 for backend in gateway.app.backends.values())  # type: ignore[attr-defined]

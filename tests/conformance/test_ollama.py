@@ -32,6 +32,7 @@ ANSWER = {
 HI = {"role": "user", "content": "say hi"}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_conformance_case(play: Play, case: Case) -> None:
     await play("ollama", case)

@@ -8,6 +8,7 @@ from tests.conformance.conftest import Play
 from tests.conformance.openai import CASES
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_conformance_case(play: Play, case: Case) -> None:
     await play("openai", case)

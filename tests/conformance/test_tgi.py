@@ -36,6 +36,7 @@ CHAT = {
 }
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_conformance_case(play: Play, case: Case) -> None:
     await play("tgi", case)

@@ -17,6 +17,7 @@ TESTED_HERE = {"TR-34", "TR-50"}
 """The numbers whose tests stand here."""
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 async def test_conformance_case(play: Play, case: Case) -> None:
     await play("triton", case)
