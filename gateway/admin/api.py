@@ -18,9 +18,9 @@ from msgspec import Meta, Struct
 
 from backends.http.interfaces import WorkerConfig
 from backends.interfaces import ReportsFailure
+from gateway.admin.application_listener import ApplicationListener, BodyReader
 from gateway.config.schema import AdminConfig, ServerLimitsConfig
 from gateway.explain.report import ExplainRequest, Explanation, format_explanation
-from gateway.http_server.aiohttp_listener import ApplicationListener, BodyReader
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.overload import BodyBudget
 from protocols.core.catalog import Catalog

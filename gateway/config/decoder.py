@@ -6,7 +6,7 @@ issues is used only to find further issues.
 
 import os.path
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec.inspect as types
 import yaml
@@ -38,33 +38,6 @@ from protocols.core.units import (
     Secret,
     parse_bearer_token,
 )
-
-RENAMED_KEYS: Final[Mapping[str, Sequence[str]]] = {
-    "body_pause": ("body_timeout",),
-    "dialect": ("protocol",),
-    "dialect_header": ("protocol_header",),
-    "dialects": ("protocols",),
-    "drain": ("drain_timeout",),
-    "every": ("interval", "refresh_interval"),
-    "failures": ("consecutive_failures",),
-    "after": ("after_chunks",),
-    "front": ("http_server",),
-    "head_time": ("header_timeout",),
-    "how": ("mode",),
-    "keep": ("idle_timeout", "jwks_max_stale", "retention"),
-    "lame_duck": ("shutdown_delay",),
-    "least": ("min_requests",),
-    "max_concurrent": ("max_concurrency",),
-    "memory": ("kv_cache_memory",),
-    "open": ("open_for",),
-    "panic": ("panic_threshold",),
-    "rate": ("failure_rate",),
-    "template": ("chat_template",),
-    "trust_templates": ("trust_request_chat_template",),
-    "use": ("to",),
-    "warm": ("warmup_timeout",),
-}
-"""Keys of earlier versions, and their names now: the one that the section has."""
 
 # Scalars: strings, numbers, enumerations, scalar types and secrets.
 
@@ -453,7 +426,7 @@ class ConfigDecoder:
         fields = {one.name: one for one in kind.fields if one.name != extra_field}
         values: dict[str, Any] = {}
         extra_values: dict[str, Any] = {}
-        renamed_to: set[str | None] = set()
+        intended_names: set[str | None] = set()
         for key, (key_node, value) in entries.items():
             steps = (*path, key)
             if key in fields:
@@ -466,15 +439,15 @@ class ConfigDecoder:
                 )
                 self._scalars.former_file(value, steps)
             elif key != kind.tag_field and (path or not key.startswith("x-")):
-                intended = find_new_key(key, kind) or find_closest_name(key, list_keys(kind))
+                intended = find_closest_name(key, list_keys(kind))
                 message = _describe_unknown_key(key, kind, alternatives)
                 hint = _describe_field(kind, intended)
                 self._issues.add(get_position(key_node.start_mark), message, steps, hint=hint)
-                renamed_to.add(intended)
+                intended_names.add(intended)
         for name, field in fields.items():
             if field.required and name not in values:
                 values[name] = UNSET
-                if name not in renamed_to:
+                if name not in intended_names:
                     self._add_issue(node, f"{name!r} is missing; add it", path)
         if extra_field:
             values[extra_field] = extra_values
@@ -490,12 +463,6 @@ def list_keys(kind: types.StructType) -> list[str]:
     extra_field = getattr(kind.cls, "extra_field", None)
     names = [one.name for one in kind.fields if one.name != extra_field]
     return [*names, *sorted(getattr(kind.cls, "extra_keys", ()))]
-
-
-def find_new_key(key: str, kind: types.StructType) -> str | None:
-    """The new name of a renamed key; None if the section has no such key."""
-    names = list_keys(kind)
-    return next((name for name in RENAMED_KEYS.get(key, ()) if name in names), None)
 
 
 def _describe_field(kind: types.StructType, name: str | None) -> str | UnsetType:
@@ -528,9 +495,7 @@ def _describe_missing_tag(
 
 
 def _describe_unknown_key(key: str, kind: types.StructType, alternatives: StructTypes) -> str:
-    """The message for an unknown key: it may be renamed, or belong to another kind of backend."""
-    if renamed := find_new_key(key, kind):
-        return f"{quote(key)} is now {quote(renamed)}; rename it"
+    """The message for an unknown key, which may belong to another kind of backend."""
     owners = [str(alternative.tag) for alternative in alternatives if key in list_keys(alternative)]
     if owners:
         return (

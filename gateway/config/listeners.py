@@ -44,9 +44,6 @@ def restart_required(old: Config, new: Config) -> Iterator[tuple[ConfigPath, str
         if (current_listener.tls is None) != (listener.tls is None):
             message = "turning TLS on or off needs a restart or another port"
             yield ("listeners", number, "tls"), message
-        if current_listener.http_server != listener.http_server:
-            message = "can't change while the address is bound; restart, or take another port"
-            yield ("listeners", number, "http_server"), message
 
 
 def build_ui_url(admin_url: str, key: str | None) -> str:

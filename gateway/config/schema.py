@@ -393,8 +393,6 @@ class ListenerConfig(ConfigSection, frozen=True):
     """Whether the header ``x-interlingua-protocol`` of a request may choose the protocol."""
     tls: TlsConfig | None = None
     """The certificate and key for HTTPS; without them the listener speaks plain HTTP."""
-    http_server: Literal["native", "aiohttp"] = "native"
-    """The HTTP server: the gateway's own, or aiohttp's, which is the reference in tests."""
     trusted_proxies: tuple[IpNetwork, ...] = ()
     """Networks of proxies, such as ``10.0.0.0/8``, whose ``forwarded_header`` names the client. By
     default no header does. The nearest address that is not of such a proxy is the client's: in the

@@ -5,6 +5,5 @@ sockets           listening sockets and their TLS certificates, which a reload c
 connection        one client connection: states, timeouts, pipelining
 parser            bytes to requests
 response          responses to bytes: heads, chunked bodies, write batches
-aiohttp_listener  the same interface over aiohttp's low-level server
 openapi           the OpenAPI document of a listener
 """

@@ -1,27 +1,16 @@
 """The native HTTP/1.1 server over asyncio transports."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
-from typing import Final
 
 from backends.aio import WriteBatcher
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection, HandleRequest
 from gateway.http_server.overload import BodyBudget, ConnectionTracker, compute_check_interval
-from gateway.http_server.sockets import ListenSockets, ProtocolFactory
-
-# The listeners, and their classes by configured name.
-
-LISTENER_CLASSES: Final[Mapping[str, str]] = {
-    "native": "gateway.http_server.listener:NativeListener",
-    "aiohttp": "gateway.http_server.aiohttp_listener:AiohttpListener",
-}
-"""``module:class`` by configured name; imported on first use."""
+from gateway.http_server.sockets import ListenSockets
 
 
-class Listener(ListenSockets, ABC):
+class Listener(ListenSockets):
     """One listening address.
 
     ``handle_request`` runs for each request in a task, which is cancelled if the client
@@ -29,17 +18,13 @@ class Listener(ListenSockets, ABC):
     ``body_budget`` is shared by the listeners of a process.
     """
 
-    malformed_by_status: Mapping[int, int]
-    """Inputs that are not valid requests, by the status of the response."""
-
     def __init__(
         self,
         handle_request: HandleRequest,
-        protocol_factory: ProtocolFactory,
-        tracker: ConnectionTracker,
-        body_budget: BodyBudget | None,
+        limits: ServerLimitsConfig,
+        body_budget: BodyBudget | None = None,
     ) -> None:
-        super().__init__(protocol_factory, tracker)
+        super().__init__(self._build_connection, ConnectionTracker(limits))
         self.handle_request = handle_request
         self.is_draining = False
         """Whether each response closes its connection."""
@@ -47,6 +32,13 @@ class Listener(ListenSockets, ABC):
         self._active_requests = 0
         self._idle_event: asyncio.Event | None = None
         """Set when no request runs; created by the first waiter."""
+        self.loop_time = 0.0
+        self.write_batcher = WriteBatcher(asyncio.get_running_loop)
+        self.malformed_by_status = Counter[int]()
+        """Inputs that are not valid requests, by the status of the response."""
+        self._connections: dict[ClientConnection, None] = {}
+        """Those that are past their TLS handshake."""
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def limits(self) -> ServerLimitsConfig:
@@ -68,13 +60,19 @@ class Listener(ListenSockets, ABC):
         except TimeoutError:
             pass
 
-    @abstractmethod
     def close_idle(self) -> None:
         """Close the connections without a request."""
+        for connection in list(self._connections):
+            if connection.is_idle:
+                connection.close()
 
-    @abstractmethod
     async def close(self) -> None:
         """Close the remaining connections at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.close_sockets()
+        await self._tracker.close()
+        await self._wait_idle()
 
     async def _wait_idle(self) -> None:
         """Wait until no request runs."""
@@ -82,42 +80,6 @@ class Listener(ListenSockets, ABC):
         while self._active_requests:
             self._idle_event.clear()
             await self._idle_event.wait()
-
-
-class NativeListener(Listener):
-    """A ``Listener`` over asyncio transports."""
-
-    malformed_by_status: Counter[int]
-
-    def __init__(
-        self,
-        handle_request: HandleRequest,
-        limits: ServerLimitsConfig,
-        body_budget: BodyBudget | None = None,
-    ) -> None:
-        super().__init__(
-            handle_request, self._build_connection, ConnectionTracker(limits), body_budget
-        )
-        self.loop_time = 0.0
-        self.write_batcher = WriteBatcher(asyncio.get_running_loop)
-        self.malformed_by_status = Counter()
-        self._connections: dict[ClientConnection, None] = {}
-        """Those that are past their TLS handshake."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def close_idle(self) -> None:
-        """See ``Listener``."""
-        for connection in list(self._connections):
-            if connection.is_idle:
-                connection.close()
-
-    async def close(self) -> None:
-        """See ``Listener``."""
-        if self._timer is not None:
-            self._timer.cancel()
-        await self.close_sockets()
-        await self._tracker.close()
-        await self._wait_idle()
 
     def _on_listen(self, loop: asyncio.AbstractEventLoop) -> None:
         self._check_timeouts(loop)

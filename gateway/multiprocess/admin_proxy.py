@@ -19,7 +19,7 @@ from yarl import URL
 from gateway.admin import history as admin_history
 from gateway.admin import status as admin_status
 from gateway.admin.api import CONNECTION_LIMITS
-from gateway.http_server.aiohttp_listener import ApplicationListener
+from gateway.admin.application_listener import ApplicationListener
 from gateway.multiprocess.ipc import ServingProcess
 from gateway.observability.metrics.catalog import METRICS_BY_NAME
 from gateway.observability.metrics.requests import MAX_FINISHED_REQUESTS

@@ -10,16 +10,15 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, Self, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
 
 from msgspec.structs import replace
 
 from backends.interfaces import Backend, SupportsWarmup
 from gateway.config import listeners, loader, schema
-from gateway.config.registry import load_symbol
 from gateway.explain.dry_run import ExplainService
 from gateway.explain.recorder import ExplanationStore
-from gateway.http_server.listener import LISTENER_CLASSES, Listener
+from gateway.http_server.listener import Listener
 from gateway.http_server.overload import BodyBudget, TrustedProxies
 from gateway.observability.access_log import AccessLogWriter
 from gateway.observability.record import write_log_line
@@ -553,16 +552,10 @@ class Gateway:
     def _make_listener(
         self, snapshot: ConfigSnapshot, listener_id: listeners.ListenerId
     ) -> Listener:
-        listener_class = load_symbol(
-            LISTENER_CLASSES[listeners.listeners_by_id(snapshot.config)[listener_id].http_server]
-        )
-        listener = cast(
-            "Listener",
-            listener_class(
-                snapshot.get_handler(listener_id),
-                cap_connections(snapshot.config.limits),
-                self._body_budget,
-            ),
+        listener = Listener(
+            snapshot.get_handler(listener_id),
+            cap_connections(snapshot.config.limits),
+            self._body_budget,
         )
         listener.is_draining = self._is_draining
         _configure_proxies(listener, snapshot, listener_id)

@@ -12,7 +12,6 @@ import msgspec
 from tests.bench import micro, plots, profiles, report, results, runner
 from tests.bench.gateways import OPENAI
 from tests.bench.interlingua import (
-    AIOHTTP_SERVER,
     ALL_FEATURES,
     BARE_SERVER,
     DIRECT,
@@ -61,7 +60,7 @@ def run(
     short = quick or bool(names)
     others = [_PEERS[name] for name in chosen if name != NGINX.name]
     baseline = [NGINX] if NGINX.name in chosen else []
-    more = [] if quick else [MANY_MODELS_AND_KEYS, AIOHTTP_SERVER]
+    more = [] if quick else [MANY_MODELS_AND_KEYS]
     with _report_failure(), ExitStack() as stack:
         older = [stack.enter_context(at_revision(against))] if against else []
         own = [INTERLINGUA, *older, ALL_FEATURES, *more]

@@ -83,7 +83,6 @@ class Keywords(Struct, frozen=True):
 
     protocols: str = "protocols"
     protocol: str = "protocol"
-    aiohttp_server: str = "http_server: aiohttp"
     template: str = "chat_template"
 
 
@@ -91,7 +90,7 @@ def keywords(tree: Path) -> Keywords:
     """Those of the gateway in this folder."""
     if (tree / "protocols" / "core").is_dir():
         return Keywords()
-    return Keywords("dialects", "dialect", "front: reference", "template")
+    return Keywords("dialects", "dialect", "template")
 
 
 def start(
@@ -99,23 +98,21 @@ def start(
     tree: Path = ROOT,
     *,
     processes: int = 1,
-    aiohttp: bool = False,
     all_features: bool = False,
     models: Sequence[str] = MODELS,
     keys: Sequence[str] = KEYS,
 ) -> LaunchCommand:
     """``interlingua serve`` with keys, retries, health checks, metrics and the access log.
 
-    ``tree`` is the folder whose gateway it is. ``aiohttp`` chooses aiohttp's HTTP server, and
-    ``all_features`` adds limits for each key and usage rows.
+    ``tree`` is the folder whose gateway it is. ``all_features`` adds limits for each key and
+    usage rows.
     """
     template = context.folder / "chat.jinja"
     template.write_text(_TEMPLATE, "utf-8")
     file = context.folder / "gateway.yaml"
     words = keywords(tree)
     names = [REPEATED_MODEL, *models]
-    listener = _LISTENER.format(port=context.port, protocols=words.protocols)
-    listeners = listener + (f"\n    {words.aiohttp_server}" if aiohttp else "")
+    listeners = _LISTENER.format(port=context.port, protocols=words.protocols)
     if context.tls_port:
         pem = f'"{context.certificate}"'
         listeners += _LISTENER.format(port=context.tls_port, protocols=words.protocols)
@@ -211,13 +208,6 @@ MANY_MODELS_AND_KEYS: Final = Gateway(
     version=make_constant("the default features; 2,002 models and 1,000 keys"),
     pairs=(OPENAI,),
     loads=frozenset(load.name for load in (*MODEL_COUNTS.values(), *KEY_COUNTS.values())),
-)
-AIOHTTP_SERVER: Final = Gateway(
-    name="interlingua, aiohttp server",
-    start=partial(start, aiohttp=True),
-    version=make_constant(f"aiohttp {version('aiohttp')} instead of the gateway's own HTTP server"),
-    pairs=(OPENAI,),
-    loads=frozenset({UNARY.name}),
 )
 BARE_SERVER: Final = Gateway(
     name="bare server",

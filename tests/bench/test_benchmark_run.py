@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tests.bench import interlingua, process, runner
 from tests.bench.gateways import OPENAI, Gateway, LaunchCommand, LaunchContext, make_constant
 from tests.bench.interlingua import (
-    AIOHTTP_SERVER,
     ALL_FEATURES,
     BARE_SERVER,
     INTERLINGUA,
@@ -90,7 +89,7 @@ def test_gateway_has_no_errors_in_any_protocol_pair() -> None:
     ]
     variants = [
         replace(one, loads=frozenset({"unary", "stream"}))
-        for one in (AIOHTTP_SERVER, ALL_FEATURES, MANY_MODELS_AND_KEYS)
+        for one in (ALL_FEATURES, MANY_MODELS_AND_KEYS)
     ]
     plan = replace(make_plan(INTERLINGUA, *variants), loads=every)
     found = run(plan, lambda _: None)

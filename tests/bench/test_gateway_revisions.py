@@ -20,30 +20,26 @@ def context(tmp_path: Path) -> LaunchContext:
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("gateway/core", ("dialects", "dialect", "front", "reference")),
-        ("protocols/core", ("protocols", "protocol", "http_server", "aiohttp")),
+        ("gateway/core", ("dialects", "dialect")),
+        ("protocols/core", ("protocols", "protocol")),
     ],
 )
 def test_benchmark_configuration_uses_the_keys_of_its_revision(
-    tmp_path: Path, context: LaunchContext, folder: str, words: tuple[str, str, str, str]
+    tmp_path: Path, context: LaunchContext, folder: str, words: tuple[str, str]
 ) -> None:
-    protocols, protocol, server, aiohttp = words
+    protocols, protocol = words
     tree = tmp_path / "tree"
     (tree / folder).mkdir(parents=True)
-    begun = interlingua.start(context, tree, aiohttp=True)
+    begun = interlingua.start(context, tree)
     assert begun.folder == tree
     assert begun.environment == {"PYTHONPATH": str(tree)}
     config = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))
     [listener] = config["listeners"]
     assert listener[protocols][0] == "openai"
     assert {one["name"] for one in listener[protocols][1:]} == {"triton", "mindie"}
-    assert listener[server] == aiohttp
     assert [backend[protocol] for backend in config["backends"].values()] == ["openai", "triton"]
     assert len(config["keys"]) == len(KEYS)
     assert len(config["models"]) == 2 * (len(MODELS) + 1)
-    interlingua.start(context, tree)
-    [listener] = yaml.safe_load((tmp_path / "gateway.yaml").read_text("utf-8"))["listeners"]
-    assert server not in listener
 
 
 def test_tls_and_all_features_are_configured(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from msgspec.structs import replace
 from tests.bench import peers
 from tests.bench.__main__ import main
 from tests.bench.gateways import Gateway, LaunchContext, read_version
-from tests.bench.interlingua import AIOHTTP_SERVER, BARE_SERVER, INTERLINGUA
+from tests.bench.interlingua import BARE_SERVER, INTERLINGUA
 
 
-@pytest.mark.parametrize(
-    "gateway", [*peers.PEERS, INTERLINGUA, AIOHTTP_SERVER], ids=lambda one: str(one.name)
-)
+@pytest.mark.parametrize("gateway", [*peers.PEERS, INTERLINGUA], ids=lambda one: str(one.name))
 def test_each_gateway_is_configured_with_its_port_and_upstream(
     gateway: Gateway, tmp_path: Path
 ) -> None:

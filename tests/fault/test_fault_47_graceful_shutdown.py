@@ -15,15 +15,14 @@ from tests.fault.protocol_clients import wait_until
 
 ENDLESS = {"echo": {"kind": "echo", "script": ["t "] * 600, "delay": "100ms"}}
 ASKED = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "native": ("native", ()),
-    "aiohttp": ("aiohttp", ()),
-    "two processes": ("native", ("--processes", "2")),
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "one process": (),
+    "two processes": ("--processes", "2"),
 }
 
 
-def create_gateway(folder: Path, front: str, *more: str, **limits: str) -> GatewayProcess:
-    here = {"address": "127.0.0.1:0", "protocols": ["openai"], "http_server": front}
+def create_gateway(folder: Path, *more: str, **limits: str) -> GatewayProcess:
+    here = {"address": "127.0.0.1:0", "protocols": ["openai"]}
     text = build_config(listeners=[here], backends=ENDLESS, limits=limits)
     return GatewayProcess(folder, text, *more)
 
@@ -65,10 +64,9 @@ async def test_fault_47_sigterm_serves_during_shutdown_delay_and_then_drains(
     tmp_path: Path, way: str
 ) -> None:
     """Not ready at once; a kept connection is answered too, and what takes too long is told."""
-    front, more = WAYS[way]
     began = asyncio.Event()
     async with (
-        create_gateway(tmp_path, front, *more, shutdown_delay="2s", drain_timeout="1s") as one,
+        create_gateway(tmp_path, *WAYS[way], shutdown_delay="2s", drain_timeout="1s") as one,
         httpx.AsyncClient() as kept,
         create_client_without_keepalive() as new,
     ):
@@ -97,7 +95,7 @@ async def test_fault_47_sigterm_serves_during_shutdown_delay_and_then_drains(
 async def test_fault_47_sigint_drains_without_shutdown_delay(tmp_path: Path) -> None:
     began = asyncio.Event()
     async with (
-        create_gateway(tmp_path, "native", shutdown_delay="1h", drain_timeout="500ms") as one,
+        create_gateway(tmp_path, shutdown_delay="1h", drain_timeout="500ms") as one,
         create_client_without_keepalive() as new,
     ):
         running = asyncio.create_task(read_stream(one, began))
@@ -109,7 +107,7 @@ async def test_fault_47_sigint_drains_without_shutdown_delay(tmp_path: Path) -> 
 
 
 async def test_fault_47_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:
-    one = create_gateway(tmp_path, "native", shutdown_delay="1h")
+    one = create_gateway(tmp_path, shutdown_delay="1h")
     async with one:
         one.process.send_signal(signal.SIGTERM)
         await wait_until(lambda: "Shutting down" in one.said(), 20)

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from gateway.config.loader import load_text
 from gateway.config.schema import ServerLimitsConfig
-from gateway.http_server import aiohttp_listener, listener
+from gateway.http_server.listener import Listener
 from gateway.runtime.gateway import build_services
 from gateway.runtime.snapshot import ConfigSnapshot
 from gateway.runtime.telemetry import set_up_metrics
@@ -43,13 +43,12 @@ class Calls(Struct, frozen=True):
 
 
 STATED: Final = {
-    # front, client's dialect, worker's dialect; "varied" is OpenAI's, with requests that differ,
+    # client's dialect, worker's dialect; "varied" is OpenAI's, with requests that differ,
     # have tools and headers of an ingress, and are answered with streamed tool calls
-    ("native", "openai", "openai"): Calls(314, 587, 31),
-    ("native", "openai", "triton"): Calls(442, 583, 34),
-    ("native", "triton", "openai"): Calls(476, 607, 40),
-    ("native", "varied", "openai"): Calls(335, 608, 84),
-    ("aiohttp", "openai", "openai"): Calls(385, 674, 72),
+    ("openai", "openai"): Calls(314, 587, 31),
+    ("openai", "triton"): Calls(442, 583, 34),
+    ("triton", "openai"): Calls(476, 607, 40),
+    ("varied", "openai"): Calls(335, 608, 84),
 }
 MORE: Final = 4
 """How many more there may be: what is read, or written, may come in two pieces."""
@@ -74,10 +73,6 @@ models:
 keys:
   - {{name: counted, sha256: "{digest}", models: [mock]}}
 """
-FRONTS: Final[dict[str, Any]] = {
-    "native": listener.NativeListener,
-    "aiohttp": aiohttp_listener.AiohttpListener,
-}
 
 # --- what the worker and the client say -----------------------------------------------------------
 
@@ -311,7 +306,7 @@ class CallCounter:
             self.calls += 1
 
 
-async def measure_calls(front: str, client: str, dialect: str, folder: Path) -> Calls:
+async def measure_calls(client: str, dialect: str, folder: Path) -> Calls:
     """Run a gateway, ask it, and count."""
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -322,7 +317,7 @@ async def measure_calls(front: str, client: str, dialect: str, folder: Path) -> 
     outside, _, _ = set_up_metrics(build_services(), dict, "")
     now = ConfigSnapshot(load_text(text, "test.yaml", env={}), outside)
     [seat] = now.handlers
-    listening = FRONTS[front](now.get_handler(seat), ServerLimitsConfig(connections=100))
+    listening = Listener(now.get_handler(seat), ServerLimitsConfig(connections=100))
     for backend in now.backends.values():
         await backend.start()
     port = await listening.listen("127.0.0.1", 0)
@@ -361,13 +356,13 @@ def find_deviations(found: Calls, stated: Calls) -> Iterator[str]:
             yield f"{name}: {calls} calls, {wanted} are stated: well done, now state it"
 
 
-@pytest.mark.parametrize(("front", "client", "dialect"), STATED)
+@pytest.mark.parametrize(("client", "dialect"), STATED)
 def test_hot_path_makes_the_stated_number_of_function_calls(
-    front: str, client: str, dialect: str, tmp_path: Path
+    client: str, dialect: str, tmp_path: Path
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure_calls(front, client, dialect, tmp_path))
-    wrong = [*find_deviations(found, STATED[front, client, dialect])]
+        found = runner.run(measure_calls(client, dialect, tmp_path))
+    wrong = [*find_deviations(found, STATED[client, dialect])]
     assert not wrong, f"{wrong}\nSTATED in this file would be {found}"
 
 

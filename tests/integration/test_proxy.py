@@ -1,4 +1,4 @@
-"""Requests that are forwarded without translation, on both servers: audio, images, moderations."""
+"""Requests that are forwarded without translation: audio, images, moderations."""
 
 import asyncio
 import hashlib
@@ -21,7 +21,6 @@ CONFIG = """
 listeners:
   - address: "127.0.0.1:0"
     protocols: [openai, databricks]
-    http_server: {server}
     {listener}
 limits: {{body: 3MiB, buffered_bodies: 4MiB}}
 backends:
@@ -103,19 +102,15 @@ async def worker() -> AsyncIterator[MediaWorker]:
         yield media
 
 
-@pytest.fixture(params=["native", "aiohttp"])
-async def gateway(
-    request: pytest.FixtureRequest, serve: Serve, worker: MediaWorker
-) -> RunningGateway:
-    return await start(serve, worker.url, server=str(request.param))
+@pytest.fixture
+async def gateway(serve: Serve, worker: MediaWorker) -> RunningGateway:
+    return await start(serve, worker.url)
 
 
-async def start(
-    serve: Serve, *workers: str, server: str = "native", listener: str = "", more: str = ""
-) -> RunningGateway:
+async def start(serve: Serve, *workers: str, listener: str = "", more: str = "") -> RunningGateway:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     listed = ", ".join(f'{{url: "{url}", auth: {{bearer: worker-key}}}}' for url in workers)
-    text = CONFIG.format(server=server, workers=listed, digest=digest, listener=listener)
+    text = CONFIG.format(workers=listed, digest=digest, listener=listener)
     running = await serve(text + more)
     running.http.headers["authorization"] = f"Bearer {KEY}"
     return running

@@ -258,6 +258,4 @@ def _build_target(
 
 
 def _listen_on_loopback(listener: ListenerConfig) -> ListenerConfig:
-    return replace(
-        listener, address=_ADDRESS, tls=None, cors=None, http_server="native", protocol_header=True
-    )
+    return replace(listener, address=_ADDRESS, tls=None, cors=None, protocol_header=True)

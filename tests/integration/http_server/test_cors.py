@@ -1,4 +1,4 @@
-"""Browsers before both HTTP servers: preflight requests, and the headers of every response."""
+"""Browsers of other origins: preflight requests, and the headers of every response."""
 
 import hashlib
 
@@ -15,7 +15,6 @@ CONFIG = """
 listeners:
   - address: "127.0.0.1:0"
     protocols: [openai]
-    http_server: {server}
     {cors}
 backends: {{e: {{kind: echo, script: ["It", " is", " noon"]}}}}
 models: {{chat: {{backend: e}}}}
@@ -26,14 +25,14 @@ CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
 URL = "/v1/chat/completions"
 
 
-@pytest.fixture(params=["native", "aiohttp"])
-async def http(request: pytest.FixtureRequest, serve: Serve) -> httpx.AsyncClient:
-    return (await start(serve, str(request.param))).http
+@pytest.fixture
+async def http(serve: Serve) -> httpx.AsyncClient:
+    return (await start(serve)).http
 
 
-async def start(serve: Serve, server: str, cors: str = CORS) -> RunningGateway:
+async def start(serve: Serve, cors: str = CORS) -> RunningGateway:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    return await serve(CONFIG.format(server=server, cors=cors, digest=digest))
+    return await serve(CONFIG.format(cors=cors, digest=digest))
 
 
 async def preflight(
@@ -153,9 +152,8 @@ async def test_stream_names_the_origin_before_its_first_event(http: httpx.AsyncC
     assert text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("server", ["native", "aiohttp"])
-async def test_without_cors_no_response_names_an_origin(serve: Serve, server: str) -> None:
-    http = (await start(serve, server, cors="")).http
+async def test_without_cors_no_response_names_an_origin(serve: Serve) -> None:
+    http = (await start(serve, cors="")).http
     assert (await preflight(http)).status_code == 405
     for answer in (await preflight(http), await chat(http, APP)):
         assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -163,7 +161,7 @@ async def test_without_cors_no_response_names_an_origin(serve: Serve, server: st
 
 
 async def test_any_origin_is_named_by_an_asterisk(serve: Serve) -> None:
-    http = (await start(serve, "native", cors='cors: {origins: ["*"], max_age: 1h}')).http
+    http = (await start(serve, cors='cors: {origins: ["*"], max_age: 1h}')).http
     for answer in (await preflight(http, "null"), await chat(http, "https://any.example")):
         assert answer.headers["access-control-allow-origin"] == "*"
     assert (await preflight(http)).headers["access-control-max-age"] == "3600"

@@ -13,7 +13,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 CONFIG = """
 listeners:
-  - {{address: "127.0.0.1:0", protocols: [openai], http_server: {server}{tls}}}
+  - {{address: "127.0.0.1:0", protocols: [openai]{tls}}}
 backends: {{e: {{kind: echo}}}}
 models: {{chat: {{backend: e}}}}
 """
@@ -32,7 +32,6 @@ async def exchange(port: int, *pieces: bytes, tls: ssl.SSLContext | None = None)
         writer.close()
 
 
-@pytest.mark.parametrize("server", ["native", "aiohttp"])
 @pytest.mark.parametrize(
     "pieces",
     [
@@ -42,10 +41,8 @@ async def exchange(port: int, *pieces: bytes, tls: ssl.SSLContext | None = None)
     ],
     ids=["at once", "and settings", "in pieces"],
 )
-async def test_http2_preface_is_answered_with_505(
-    serve: Serve, server: str, pieces: list[bytes]
-) -> None:
-    running = await serve(CONFIG.format(server=server, tls=""))
+async def test_http2_preface_is_answered_with_505(serve: Serve, pieces: list[bytes]) -> None:
+    running = await serve(CONFIG.format(tls=""))
     answer = await exchange(running.port, *pieces)
     assert answer.split(b" ", 2)[1] == b"505"
     assert answer.endswith(
@@ -53,14 +50,11 @@ async def test_http2_preface_is_answered_with_505(
     )
 
 
-@pytest.mark.parametrize("server", ["native", "aiohttp"])
 @pytest.mark.parametrize(
     ("offered", "chosen"), [(["h2", "http/1.1"], "http/1.1"), ([], None)], ids=["both", "none"]
 )
-async def test_tls_offers_only_http11(
-    serve: Serve, server: str, offered: list[str], chosen: str | None
-) -> None:
-    running = await serve(CONFIG.format(server=server, tls=f", tls: {{cert: {PEM}, key: {PEM}}}"))
+async def test_tls_offers_only_http11(serve: Serve, offered: list[str], chosen: str | None) -> None:
+    running = await serve(CONFIG.format(tls=f", tls: {{cert: {PEM}, key: {PEM}}}"))
     context = ssl.create_default_context(cafile=PEM)
     context.check_hostname = False
     if offered:

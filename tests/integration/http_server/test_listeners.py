@@ -1,7 +1,7 @@
-"""Two fronts, asked the same bytes: the reference over aiohttp, and our own.
+"""Valid and invalid HTTP/1.1, sent to a listener byte by byte.
 
-Where the standard (RFC 9110, 9112) leaves no choice both must answer alike; where it does, both
-must be safe: what could be two requests is refused, and the connection ends.
+Where the standard (RFC 9110, 9112) leaves a choice the server must be safe: what could be two
+requests is refused, and the connection ends.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.schema import ServerLimitsConfig
-from gateway.http_server import aiohttp_listener, listener
+from gateway.http_server.listener import Listener
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.errors import GatewayError
 from protocols.core.interfaces import HttpResponse
@@ -29,30 +29,9 @@ from tests.integration.http_server.probes import (
     build_request,
 )
 
-Front = listener.NativeListener | aiohttp_listener.AiohttpListener
-FRONTS: dict[str, type[Front]] = {
-    "native": listener.NativeListener,
-    "reference": aiohttp_listener.AiohttpListener,
-}
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT = 1 << 20
 LIMITS = ServerLimitsConfig(header=8190, connections=50)
-DIFFERS = {
-    "line GET / HTTP/2.0": "answers any version",
-    "line GET / RTSP/1.0": "its parser knows these protocols, too",
-    "line OPTIONS / RTSP/1.0": "as above",
-    "line SOURCE / ICE/1.0": "as above",
-    "line GET  / HTTP/1.1": "does not show the line as it was sent",
-    "line GET /  HTTP/1.1": "as above",
-    "line GET /": "takes it for HTTP/0.9",
-    "HTTP/1.0 in chunks": "reads chunks there, too",
-    "what follows close is not read": "refuses the request before it as well",
-    "a body that was waited for": "does not ask for it below its applications",
-    "a host before the path": "does not take it off",
-    "path *": "has no such path",
-    "an extension without end": "reads on",
-}
-"""Where the reference is laxer than ours, or less helpful."""
 
 
 class RecordingHandler:
@@ -103,9 +82,9 @@ async def _send_stream(sink: ResponseWriter) -> None:
 
 
 @asynccontextmanager
-async def run_listener(name: str) -> AsyncIterator[tuple[int, RecordingHandler, Front]]:
+async def run_listener() -> AsyncIterator[tuple[int, RecordingHandler, Listener]]:
     seen = RecordingHandler()
-    made = FRONTS[name](seen.serve, LIMITS)
+    made = Listener(seen.serve, LIMITS)
     port = await made.listen("127.0.0.1", 0)
     try:
         yield port, seen, made
@@ -142,13 +121,13 @@ def parse_statuses(said: bytes) -> list[int]:
 
 
 async def run_probes(
-    name: str, probes: Sequence[Probe], enough: Callable[[Probe, bytes], bool]
+    probes: Sequence[Probe], enough: Callable[[Probe, bytes], bool]
 ) -> dict[str, tuple[RecordingHandler, bytes]]:
     """What came of every probe, each with a listener of its own, some at a time."""
     places = asyncio.Semaphore(16)
 
     async def one(probe: Probe) -> tuple[RecordingHandler, bytes]:
-        async with places, run_listener(name) as (port, seen, _):
+        async with places, run_listener() as (port, seen, _):
             return seen, await send_and_receive(port, probe.sent, partial(enough, probe))
 
     found = await asyncio.gather(*map(one, probes))
@@ -176,19 +155,15 @@ def matches_probe(probe: Probe, seen: RecordingHandler, said: bytes) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_invalid_request_is_rejected_and_closes_the_connection(name: str) -> None:
-    found = await run_probes(name, REFUSED, lambda probe, said: False)
+async def test_invalid_request_is_rejected_and_closes_the_connection() -> None:
+    found = await run_probes(REFUSED, lambda probe, said: False)
     wrong = {one for one, told in found.items() if not is_rejected(*told)}
-    assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
+    assert wrong == set()
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_invalid_request_after_a_valid_one_is_rejected_and_closes_the_connection(
-    name: str,
-) -> None:
+async def test_invalid_request_after_a_valid_one_is_rejected_and_closes_the_connection() -> None:
     for probe, (seen, said) in zip(
-        LATER, (await run_probes(name, LATER, lambda probe, said: False)).values(), strict=True
+        LATER, (await run_probes(LATER, lambda probe, said: False)).values(), strict=True
     ):
         first, *others = parse_statuses(said)
         assert seen.requests == list(probe.read), probe.name
@@ -197,17 +172,15 @@ async def test_invalid_request_after_a_valid_one_is_rejected_and_closes_the_conn
         assert all(400 <= one < 600 for one in others), probe.name
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_valid_request_is_parsed_as_expected_by_both_servers(name: str) -> None:
-    found = await run_probes(name, ACCEPTED, has_all_responses)
+async def test_valid_request_is_parsed_as_expected() -> None:
+    found = await run_probes(ACCEPTED, has_all_responses)
     wrong = {probe.name for probe in ACCEPTED if not matches_probe(probe, *found[probe.name])}
-    assert wrong == (DIFFERS.keys() & found.keys() if name == "reference" else set())
+    assert wrong == set()
 
 
 def test_probe_names_are_unique_and_at_least_300() -> None:
     names = [probe.name for probe in (*REFUSED, *LATER, *ACCEPTED)]
     assert len(set(names)) == len(names) >= 300
-    assert DIFFERS.keys() <= set(names)
 
 
 @asynccontextmanager
@@ -227,10 +200,9 @@ async def send_get(talk: Talk, path: str) -> bytes:
     return await reader.readuntil(f"{path} ".encode())
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_only_streams_have_no_cache_and_no_buffering_headers(name: str) -> None:
+async def test_only_streams_have_no_cache_and_no_buffering_headers() -> None:
     for path, told in ((b"/stream", 1), (b"/", 0)):
-        async with run_listener(name) as (port, _, _):
+        async with run_listener() as (port, _, _):
             said = await send_and_receive(
                 port, [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path], bool
             )
@@ -238,9 +210,8 @@ async def test_only_streams_have_no_cache_and_no_buffering_headers(name: str) ->
             assert said.lower().count(header) == told
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_client_disconnect_cancels_the_request_handler(name: str) -> None:
-    async with run_listener(name) as (port, seen, _):
+async def test_client_disconnect_cancels_the_request_handler() -> None:
+    async with run_listener() as (port, seen, _):
         async with open_client(port) as (_, writer):
             writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
             await seen.arrived.wait()
@@ -248,10 +219,9 @@ async def test_client_disconnect_cancels_the_request_handler(name: str) -> None:
             await seen.left.wait()
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_drain_finishes_running_requests_and_refuses_new_connections(name: str) -> None:
+async def test_drain_finishes_running_requests_and_refuses_new_connections() -> None:
     async with (
-        run_listener(name) as (port, seen, made),
+        run_listener() as (port, seen, made),
         open_client(port) as idle,
         open_client(port) as busy,
     ):
@@ -284,9 +254,8 @@ async def is_connection_closed(port: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_connection_above_max_connections_is_closed(name: str) -> None:
-    async with run_listener(name) as (port, seen, made), open_client(port) as (reader, writer):
+async def test_connection_above_max_connections_is_closed() -> None:
+    async with run_listener() as (port, seen, made), open_client(port) as (reader, writer):
         made.set_limits(replace(LIMITS, connections=1))
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
@@ -295,10 +264,9 @@ async def test_connection_above_max_connections_is_closed(name: str) -> None:
         assert b"200 OK" in await reader.readuntil(b"/hold ")
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_connection_above_max_per_address_is_closed(name: str) -> None:
+async def test_connection_above_max_per_address_is_closed() -> None:
     """Those that have ended don't count."""
-    async with run_listener(name) as (port, _, made):
+    async with run_listener() as (port, _, made):
         made.set_limits(replace(LIMITS, connections_per_address=2))
         async with open_client(port) as first, open_client(port) as second:
             assert b"200 OK" in await send_get(first, "/a")
@@ -311,8 +279,8 @@ async def test_connection_above_max_per_address_is_closed(name: str) -> None:
 
 
 async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_one() -> None:
-    """In ours; a head that has begun to come does not count as work."""
-    async with run_listener("native") as (port, seen, made), AsyncExitStack() as stack:
+    """A head that has begun to come does not count as work."""
+    async with run_listener() as (port, seen, made), AsyncExitStack() as stack:
         made.set_limits(replace(LIMITS, connections=4))
         idle, begun, busy, used = [
             await stack.enter_async_context(open_client(port)) for _ in range(4)
@@ -330,10 +298,9 @@ async def test_connection_limit_evicts_the_longest_idle_connection_and_no_busy_o
         assert b"200 OK" in await busy[0].readuntil(b"/hold ")
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_draining_listener_sends_connection_close_with_each_response(name: str) -> None:
+async def test_draining_listener_sends_connection_close_with_each_response() -> None:
     """New ones are served as well, until it listens no more."""
-    async with run_listener(name) as (port, _, made), open_client(port) as kept:
+    async with run_listener() as (port, _, made), open_client(port) as kept:
         assert b"200 OK" in await send_get(kept, "/a")
         made.is_draining = True
         async with open_client(port) as new:
@@ -355,20 +322,19 @@ async def test_response_sent_before_the_body_is_read_has_connection_close() -> N
     """Or it would send its next request into a connection that is closed."""
     deny = build_request(b"Content-Length: 4", line=b"POST /deny HTTP/1.1")
     for sent, ends in ((deny, True), (deny + b"abcd", False)):
-        async with run_listener("native") as (port, _, _):
+        async with run_listener() as (port, _, _):
             said = await send_and_receive(port, [sent], lambda said: said.endswith(b"who?"))
         assert parse_statuses(said) == [401]
         assert (b"\r\nConnection: close\r\n" in said) is ends
         assert said.endswith(b"<end>") is ends
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_inherited_listening_socket_is_shared_until_one_listener_stops(name: str) -> None:
-    async with run_listener(name) as (port, old, made):
+async def test_inherited_listening_socket_is_shared_until_one_listener_stops() -> None:
+    async with run_listener() as (port, old, made):
         [descriptor] = made.socket_fds
         shared = socket.socket(fileno=os.dup(descriptor))
         seen = RecordingHandler()
-        heir = FRONTS[name](seen.serve, LIMITS)
+        heir = Listener(seen.serve, LIMITS)
         assert await heir.listen("ignored", 0, sockets=[shared]) == port
         made.stop_accepting()
         for _ in range(5):
@@ -380,9 +346,8 @@ async def test_inherited_listening_socket_is_shared_until_one_listener_stops(nam
 
 
 async def test_header_body_and_idle_timeouts_end_the_connection() -> None:
-    """Ours alone has a time for each thing that a client may dawdle over."""
-    async with run_listener("native") as (port, seen, made):
-        assert isinstance(made, listener.NativeListener)
+    """Each thing that a client may dawdle over has its own time."""
+    async with run_listener() as (port, seen, made):
         made.set_limits(replace(LIMITS, header_timeout=0.2, body_timeout=0.2, idle_timeout=0.2))
         slow = [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab", b""]
         async with asyncio.TaskGroup() as tasks:
@@ -414,7 +379,7 @@ async def test_slow_reader_applies_backpressure_to_its_own_response() -> None:
             written += 1
         sink.finish()
 
-    async with run_listener("native") as (port, _, made), open_client(port) as (reader, writer):
+    async with run_listener() as (port, _, made), open_client(port) as (reader, writer):
         made.handle_request = flood
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Clients that would use up connections, time or memory, at both HTTP servers."""
+"""Clients that would use up connections, time or memory."""
 
 import asyncio
 import socket
@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gateway.http_server.aiohttp_listener import AiohttpListener
-from gateway.http_server.listener import NativeListener
+from gateway.http_server.listener import Listener
 from gateway.http_server.overload import BodyBudget
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 from protocols.core.errors import Overloaded
 from tests.integration.http_server.probes import build_request
 from tests.integration.http_server.test_listeners import (
-    FRONTS,
     LIMITS,
     RecordingHandler,
     open_client,
@@ -51,31 +49,23 @@ async def send_slow_body(port: int) -> bytes:
             sending.cancel()
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_body_below_the_minimum_rate_is_rejected(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_body_below_the_minimum_rate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http_server.overload.BODY_RATE_GRACE", 0.5)
-    async with run_listener(name) as (port, seen, made):
+    async with run_listener() as (port, seen, made):
         made.set_limits(replace(QUICK, min_body_rate=1000))
         assert parse_statuses(await send_slow_body(port)) == [400]
         assert seen.requests == []
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_body_above_the_total_body_timeout_is_rejected(name: str) -> None:
-    async with run_listener(name) as (port, seen, made):
+async def test_body_above_the_total_body_timeout_is_rejected() -> None:
+    async with run_listener() as (port, seen, made):
         made.set_limits(replace(QUICK, body_total_timeout=0.5, min_body_rate=1))
         assert parse_statuses(await send_slow_body(port)) == [400]
         assert seen.requests == []
-        if isinstance(made, NativeListener):
-            assert made.refused_by_reason == {"slow_body": 1}
+        assert made.refused_by_reason == {"slow_body": 1}
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_released(
-    name: str,
-) -> None:
+async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_released() -> None:
     budget = BodyBudget(limit=100)
     errors: list[Exception] = []
 
@@ -86,7 +76,7 @@ async def test_bodies_above_the_memory_budget_are_rejected_and_memory_is_release
             errors.append(error)
         writer.send_response(200, (), b"")
 
-    made = FRONTS[name](read, LIMITS, budget)
+    made = Listener(read, LIMITS, budget)
     port = await made.listen("127.0.0.1", 0)
     declared = build_request(b"Content-Length: 101", b"Connection: close", body=b"x" * 101)
     announced = build_request(b"Content-Length: 101", b"Connection: close", body=b"")
@@ -107,7 +97,7 @@ async def test_connection_limit_evicts_the_connection_with_the_slowest_body(
 ) -> None:
     monkeypatch.setattr("gateway.http_server.connection._MIN_EVICTION_AGE", 0.2)
     async with (
-        run_listener("native") as (port, seen, made),
+        run_listener() as (port, seen, made),
         open_client(port) as busy,
         open_client(port) as slow,
     ):
@@ -150,16 +140,15 @@ async def is_served(port: int) -> bool:
         writer.transport.abort()
 
 
-async def wait_for_connection_count(made: NativeListener | AiohttpListener, count: int) -> None:
+async def wait_for_connection_count(made: Listener, count: int) -> None:
     """Wait until so many connections are counted."""
     async with asyncio.timeout(10):
         while made.connections != count:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_tls_handshake_timeout_closes_a_silent_connection(name: str) -> None:
-    made = FRONTS[name](RecordingHandler().serve, replace(LIMITS, tls_handshake_timeout=0.5))
+async def test_tls_handshake_timeout_closes_a_silent_connection() -> None:
+    made = Listener(RecordingHandler().serve, replace(LIMITS, tls_handshake_timeout=0.5))
     port = await made.listen("127.0.0.1", 0, create_server_context())
     async with AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(open_client(port)) for _ in range(3)]
@@ -175,10 +164,9 @@ async def test_tls_handshake_timeout_closes_a_silent_connection(name: str) -> No
     await made.close()
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_silent_tls_connections_count_against_connection_limits(name: str) -> None:
+async def test_silent_tls_connections_count_against_connection_limits() -> None:
     limits = replace(LIMITS, connections=2)
-    made = FRONTS[name](RecordingHandler().serve, limits)
+    made = Listener(RecordingHandler().serve, limits)
     port = await made.listen("127.0.0.1", 0, create_server_context())
     async with open_client(port) as oldest, open_client(port):
         await wait_for_connection_count(made, 2)
@@ -193,9 +181,8 @@ async def test_silent_tls_connections_count_against_connection_limits(name: str)
     await made.close()
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_close_ends_pending_tls_handshakes(name: str) -> None:
-    made = FRONTS[name](RecordingHandler().serve, LIMITS)
+async def test_close_ends_pending_tls_handshakes() -> None:
+    made = Listener(RecordingHandler().serve, LIMITS)
     port = await made.listen("127.0.0.1", 0, create_server_context())
     async with open_client(port) as (reader, _):
         await wait_for_connection_count(made, 1)
@@ -207,10 +194,9 @@ async def test_close_ends_pending_tls_handshakes(name: str) -> None:
     assert made.connections == 0
 
 
-@pytest.mark.parametrize("name", FRONTS)
-async def test_half_closed_connection_counts_as_client_disconnect(name: str) -> None:
+async def test_half_closed_connection_counts_as_client_disconnect() -> None:
     """As docs/known-limitations.md says: it can't be told from one that closes both."""
-    async with run_listener(name) as (port, seen, _), open_client(port) as (reader, writer):
+    async with run_listener() as (port, seen, _), open_client(port) as (reader, writer):
         writer.write(b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
         await seen.arrived.wait()
         writer.write_eof()
@@ -220,22 +206,9 @@ async def test_half_closed_connection_counts_as_client_disconnect(name: str) -> 
                 assert await reader.read() == b""
 
 
-async def test_aiohttp_header_timeout_and_errors_do_not_reveal_the_server() -> None:
-    async with run_listener("reference") as (port, _, made):
-        made.set_limits(replace(LIMITS, header_timeout=0.3))
-        assert await read_until_end(port, b"") == b""
-        assert await read_until_end(port, b"GET / HT") == b""
-        said = await read_until_end(port, b"GET /secret-path \x00HTTP/1.1\r\n\r\n")
-        assert parse_statuses(said) == [400]
-        for word in (b"Python", b"aiohttp", b"secret-path"):
-            assert word not in said
-        assert made.malformed_by_status == {400: 1}
-
-
-@pytest.mark.parametrize("name", FRONTS)
-async def test_connection_limit_evicts_the_longest_idle_connections(name: str) -> None:
+async def test_connection_limit_evicts_the_longest_idle_connections() -> None:
     """Far more than the limit of connections; each new one closes the one idle longest."""
-    async with run_listener(name) as (port, _, made):
+    async with run_listener() as (port, _, made):
         made.set_limits(replace(LIMITS, connections=20))
         sockets = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
         try:

@@ -15,7 +15,7 @@ from tests.unit.gateway.http_server.test_proxy_protocol import SIGNATURE, build_
 PEM = Path(__file__).parents[2] / "fault" / "loopback.pem"
 CONFIG = """
 listeners:
-  - {{address: "127.0.0.1:0", protocols: [openai], http_server: {server}{more}}}
+  - {{address: "127.0.0.1:0", protocols: [openai]{more}}}
 limits: {{header_timeout: 1s, connections: 20{limits}}}
 backends: {{e: {{kind: echo}}}}
 models:
@@ -27,13 +27,9 @@ TRUSTED = ', trusted_proxies: ["127.0.0.0/8"]'
 PROXY = TRUSTED + ", proxy_protocol: v2"
 BODY = b'{"model": "chat", "messages": [{"role": "user", "content": "a"}]}'
 
-both = pytest.mark.parametrize("server", ["native", "aiohttp"])
 
-
-async def serve_behind(
-    serve: Serve, server: str, more: str = "", limits: str = ""
-) -> RunningGateway:
-    return await serve(CONFIG.format(server=server, more=more, limits=limits))
+async def serve_behind(serve: Serve, more: str = "", limits: str = "") -> RunningGateway:
+    return await serve(CONFIG.format(more=more, limits=limits))
 
 
 def build_request(*headers: str) -> bytes:
@@ -74,7 +70,6 @@ async def find_clients(running: RunningGateway, *pieces: bytes, source: str = "1
     return running.records[-1].client
 
 
-@both
 @pytest.mark.parametrize(
     ("headers", "client"),
     [
@@ -87,15 +82,14 @@ async def find_clients(running: RunningGateway, *pieces: bytes, source: str = "1
     ids=["none", "one", "several", "several headers", "another header"],
 )
 async def test_forwarded_address_of_a_trusted_proxy_is_the_client(
-    serve: Serve, server: str, headers: Sequence[str], client: str
+    serve: Serve, headers: Sequence[str], client: str
 ) -> None:
-    running = await serve_behind(serve, server, TRUSTED)
+    running = await serve_behind(serve, TRUSTED)
     assert await find_clients(running, build_request(*headers)) == client
 
 
-@both
-async def test_header_forwarded_is_read_where_it_is_configured(serve: Serve, server: str) -> None:
-    running = await serve_behind(serve, server, TRUSTED + ", forwarded_header: forwarded")
+async def test_header_forwarded_is_read_where_it_is_configured(serve: Serve) -> None:
+    running = await serve_behind(serve, TRUSTED + ", forwarded_header: forwarded")
     request = build_request(
         'Forwarded: for=1.1.1.1, proto=https;For="[2001:db8::7]:4711";by=127.0.0.9',
         "X-Forwarded-For: 192.0.2.8",
@@ -103,16 +97,15 @@ async def test_header_forwarded_is_read_where_it_is_configured(serve: Serve, ser
     assert await find_clients(running, request) == "2001:db8::7"
 
 
-@both
 @pytest.mark.parametrize("more", ["", ', trusted_proxies: ["10.0.0.0/8"]'])
-async def test_forwarded_address_of_others_is_ignored(serve: Serve, server: str, more: str) -> None:
-    running = await serve_behind(serve, server, more)
+async def test_forwarded_address_of_others_is_ignored(serve: Serve, more: str) -> None:
+    running = await serve_behind(serve, more)
     request = build_request("X-Forwarded-For: 192.0.2.7", "Forwarded: for=192.0.2.7")
     assert await find_clients(running, request) == "127.0.0.1"
 
 
 async def test_sticky_assignment_follows_the_forwarded_address(serve: Serve) -> None:
-    running = await serve_behind(serve, "native", TRUSTED)
+    running = await serve_behind(serve, TRUSTED)
     for number in range(40):
         await exchange(running, build_request(f"X-Forwarded-For: 192.0.2.{number}"))
         await exchange(running, build_request(f"X-Forwarded-For: 192.0.2.{number}"))
@@ -121,9 +114,8 @@ async def test_sticky_assignment_follows_the_forwarded_address(serve: Serve) -> 
     assert {version for _, version in versions} == {"1", "2"}
 
 
-@both
-async def test_proxy_header_names_the_client(serve: Serve, server: str) -> None:
-    running = await serve_behind(serve, server, PROXY)
+async def test_proxy_header_names_the_client(serve: Serve) -> None:
+    running = await serve_behind(serve, PROXY)
     request = build_request()
     header = build_header("192.0.2.7")
     assert await find_clients(running, header + request) == "192.0.2.7"
@@ -134,25 +126,19 @@ async def test_proxy_header_names_the_client(serve: Serve, server: str) -> None:
     assert await find_clients(running, build_header(command=0x20), request) == "127.0.0.1"
 
 
-@both
-async def test_client_behind_proxy_header_cannot_forward_another_address(
-    serve: Serve, server: str
-) -> None:
-    running = await serve_behind(serve, server, PROXY)
+async def test_client_behind_proxy_header_cannot_forward_another_address(serve: Serve) -> None:
+    running = await serve_behind(serve, PROXY)
     request = build_header("192.0.2.7") + build_request("X-Forwarded-For: 1.1.1.1")
     assert await find_clients(running, request) == "192.0.2.7"
 
 
-@both
 @pytest.mark.parametrize(
     "data",
     [build_request(), b"PROXY TCP4 1.1.1.1 1.1.1.2 1 2\r\n" + build_request(), SIGNATURE + b"zzzz"],
     ids=["no header", "version 1", "invalid"],
 )
-async def test_connection_without_a_valid_proxy_header_is_closed(
-    serve: Serve, server: str, data: bytes
-) -> None:
-    running = await serve_behind(serve, server, PROXY)
+async def test_connection_without_a_valid_proxy_header_is_closed(serve: Serve, data: bytes) -> None:
+    running = await serve_behind(serve, PROXY)
     assert await exchange(running, data) == b""
     assert running.records == []
     [listener] = running.app.listeners.values()
@@ -160,10 +146,9 @@ async def test_connection_without_a_valid_proxy_header_is_closed(
     assert listener.connections == 0
 
 
-@both
-async def test_proxy_header_of_others_is_refused(serve: Serve, server: str) -> None:
+async def test_proxy_header_of_others_is_refused(serve: Serve) -> None:
     more = ', trusted_proxies: ["127.0.0.2"], proxy_protocol: v2'
-    running = await serve_behind(serve, server, more)
+    running = await serve_behind(serve, more)
     data = build_header("192.0.2.7") + build_request()
     assert await exchange(running, data) == b""
     assert running.records == []
@@ -172,20 +157,16 @@ async def test_proxy_header_of_others_is_refused(serve: Serve, server: str) -> N
     assert await find_clients(running, data, source="127.0.0.2") == "192.0.2.7"
 
 
-@both
-async def test_proxy_header_that_does_not_come_ends_with_the_header_timeout(
-    serve: Serve, server: str
-) -> None:
-    running = await serve_behind(serve, server, PROXY)
+async def test_proxy_header_that_does_not_come_ends_with_the_header_timeout(serve: Serve) -> None:
+    running = await serve_behind(serve, PROXY)
     assert await exchange(running, SIGNATURE[:4]) == b""
     assert await exchange(running, build_header()[:20], end=True) == b""
     [listener] = running.app.listeners.values()
     assert listener.connections == 0
 
 
-@both
-async def test_tls_follows_the_proxy_header(serve: Serve, server: str) -> None:
-    running = await serve_behind(serve, server, PROXY + f", tls: {{cert: {PEM}, key: {PEM}}}")
+async def test_tls_follows_the_proxy_header(serve: Serve) -> None:
+    running = await serve_behind(serve, PROXY + f", tls: {{cert: {PEM}, key: {PEM}}}")
     context = ssl.create_default_context(cafile=str(PEM))
     context.check_hostname = False
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -199,11 +180,8 @@ async def test_tls_follows_the_proxy_header(serve: Serve, server: str) -> None:
     assert running.records[-1].client == "192.0.2.7"
 
 
-@both
-async def test_connections_are_limited_by_the_address_in_the_proxy_header(
-    serve: Serve, server: str
-) -> None:
-    running = await serve_behind(serve, server, PROXY, ", connections_per_address: 2")
+async def test_connections_are_limited_by_the_address_in_the_proxy_header(serve: Serve) -> None:
+    running = await serve_behind(serve, PROXY, ", connections_per_address: 2")
     held = []
     for _ in range(2):
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -218,7 +196,7 @@ async def test_connections_are_limited_by_the_address_in_the_proxy_header(
 
 
 async def test_trusted_proxies_may_have_more_connections_than_one_address(serve: Serve) -> None:
-    running = await serve_behind(serve, "native", TRUSTED, ", connections_per_address: 1")
+    running = await serve_behind(serve, TRUSTED, ", connections_per_address: 1")
     held = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
     assert await find_clients(running, build_request()) == "127.0.0.1"
     for _, writer in held:
@@ -235,4 +213,4 @@ async def test_trusted_proxies_may_have_more_connections_than_one_address(serve:
 )
 def test_invalid_settings_are_reported(more: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        load_text(CONFIG.format(server="native", more=more, limits=""), "a.yaml", env={})
+        load_text(CONFIG.format(more=more, limits=""), "a.yaml", env={})

@@ -10,7 +10,7 @@ import uvloop
 
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
-from gateway.http_server.listener import NativeListener
+from gateway.http_server.listener import Listener
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -60,7 +60,7 @@ def test_abandoned_stream_leaves_no_reference_cycle(
         await asyncio.Event().wait()
 
     async def abandon() -> None:
-        listener = NativeListener(stream, ServerLimitsConfig())
+        listener = Listener(stream, ServerLimitsConfig())
         port = await listener.listen("127.0.0.1", 0)
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -5,7 +5,7 @@ import socket
 
 from gateway.config.schema import ServerLimitsConfig
 from gateway.http_server.connection import ClientConnection
-from gateway.http_server.listener import NativeListener
+from gateway.http_server.listener import Listener
 from gateway.pipeline.http import HttpRequest, ResponseWriter
 
 
@@ -16,7 +16,7 @@ async def fail_on_request(http: HttpRequest, sink: ResponseWriter) -> None:
 async def test_connection_accepted_during_close_is_closed() -> None:
     loop, front = (
         asyncio.get_running_loop(),
-        NativeListener(fail_on_request, ServerLimitsConfig(connections=10)),
+        Listener(fail_on_request, ServerLimitsConfig(connections=10)),
     )
     await front.listen("127.0.0.1", 0)
     await front.close()

@@ -1,18 +1,19 @@
-"""The aiohttp HTTP server: aiohttp's low-level server, without applications and routes."""
+"""The admin API's HTTP server: aiohttp's, with the limits of connections of the other listeners.
+
+``header_timeout`` applies to the first request of a connection; later ones have ``idle_timeout``.
+"""
 
 import asyncio
 import logging
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from aiohttp import HttpVersion11, StreamReader, hdrs, web
+from aiohttp import StreamReader, hdrs, web
 
 from gateway.config.schema import ServerLimitsConfig
-from gateway.http_server.connection import LINGER_TIMEOUT, HandleRequest
-from gateway.http_server.listener import Listener
+from gateway.http_server.connection import LINGER_TIMEOUT
 from gateway.http_server.overload import (
     BodyBudget,
     ConnectionTracker,
@@ -23,11 +24,9 @@ from gateway.http_server.overload import (
 from gateway.http_server.parser import HTTP2_MESSAGE
 from gateway.http_server.sockets import ListenSockets
 from protocols.core.errors import MalformedRequest, RequestTooLarge
-from protocols.core.interfaces import Headers
 
-_SHUTDOWN_TIMEOUT: Final = 0.1
+_SHUTDOWN_TIMEOUT: Final = 1.0
 """Seconds for responses to end after the shutdown has begun."""
-_APPLICATION_SHUTDOWN_TIMEOUT: Final = 1.0
 _SINGLE_HEADERS: Final = (hdrs.HOST, hdrs.AUTHORIZATION)
 """Headers of which other software may read another one if there are several."""
 _SERVER_NAME: Final = "interlingua"
@@ -37,49 +36,16 @@ _HTTP2_PAUSE: Final = "Pause on PRI/Upgrade"
 AiohttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class _AiohttpRequest:
-    """An ``HttpRequest``."""
-
-    head = None
-    __slots__ = ("_body", "_raw", "headers", "method", "path", "peer", "query")
-
-    def __init__(self, raw: web.BaseRequest, body: "BodyReader") -> None:
-        self._raw = raw
-        self._body = body
-        self.method = raw.method
-        path, _, query = raw.raw_path.partition("?")
-        self.path = path
-        self.query = query
-        self.headers: Mapping[str, str] = raw.headers
-        connection = raw.protocol
-        assert isinstance(connection, AiohttpConnection)  # noqa: S101 - see ``LimitedServer``
-        self.peer = connection.peer
-
-    async def body(self, limit: int) -> bytes:
-        return await self._body.read(self._raw, limit)
-
-    async def peek_body(self, size: int) -> tuple[bytes, bool]:
-        return await self._body.peek(self._raw, size)
-
-    async def read_body_piece(self) -> bytes:
-        return await self._body.read_next(self._raw)
-
-    def reserve_memory(self, size: int) -> None:
-        self._body.reserve_memory(size)
-
-
 class BodyReader:
     """Reads a request body within the limits of its time and memory."""
 
-    __slots__ = ("_budget", "_limits", "_peeked", "_size")
+    __slots__ = ("_budget", "_limits", "_size")
 
     def __init__(self, limits: ServerLimitsConfig, budget: BodyBudget) -> None:
         self._limits = limits
         self._budget = budget
         self._size = 0
         """Bytes received, taken of the budget."""
-        self._peeked = bytearray()
-        """Bytes received and not yet read, of a body that is read in pieces."""
 
     async def read(self, raw: web.BaseRequest, limit: int) -> bytes:
         """The body. Raises RequestTooLarge, Overloaded, or MalformedRequest if it is incomplete."""
@@ -100,31 +66,6 @@ class BodyReader:
         except (web.RequestPayloadError, TimeoutError):
             raise MalformedRequest("the body did not arrive whole") from None
         return bytes(buffer)
-
-    async def peek(self, raw: web.BaseRequest, size: int) -> tuple[bytes, bool]:
-        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
-        is_complete = False
-        while len(self._peeked) <= size and not is_complete:
-            piece = await self._read_whole_piece(raw)
-            self._count(len(piece), sys.maxsize)
-            self._peeked += piece
-            is_complete = not piece
-        return bytes(self._peeked), is_complete or raw.content.at_eof()
-
-    async def read_next(self, raw: web.BaseRequest) -> bytes:
-        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
-        if self._peeked:
-            piece = bytes(self._peeked)
-            self._peeked.clear()
-            self.release()
-            return piece
-        return await self._read_whole_piece(raw)
-
-    async def _read_whole_piece(self, raw: web.BaseRequest) -> bytes:
-        try:
-            return await self._read_piece(raw.content)
-        except (web.RequestPayloadError, TimeoutError):
-            raise MalformedRequest("the body did not arrive whole") from None
 
     def reserve_memory(self, size: int) -> None:
         """See ``gateway.pipeline.http.HttpRequest``."""
@@ -152,88 +93,7 @@ def _build_too_large(limit: int) -> RequestTooLarge:
     return RequestTooLarge(f"the body is larger than {limit} bytes", limit=limit)
 
 
-class _AiohttpResponseWriter:
-    """A ``ResponseWriter``. Nothing is sent before ``drain``: a short response is one write."""
-
-    needs_drain = True
-    _is_stream = False
-
-    def __init__(self, raw: web.BaseRequest, listener: "AiohttpListener") -> None:
-        self._raw = raw
-        self._listener = listener
-        self._response: web.StreamResponse | None = None
-        self._status = 0
-        self._headers: Headers = ()
-        self._buffer: list[bytes] = []
-        self.started = False
-        self.finished = False
-
-    def send_response(self, status: int, headers: Headers, body: bytes) -> None:
-        self.started = self.finished = True
-        self._status, self._headers = status, headers
-        self._buffer.append(body)
-
-    def start(self, status: int, headers: Headers) -> None:
-        self.started = self._is_stream = True
-        self._status, self._headers = status, headers
-
-    def write(self, data: bytes) -> None:
-        self._buffer.append(data)
-
-    def finish(self) -> None:
-        self.finished = True
-
-    async def drain(self) -> None:
-        await self._flush()
-
-    async def _flush(self) -> web.StreamResponse:
-        """Send the buffered data; returns the response."""
-        if self._response is None:
-            self._response = self._set_headers(web.StreamResponse(status=self._status))
-            self._response.headers[hdrs.CACHE_CONTROL] = "no-cache"
-            self._response.headers["X-Accel-Buffering"] = "no"
-            await self._response.prepare(self._raw)
-        data = b"".join(self._buffer)
-        self._buffer.clear()
-        if data:
-            await self._response.write(data)
-        return self._response
-
-    async def close(self) -> web.StreamResponse:
-        """Send the rest; abort the connection if the response is not finished."""
-        if self._response is None and self.finished and not self._is_stream:
-            body = b"".join(self._buffer)
-            return self._set_headers(web.Response(status=self._status, body=body))
-        if self._response is None and not self.finished:
-            return _plain_response(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error")
-        response = await self._flush()
-        if self.finished:
-            await response.write_eof()
-        elif self._raw.transport is not None:
-            self._raw.transport.abort()
-        return response
-
-    def _set_headers(self, response: web.StreamResponse) -> web.StreamResponse:
-        headers = response.headers
-        headers[hdrs.SERVER] = _SERVER_NAME
-        headers.pop(hdrs.CONTENT_TYPE, None)
-        for name, value in self._headers:
-            if name == hdrs.TRANSFER_ENCODING:
-                if self._raw.version >= HttpVersion11:
-                    response.enable_chunked_encoding()
-            elif name == hdrs.CONNECTION:
-                response.force_close()
-            else:
-                headers[name] = value
-        if self._listener.is_draining:
-            response.force_close()
-        return response
-
-
-# Connections. The admin listener uses these, too.
-
-
-class AiohttpConnection(web.RequestHandler):
+class AdminConnection(web.RequestHandler):
     """A client connection with a time limit for its first request."""
 
     __slots__ = ("_header_timer", "_server", "peer")
@@ -318,7 +178,7 @@ class LimitedServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         """Make the protocol of a connection."""
-        return AiohttpConnection(self, loop=self._loop, **self._kwargs)
+        return AdminConnection(self, loop=self._loop, **self._kwargs)
 
     def set_limits(self, limits: ServerLimitsConfig) -> None:
         """Set the limits of new connections."""
@@ -335,7 +195,7 @@ class LimitedServer(web.Server):
 
     async def _handle_counted(self, raw: web.BaseRequest) -> web.StreamResponse:
         connection = raw.protocol
-        assert isinstance(connection, AiohttpConnection)  # noqa: S101 - see ``__call__``
+        assert isinstance(connection, AdminConnection)  # noqa: S101 - see ``__call__``
         connection.stop_header_timer()
         self.tracker.idle.pop(connection, None)
         try:
@@ -350,53 +210,6 @@ class LimitedServer(web.Server):
                 self.tracker.idle[connection] = None
 
 
-class AiohttpListener(Listener):
-    """A ``Listener`` on aiohttp.
-
-    ``header_timeout`` applies to the first request of a connection; later ones have
-    ``idle_timeout``. A slow body is never closed for a new connection.
-    """
-
-    def __init__(
-        self,
-        handle_request: HandleRequest,
-        limits: ServerLimitsConfig,
-        body_budget: BodyBudget | None = None,
-    ) -> None:
-        self._server = LimitedServer(self._handle, ConnectionTracker(limits))
-        super().__init__(handle_request, self._server, self._server.tracker, body_budget)
-        self.malformed_by_status = self._server.malformed_by_status
-
-    def set_limits(self, limits: ServerLimitsConfig) -> None:
-        """See ``Listener``."""
-        self._server.set_limits(limits)
-
-    def close_idle(self) -> None:
-        """See ``Listener``."""
-        self._server.pre_shutdown()
-
-    async def close(self) -> None:
-        """See ``Listener``."""
-        await self.close_sockets()
-        await self._server.shutdown(_SHUTDOWN_TIMEOUT)
-        await self._tracker.close()
-
-    async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
-        if "," in raw.headers.get(hdrs.HOST, ""):
-            return self._server.reject("the request must have one header Host")
-        writer = _AiohttpResponseWriter(raw, self)
-        body = BodyReader(self.limits, self.body_budget)
-        self._active_requests += 1
-        try:
-            await self.handle_request(_AiohttpRequest(raw, body), writer)
-            return await writer.close()
-        finally:
-            body.release()
-            self._active_requests -= 1
-            if self._idle_event is not None and not self._active_requests:
-                self._idle_event.set()
-
-
 class ApplicationListener(ListenSockets):
     """A listening address of an aiohttp application, with limits of its own."""
 
@@ -409,7 +222,7 @@ class ApplicationListener(ListenSockets):
             access_log=None,
             logger=logging.getLogger("interlingua.http"),
             auto_decompress=False,
-            shutdown_timeout=_APPLICATION_SHUTDOWN_TIMEOUT,
+            shutdown_timeout=_SHUTDOWN_TIMEOUT,
         )
         self._server: LimitedServer | None = None
 
@@ -436,7 +249,7 @@ class ApplicationListener(ListenSockets):
         await self.close_sockets()
         if self._server is not None:
             self._server.pre_shutdown()
-            await self._server.shutdown(_APPLICATION_SHUTDOWN_TIMEOUT)
+            await self._server.shutdown(_SHUTDOWN_TIMEOUT)
         await self._tracker.close()
         await self._runner.cleanup()
 
