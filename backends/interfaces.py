@@ -1,7 +1,7 @@
 """Interfaces of backends, and the context of one request: deadline, timeouts, observers."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
@@ -376,24 +376,14 @@ class ComputesChoices(Protocol):
     """Always true."""
 
 
-class RequestBody(Struct, frozen=True):
-    """A request's body that is sent while it arrives. ``size`` is in bytes, None if not known."""
-
-    size: int | None
-    read_pieces: Callable[[], AsyncIterator[bytes]]
-
-
 class ForwardedRequest(Struct, frozen=True):
     """A client's request that is forwarded without translation.
 
-    ``upstream_request`` has all of the body, unless ``body`` is set. ``headers`` are the headers of
-    this request alone.
+    ``headers`` are the headers of this request alone.
     """
 
     upstream_request: "UpstreamRequest"
     headers: "Headers"
-    body: RequestBody | None = None
-    """The body, if it is still arriving. It can be sent once."""
 
 
 class ForwardedResponse(Protocol):

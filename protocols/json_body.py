@@ -10,18 +10,41 @@ from msgspec import Raw
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import ClientRequest
 
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
+_MODEL: Final = "model"
 _BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
 JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of a body that is not JSON in UTF-8, or not of the expected type."""
+
+
+class _AmbiguousName(msgspec.ValidationError):
+    """A field's name is another one's but for case."""
+
+
+def _decode_fields(body: bytes) -> dict[str, Raw]:
+    """The fields of an object. Raises one of JSON_ERRORS.
+
+    Some servers ignore the case of names: such a worker might read another model or limit than the
+    gateway where a name equals another one, or ``model``, but for case.
+    """
+    fields = _decode_object(body)
+    names = "".join(fields)
+    if names.isascii() and names.islower():  # nearly always
+        return fields
+    seen = {_MODEL: _MODEL}
+    for name in fields:
+        if seen.setdefault(name.casefold(), name) != name:
+            raise _AmbiguousName(f"the field {name[:64]!r} differs from another one in case only")
+    return fields
 
 
 def read_object(body: bytes) -> dict[str, Raw]:
     """The fields of a JSON object, with undecoded values; of duplicate fields, the last.
 
     Raises MalformedRequest if the body is not a JSON object in UTF-8, also for what msgspec reports
-    outside its own error classes (invalid UTF-8, nesting too deep).
+    outside its own error classes (invalid UTF-8, nesting too deep), and for names that some servers
+    take for another one.
     """
     try:
         check_unicode(body)
@@ -31,7 +54,7 @@ def read_object(body: bytes) -> dict[str, Raw]:
 
 
 def read_unchecked_fields(call: ClientRequest) -> Mapping[str, Raw] | None:
-    """The fields of the body, without a check of their Unicode; None if it can't be decoded.
+    """The fields of the body, without a check of their Unicode; None if ``read_object`` refuses it.
 
     The result is cached on ``call`` until ``pop_fields`` or ``read_fields`` takes it.
     """
@@ -79,6 +102,8 @@ def _build_error(body: bytes, error: Exception) -> MalformedRequest:
             return MalformedRequest("the body is not UTF-8", problem="encoding", at=error.start)
         case RecursionError():
             return MalformedRequest("the body is nested too deep", problem="depth")
+        case _AmbiguousName():
+            return MalformedRequest(str(error))
         case msgspec.ValidationError():
             return MalformedRequest("the body must be a JSON object", problem="object")
         case _:

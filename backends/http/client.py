@@ -18,7 +18,6 @@ from msgspec import Struct
 from backends.aio import WriteBatcher
 from backends.http.connection import Http1Response, HttpConnection
 from backends.http.interfaces import ConnectionCounts, join_path
-from backends.interfaces import RequestBody
 from protocols.core.errors import InternalError, WorkerUnreachable
 from protocols.core.interfaces import Headers, UpstreamRequest
 
@@ -67,16 +66,6 @@ def build_request_head(url: str, request: UpstreamRequest, extra_headers: Header
     if not size and request.method in _BODILESS_METHODS:
         return f"{text}Accept-Encoding: identity\r\n\r\n".encode()
     return f"{text}Accept-Encoding: identity\r\nContent-Length: {size}\r\n\r\n".encode()
-
-
-def build_streamed_head(
-    url: str, request: UpstreamRequest, size: int | None, extra_headers: Headers = ()
-) -> bytes:
-    """As ``build_request_head``, for a body of ``size`` bytes that follows; None: in chunks."""
-    text = _build_common_lines(url, request.method, request.path, request.headers)
-    framing = "Transfer-Encoding: chunked" if size is None else f"Content-Length: {size}"
-    text += _format_headers(extra_headers)
-    return f"{text}Accept-Encoding: identity\r\n{framing}\r\n\r\n".encode()
 
 
 def _build_common_lines(url: str, method: str, path: str, headers: Headers) -> str:
@@ -268,35 +257,6 @@ class AsyncioHttpClient:
         if response is not None and await _wait_headers(response):
             return response
         return await self.send_on_new_connection(url, request, connect_timeout, extra_headers)
-
-    async def send_streamed(
-        self,
-        url: str,
-        request: UpstreamRequest,
-        body: RequestBody,
-        connect_timeout: float,
-        extra_headers: Headers = (),
-    ) -> Http1Response:
-        """See HttpClient."""
-        if self._loop is None:
-            raise InternalError("the HTTP client was not started")
-        head = build_streamed_head(url, request, body.size, extra_headers)
-        host_pool = self._host_pools.get(url) or self._get_host_pool(url, self._loop)
-        tls = self._get_tls_context() if host_pool.origin.tls else None
-        try:
-            connection = await host_pool.connect(tls, connect_timeout)
-        except WorkerUnreachable:
-            self._failed_connects += 1
-            raise
-        self._created += 1
-        response = connection.send(head)
-        try:
-            await connection.send_body(body.read_pieces(), is_chunked=body.size is None)
-        except BaseException:
-            response.abort()
-            raise
-        await _wait_headers(response)
-        return response
 
     @property
     def connections(self) -> ConnectionCounts:

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection to a worker: requests and responses, one after another."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -278,10 +278,6 @@ class HttpConnection(asyncio.Protocol):
         self._header_count = 0
         """Headers and trailers of the current response."""
         self._malformed = False
-        self._is_sending = False
-        """Whether a part of a request's body was not sent."""
-        self._writable: asyncio.Future[None] | None = None
-        """Set while the worker takes no more of a body that is sent in pieces."""
 
     @property
     def is_connected(self) -> bool:
@@ -304,36 +300,6 @@ class HttpConnection(asyncio.Protocol):
             self._write_batcher.send(self._transport, data)
         return response
 
-    async def send_body(self, pieces: AsyncIterator[bytes], *, is_chunked: bool) -> None:
-        """Send the body of a request whose head was sent, until the response begins.
-
-        If it does before the end of the body, the connection is not used again.
-        """
-        self._is_sending = True
-        response = self._response
-        async for piece in pieces:
-            if self._transport is None or response.status:
-                return
-            if piece:
-                self._write_batcher.flush()
-                self._transport.write(_frame_chunk(piece) if is_chunked else piece)
-            if self._writable is not None:
-                await self._writable
-        if is_chunked and self._transport is not None:
-            self._transport.write(b"0\r\n\r\n")
-        self._is_sending = False
-
-    def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
-        if self._is_sending and self._writable is None:
-            self._writable = self.loop.create_future()
-
-    def resume_writing(self) -> None:
-        """See asyncio.Protocol. Also called when the worker answers or is gone."""
-        writable, self._writable = self._writable, None
-        if writable is not None and not writable.done():
-            writable.set_result(None)
-
     def resume_reading(self) -> None:
         """See ``ResponseTransport``."""
         if self.paused and self._transport is not None:
@@ -351,7 +317,7 @@ class HttpConnection(asyncio.Protocol):
         """See ``ResponseTransport``."""
         transport = self._transport
         # An invalid response was aborted.
-        reusable = self._keep_alive and self._response.complete and not self._is_sending
+        reusable = self._keep_alive and self._response.complete
         if not reusable or transport is None or transport.get_write_buffer_size():
             self.abort()
             return
@@ -404,7 +370,6 @@ class HttpConnection(asyncio.Protocol):
         ):
             response.complete = True  # without a length, it ends with the connection
         response.fail()
-        self.resume_writing()
         self._on_closed(self)
         # They refer to this object: reference cycles.
         del self._parser, self._feed_parser, self._response
@@ -427,8 +392,6 @@ class HttpConnection(asyncio.Protocol):
             return
         if status >= _FIRST_FINAL_STATUS or status == _STATUS_SWITCHING_PROTOCOLS:
             response.status = status
-            if self._writable is not None:
-                self.resume_writing()
             if not self._parser.should_keep_alive():
                 self._keep_alive = False
 
@@ -461,10 +424,6 @@ class HttpConnection(asyncio.Protocol):
         response.complete = False  # the end that was parsed is not its end
         response.fail(RESPONSE_CUT_OFF if is_cut else NOT_HTTP)
         self.abort()
-
-
-def _frame_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _has_explicit_end(response: Http1Response) -> bool:

@@ -15,7 +15,6 @@ from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from backends.interfaces import RequestBody
 from protocols.core.interfaces import Headers, UpstreamRequest
 
 _API_KEY_PATTERN: Final = re.compile(r"[!-~]+")
@@ -252,21 +251,6 @@ class HttpClient(Protocol):
 
         If the worker had closed the idle connection, a new one is used. Otherwise as
         ``send_on_new_connection``.
-        """
-
-    async def send_streamed(
-        self,
-        url: str,
-        request: UpstreamRequest,
-        body: RequestBody,
-        connect_timeout: float,
-        extra_headers: Headers = (),
-    ) -> UpstreamResponse:
-        """Send ``request`` with another body over a new connection, and wait for the headers.
-
-        The body is read once the connection is there, and no faster than the worker takes it. If
-        the worker answers before, the rest is not sent. Raises as ``send_on_new_connection``, and
-        what the body raises.
         """
 
     async def start(self) -> None:

@@ -107,11 +107,7 @@ class ForwardedAttempt:
         client, timeout = services.http_client, services.timeouts.connect
         try:
             async with asyncio.timeout(self._deadline.remaining()):
-                if request.body is None:
-                    return await client.send(config.url, upstream_request, timeout, headers)
-                return await client.send_streamed(
-                    config.url, upstream_request, request.body, timeout, headers
-                )
+                return await client.send(config.url, upstream_request, timeout, headers)
         except TimeoutError:
             raise DeadlineExceeded("the request's time is up") from None
 

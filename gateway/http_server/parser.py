@@ -45,16 +45,13 @@ class IncomingRequest(Struct, eq=False):
     is_broken: bool = False
     """Whether the body is malformed or incomplete."""
     _limit: int | None = None
-    _taken: int = 0
-    """Bytes that were read in pieces."""
     waiter: asyncio.Future[None] | None = None
     """Set while a reader waits for more of the body."""
 
     @property
     def is_full(self) -> bool:
         """Whether reading should pause."""
-        unread = self.body_size - self._taken
-        return unread > (MAX_UNREAD_BODY if self._limit is None else self._limit)
+        return self.body_size > (MAX_UNREAD_BODY if self._limit is None else self._limit)
 
     async def body(self, limit: int) -> bytes:
         """See ``HttpRequest``. Raises MalformedRequest for an incomplete body."""
@@ -68,27 +65,6 @@ class IncomingRequest(Struct, eq=False):
         data = self._data
         if type(data) is not bytes:
             data = self._data = bytes(data)
-        return data
-
-    async def peek_body(self, size: int) -> tuple[bytes, bool]:
-        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
-        self._limit = size
-        while self.body_size <= size and not self.is_complete:
-            await self._wait_for_data()
-        if self._is_over_budget:
-            raise build_body_overload()
-        return bytes(self._data), self.is_complete
-
-    async def read_body_piece(self) -> bytes:
-        """See ``gateway.pipeline.http.StreamedHttpRequest``."""
-        self._limit = None
-        while not self._data and not self.is_complete:
-            await self._wait_for_data()
-        if self._is_over_budget:
-            raise build_body_overload()
-        data = bytes(self._data)
-        self._taken += len(data)
-        self.release_body()
         return data
 
     def reserve_memory(self, size: int) -> None:

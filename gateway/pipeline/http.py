@@ -5,7 +5,7 @@ The HTTP server implements both interfaces; the pipeline does not know which ser
 
 import zlib
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from gateway.observability.record import RequestRecord
 from protocols.core.errors import ClientError, GatewayError, MalformedRequest, RequestTooLarge
@@ -28,20 +28,6 @@ class HttpRequest(Protocol):
 
     def reserve_memory(self, size: int) -> None:
         """See ``gateway.store.references.MemoryAccount``: for what the request refers to."""
-
-
-@runtime_checkable
-class StreamedHttpRequest(HttpRequest, Protocol):
-    """An ``HttpRequest`` whose body can be read in pieces instead of as a whole."""
-
-    async def peek_body(self, size: int) -> tuple[bytes, bool]:
-        """The beginning of the body, longer than ``size`` bytes; or all of it, and True.
-
-        It stays unread. Raises MalformedRequest for an incomplete body.
-        """
-
-    async def read_body_piece(self) -> bytes:
-        """The next bytes of the body; b"" at its end. Raises MalformedRequest as above."""
 
 
 class CancellableRequest(Protocol):

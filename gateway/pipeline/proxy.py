@@ -1,17 +1,17 @@
 """Forwards requests that are not translated: audio, images, moderations.
 
-1. read as much of the body as names the model: all of a JSON body, the beginning of a form
+1. read the body, which counts against the limits of all bodies, and its model
 2. route by that model, or by the listener's default model, as for every other request
-3. send the client's bytes to a worker that speaks the same protocol, with the worker's model name
+3. send a worker that speaks the same protocol what was read, with the worker's name of the model
 4. pass the worker's bytes on as they come; if they stop early, close the client's connection
 
-A fallback gets the request if its target fails before the response has begun and all of the body
-was read before: JSON, but no form that is sent on while it arrives.
+A fallback gets the request if its target fails before the response has begun. No body is sent on
+while it arrives, since its last field may name another model than its first one.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from backends.interfaces import (
     ForwardedRequest,
     ForwardedResponse,
     ForwardsRequests,
-    RequestBody,
 )
 from gateway.observability.record import RequestRecord
 from gateway.pipeline.dispatcher import (
@@ -28,7 +27,7 @@ from gateway.pipeline.dispatcher import (
     has_fallback_access,
     try_fallbacks,
 )
-from gateway.pipeline.http import CancellableRequest, HttpRequest, StreamedHttpRequest
+from gateway.pipeline.http import CancellableRequest, HttpRequest
 from gateway.routing.fallback import (
     NO_ACCESS,
     FallbackHistory,
@@ -40,9 +39,7 @@ from protocols.core.errors import (
     ClientDisconnected,
     ClientError,
     GatewayError,
-    InvalidParameter,
     MalformedRequest,
-    RequestTooLarge,
     UnsupportedFeature,
 )
 from protocols.core.events import Usage
@@ -55,111 +52,57 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 
-_PREFIX_SIZES: Final = (0, 16 << 10, 256 << 10, 1 << 20, 4 << 20)
-"""How many bytes of a form are read, step by step, to find the model."""
+_LARGE_BODY: Final = 256 << 10
+"""From so many bytes on, a thread reads a body."""
 _USAGE_TYPES: Final = frozenset({"application/json", "text/event-stream"})
 _USAGE_TAIL: Final = 64 << 10
 """How many bytes at the end of a response are searched for its usage."""
 _HEADER_VALUE: Final = re.compile(r"[ -~]{1,512}")
-_FORWARDED_HEADERS: Final = (("content-type", "Content-Type"), ("accept", "Accept"))
 
 
 class ProxiedBody:
-    """The body of a request, of which the beginning is read to find the model.
-
-    ``limit`` is the largest body in bytes.
-    """
+    """The body of a request that is forwarded. ``limit`` is the largest in bytes."""
 
     def __init__(self, http: HttpRequest, limit: int) -> None:
         self._http = http
         self._limit = limit
-        self._beginning = b""
-        self._model = ProxiedModel("", lambda body, _: body)
-        self.is_whole = False
-        """Whether all of the body was read, so that it can be sent more than once."""
+        self._found = ProxiedModel("", lambda _: ("", b""))
 
     async def find_model(
         self, adapter: SupportsProxy, make_call: Callable[[bytes], ClientRequest]
     ) -> ClientRequest:
-        """Read until the model is known; returns the request with the body so far.
-
-        Raises ClientError and Overloaded.
-        """
-        http, headers = self._http, self._http.headers
-        if headers.get("content-encoding", "identity").lower() != "identity":
+        """Read the body and its model. Raises ClientError and Overloaded."""
+        if self._http.headers.get("content-encoding", "identity").lower() != "identity":
             raise ClientError("unsupported content encoding: this endpoint takes plain bodies only")
-        self._check_size(self._get_size() or 0)
-        is_form = headers.get("content-type", "").lower().startswith("multipart/")
-        if not is_form or not isinstance(http, StreamedHttpRequest):
-            self._beginning, self.is_whole = await http.body(self._limit), True
-            call = make_call(self._beginning)
-            found = adapter.find_proxied_model(call, is_complete=True)
-            self._model = found or self._model
-            return call
-        for size in _PREFIX_SIZES:
-            self._beginning, is_complete = await http.peek_body(min(size, self._limit))
-            self._check_size(len(self._beginning))
-            call = make_call(self._beginning)
-            found = adapter.find_proxied_model(call, is_complete=is_complete)
-            if found is not None:
-                self._model = found
-                return call
-        text = f"the form must have its field 'model' in its first {_PREFIX_SIZES[-1]} bytes"
-        raise InvalidParameter(text, param="model", problem="missing")
+        body = await self._http.body(self._limit)
+        self._http.reserve_memory(len(body))  # for what is sent to the worker
+        call = make_call(body)
+        if len(body) < _LARGE_BODY:
+            self._found = adapter.find_proxied_model(call)
+        else:
+            self._found = await asyncio.to_thread(adapter.find_proxied_model, call)
+        return call
 
     @property
     def model(self) -> str:
         """The model that the client named; "" if it named none."""
-        return self._model.name
+        return self._found.name
 
     def build_forwarded(self, path: str, model: str) -> ForwardedRequest:
-        """The request for a worker, with another name of the model if it has one."""
-        beginning = self._beginning
-        name = self._model.name
-        if name and (model != name or not self._model.is_in_body):
-            beginning = self._model.rename(beginning, model)
-        headers = _select_headers(self._http)
-        if self.is_whole:
-            return ForwardedRequest(UpstreamRequest(path, beginning), headers)
-        size = self._get_size()
-        if size is not None:
-            size += len(beginning) - len(self._beginning)
-        body = RequestBody(size, lambda: self._read_pieces(beginning))
-        return ForwardedRequest(UpstreamRequest(path, b""), headers, body)
-
-    async def _read_pieces(self, beginning: bytes) -> AsyncIterator[bytes]:
-        """The body with this beginning, in pieces. Raises RequestTooLarge and MalformedRequest."""
-        http = self._http
-        assert isinstance(http, StreamedHttpRequest)  # noqa: S101 - else it was read as a whole
-        piece = await http.read_body_piece()
-        size = len(piece)
-        yield beginning + piece[len(self._beginning) :]
-        while piece := await http.read_body_piece():
-            size += len(piece)
-            self._check_size(size)
-            yield piece
-
-    def _get_size(self) -> int | None:
-        text = self._http.headers.get("content-length", "")
-        return int(text) if text.isascii() and text.isdigit() else None
-
-    def _check_size(self, size: int) -> None:
-        if size > self._limit:
-            text = f"the body is larger than {self._limit} bytes"
-            raise RequestTooLarge(text, limit=self._limit)
+        """The request for a worker, with its name of the model if the client named one."""
+        content_type, body = self._found.write(model if self.model else "")
+        headers = (("Content-Type", content_type), *_select_headers(self._http))
+        return ForwardedRequest(UpstreamRequest(path, body), headers)
 
 
 def _select_headers(http: HttpRequest) -> Headers:
     """The client's headers that workers get. Raises MalformedRequest."""
-    headers: Headers = ()
-    for name, shown in _FORWARDED_HEADERS:
-        value = http.headers.get(name)
-        if value is None:
-            continue
-        if not _HEADER_VALUE.fullmatch(value):
-            raise MalformedRequest(f"the header {shown} is not printable ASCII", problem="encoding")
-        headers += ((shown, value),)
-    return headers
+    value = http.headers.get("accept")
+    if value is None:
+        return ()
+    if not _HEADER_VALUE.fullmatch(value):
+        raise MalformedRequest("the header Accept is not printable ASCII", problem="encoding")
+    return (("Accept", value),)
 
 
 def get_proxy_adapter(adapter: ClientAdapter) -> SupportsProxy:
@@ -222,13 +165,12 @@ class ProxiedRequest:
             running_requests.discard(self)
 
     async def _forward_with_fallback(self, route: Route) -> None:
-        """Forward to the target, or to a fallback if the whole body was read before."""
+        """Forward to the target, or to a fallback."""
         request, router = self._request, self._router
         try:
             await self._forward(route)
         except GatewayError as error:
-            can_repeat = self._body.is_whole and not request.writer.started
-            if not can_repeat or not is_fallback_error(error):
+            if request.writer.started or not is_fallback_error(error):
                 raise
 
             async def prepare(fallback: Route) -> FallbackAttempt | str:

@@ -190,6 +190,8 @@ def _build_message(error: GatewayError) -> str:
             return _build_parameter_message(error, param)
         case MalformedRequest(problem="object"):
             return "We could not parse the JSON body of your request: it must be a JSON object."
+        case MalformedRequest(problem="form"):
+            return f"We could not parse the form of your request: {error.message}"
         case MalformedRequest():
             return f"We could not parse the JSON body of your request: {error.message}"
         case ModelNotFound(model=model):

@@ -92,16 +92,16 @@ class ClientError(GatewayError):
 
 
 class MalformedRequest(ClientError):
-    """The body can't be decoded: not JSON, not UTF-8, nested too deep, or not an object.
+    """The body can't be decoded: not JSON, not UTF-8, nested too deep, not an object, or no form.
 
-    ``at`` is the byte offset, if known; ``problem`` is ``json``, ``object`` or ``depth``.
+    ``at`` is the byte offset, if known; ``problem`` is ``json``, ``object``, ``depth`` or ``form``.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        problem: Literal["json", "object", "depth", "encoding"] = "json",
+        problem: Literal["json", "object", "depth", "encoding", "form"] = "json",
         at: int | None = None,
     ) -> None:
         super().__init__(message)

@@ -266,27 +266,24 @@ class StorableEncoder(ResponseEncoder, Protocol):
 class ProxiedModel(Struct, frozen=True):
     """The model that a request to a ``proxy`` endpoint names; "" if it names none.
 
-    ``rename`` returns the body, or its beginning as far as it was read, with another name.
+    ``write`` returns the content type and the body for a worker with another name of the model, or
+    as it was read if that is "". Both are written anew, from what was read.
     """
 
     name: str
-    rename: Callable[[bytes, str], bytes]
-    is_in_body: bool = True
-    """Whether the body names the model; else its path does."""
+    write: Callable[[str], tuple[str, bytes]]
 
 
 @runtime_checkable
 class SupportsProxy(Protocol):
-    """An adapter with ``proxy`` endpoints: workers of the same protocol get the client's own bytes.
+    """An adapter with ``proxy`` endpoints: workers of the same protocol get what clients sent.
 
-    Nothing but the model's name is read of a request, and nothing but the usage of a response.
+    Nothing but the model's name is replaced in a request, and nothing but the usage is read of a
+    response.
     """
 
-    def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
-        """The model of a request of which ``call.body`` has arrived.
-
-        None if more of the body is needed, never if it is complete. Raises ClientError.
-        """
+    def find_proxied_model(self, call: ClientRequest) -> ProxiedModel:
+        """The model of a request. Raises ClientError, also for what workers may read otherwise."""
 
     def get_proxied_path(self, operation: str, model: str) -> str | None:
         """The path of a worker for the endpoint's operation; None if workers have none."""

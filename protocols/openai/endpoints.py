@@ -579,12 +579,12 @@ class OpenAI:
         name = call.path_params["model"]
         return _build_json_response(build_model_card(catalog.find_model(name), name))
 
-    def find_proxied_model(self, call: ClientRequest, *, is_complete: bool) -> ProxiedModel | None:
+    def find_proxied_model(self, call: ClientRequest) -> ProxiedModel:
         """See ``protocols.core.interfaces.SupportsProxy``."""
         if not self._is_azure:
-            return find_model(call, is_complete=is_complete)
+            return find_model(call)
         azure.check_request(call)
-        return find_model(call, is_complete=is_complete, name=azure.get_deployment(call))
+        return find_model(call, azure.get_deployment(call))
 
     def get_proxied_path(self, operation: str, model: str) -> str | None:
         """See ``protocols.core.interfaces.SupportsProxy``."""

@@ -186,7 +186,7 @@ async def test_form_reaches_the_worker_with_its_model_name_and_is_otherwise_unch
     assert "x-internal" not in answer.headers
 
 
-async def test_form_without_a_length_is_sent_on_in_chunks(
+async def test_form_without_a_length_is_sent_on_with_one(
     gateway: RunningGateway, worker: MediaWorker
 ) -> None:
     body = build_form(("model", b"same"), ("file", AUDIO * 9000))
@@ -201,27 +201,68 @@ async def test_form_without_a_length_is_sent_on_in_chunks(
     )
     assert answer.status_code == 200
     assert worker.bodies[0] == body
-    assert "transfer-encoding: chunked" in worker.heads[0].lower()
+    assert f"content-length: {len(body)}\r\n" in worker.heads[0].lower()
+    assert f"boundary={BOUNDARY}\r\n" in worker.heads[0]
 
 
-async def test_worker_gets_the_form_while_the_client_still_sends_it(
+async def test_worker_gets_nothing_of_a_form_before_its_last_field_was_read(
     gateway: RunningGateway, worker: MediaWorker
 ) -> None:
-    body = build_form(("model", b"same"), ("file", AUDIO * 9000))
-    reached = asyncio.Event()
+    """A second model at the end of a form is found before a worker gets any of it."""
+    body = build_form(("model", b"same"), ("file", AUDIO * 9000), ("model", b"other"))
 
     async def pieces() -> AsyncIterator[bytes]:
         yield body[:100_000]
-        await wait_until(lambda: bool(worker.bodies) and len(worker.bodies[0]) > 50_000)
-        reached.set()
+        await asyncio.sleep(0.05)
         yield body[100_000:]
 
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     headers = {"content-type": kind, "content-length": str(len(body))}
     answer = await gateway.http.post("/v1/audio/transcriptions", content=pieces(), headers=headers)
-    assert answer.status_code == 200
-    assert reached.is_set()
-    assert worker.bodies[0] == body
+    assert (answer.status_code, get_error(answer)["param"]) == (400, "model")
+    assert worker.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/audio/speech", b'{"model":"same","Model":"other","input":"a"}', None),
+        ("/v1/moderations", b'{"model":"same","MODEL":"other","input":"a"}', None),
+        ("/v1/images/edits", build_form(("model", b"same"), ("MODEL", b"other")), "model"),
+    ],
+)
+async def test_model_in_another_case_is_refused(
+    gateway: RunningGateway, worker: MediaWorker, path: str, body: bytes, param: str | None
+) -> None:
+    is_form = body.startswith(b"--")
+    kind = f"multipart/form-data; boundary={BOUNDARY}" if is_form else "application/json"
+    answer = await gateway.http.post(path, content=body, headers={"content-type": kind})
+
+    assert (answer.status_code, get_error(answer)["param"]) == (400, param)
+    assert worker.bodies == []
+
+
+async def test_memory_of_a_form_and_of_its_copy_is_reserved(serve: Serve) -> None:
+    """A form takes its size twice of the budget: as it was read, and as it is sent on."""
+    media, peak = MediaWorker(), 0
+
+    async def note_peak(writer: asyncio.StreamWriter) -> None:
+        nonlocal peak
+        peak = budget.used
+        await media.send_json(writer)
+
+    media.answer = note_peak
+    async with run_server(media.serve) as url:
+        gateway = await start(serve, url)
+        budget = gateway.app._body_budget
+        body = build_form(("model", b"same"), ("file", b"a" * (1 << 20)))
+        answers = [(await post_form(gateway, body)).status_code]
+        budget.limit = len(body) + 100
+        answers.append((await post_form(gateway, body)).status_code)
+
+    assert answers == [200, 503]
+    assert peak == 2 * len(body)
+    assert budget.used == 0
 
 
 async def test_text_and_events_are_passed_on_unchanged(
@@ -248,8 +289,9 @@ async def test_json_bodies_are_forwarded_on_every_path(
     sent = b'{"model": "same",  "input":"a \\u00e9" }'
     answer = await gateway.http.post(f"/v1/{path}", content=sent)
     assert answer.json() == {"text": "hello"}
-    assert worker.bodies == [sent]
+    assert worker.bodies == [b'{"model":"same","input":"a \\u00e9"}']
     assert worker.heads[0].startswith(f"POST /v1/{path} HTTP/1.1\r\n")
+    assert "content-type: application/json\r\n" in worker.heads[0].lower()
 
 
 @pytest.mark.parametrize(
@@ -484,7 +526,7 @@ async def bad_worker() -> AsyncIterator[MediaWorker]:
         yield media
 
 
-async def test_fallback_gets_a_json_body_but_no_form(
+async def test_fallback_gets_json_and_forms(
     serve: Serve, worker: MediaWorker, bad_worker: MediaWorker
 ) -> None:
     gateway = await serve(FALLBACK_CONFIG.format(bad=bad_worker.url, good=worker.url))
@@ -494,11 +536,11 @@ async def test_fallback_gets_a_json_body_but_no_form(
 
     assert (spoken.status_code, spoken.json()) == (200, {"text": "hello"})
     assert json.loads(worker.bodies[0])["model"] == "w2"
-    assert (form.status_code, len(worker.bodies)) == (502, 1)
-    first, second = gateway.records
-    assert (first.model, first.backend, first.fallback_from) == ("tts", "good", "m@1")
-    assert [one.split()[0] for one in first.failed_attempts] == ["m@1", "other@1"]
-    assert (second.backend, second.fallback_from) == ("bad", "")
+    assert (form.status_code, form.json()) == (200, {"text": "hello"})
+    assert worker.bodies[1] == build_form(("model", b"w2"), ("file", AUDIO * 9000))
+    for record in gateway.records:
+        assert (record.model, record.backend, record.fallback_from) == ("tts", "good", "m@1")
+        assert [one.split()[0] for one in record.failed_attempts] == ["m@1", "other@1"]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -145,3 +145,32 @@ def test_values_keep_their_raw_json() -> None:
 def test_ascii_json_has_escapes_for_all_other_characters(value: Any, wire: bytes) -> None:
     assert encode_ascii(value) == wire
     assert msgspec.json.decode(wire) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"model":"a","Model":"b"}', "Model"),
+        (b'{"MODEL":"b"}', "MODEL"),
+        (b'{"stream":true,"\xc5\xbftream":false}', "\u017ftream"),
+        (b'{"A":1,"a":2}', "a"),
+    ],
+)
+def test_name_that_differs_from_another_in_case_only_is_refused(body: bytes, name: str) -> None:
+    """A worker that ignores case would read another model or limit in it than the gateway."""
+    call = create_client_request(body)
+
+    assert read_unchecked_fields(call) is None
+    for read in (read_fields, lambda call: read_object(call.body)):
+        with pytest.raises(
+            MalformedRequest, match="differs from another one in case only"
+        ) as caught:
+            read(call)
+        assert name in caught.value.message
+    with pytest.raises(JSON_ERRORS):
+        pop_fields(call)
+
+
+def test_names_in_upper_case_are_read() -> None:
+    assert read_object(b'{"topK":1,"X":2,"topP":3}').keys() == {"topK", "X", "topP"}
+    assert read_object(b"{}") == {}

@@ -77,9 +77,6 @@ class FakeHttpClient:
     async def send(self, *_: object) -> NoReturn:
         raise AssertionError("it is not asked for that way")
 
-    async def send_streamed(self, *_: object) -> NoReturn:
-        raise AssertionError("its body is there already")
-
     async def start(self) -> None:
         """It is."""
 
