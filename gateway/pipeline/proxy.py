@@ -66,7 +66,7 @@ class ProxiedBody:
     def __init__(self, http: HttpRequest, limit: int) -> None:
         self._http = http
         self._limit = limit
-        self._found = ProxiedModel("", lambda _: ("", b""))
+        self._proxied_model = ProxiedModel("", lambda _: ("", b""))
 
     async def find_model(
         self, adapter: SupportsProxy, make_call: Callable[[bytes], ClientRequest]
@@ -78,19 +78,19 @@ class ProxiedBody:
         self._http.reserve_memory(len(body))  # for what is sent to the worker
         call = make_call(body)
         if len(body) < _LARGE_BODY:
-            self._found = adapter.find_proxied_model(call)
+            self._proxied_model = adapter.find_proxied_model(call)
         else:
-            self._found = await asyncio.to_thread(adapter.find_proxied_model, call)
+            self._proxied_model = await asyncio.to_thread(adapter.find_proxied_model, call)
         return call
 
     @property
     def model(self) -> str:
         """The model that the client named; "" if it named none."""
-        return self._found.name
+        return self._proxied_model.name
 
     def build_forwarded(self, path: str, model: str) -> ForwardedRequest:
         """The request for a worker, with its name of the model if the client named one."""
-        content_type, body = self._found.write(model if self.model else "")
+        content_type, body = self._proxied_model.write(model if self.model else "")
         headers = (("Content-Type", content_type), *_select_headers(self._http))
         return ForwardedRequest(UpstreamRequest(path, body), headers)
 
