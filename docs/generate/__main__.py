@@ -16,6 +16,7 @@ from docs.generate.protocols import (
     ProtocolProfiles,
     errors_page,
     parameters_page,
+    stateful_table,
     worker_tables,
 )
 from gateway.cli import main as interlingua
@@ -72,7 +73,7 @@ def generate_pages() -> Mapping[str, str]:
     clients = [one for one in every if registry.serves_clients(one.name)]
     tables = worker_tables(clients, {**workers, **_local_backends()})
     return {
-        "protocols.md": parameters_page(clients) + "\n" + tables,
+        "protocols.md": "\n".join((parameters_page(clients), stateful_table(clients), tables)),
         "errors.md": errors_page(clients),
         "configuration.md": configuration_page(),
         "metrics.md": metrics_page(METRIC_GROUPS),

@@ -78,6 +78,29 @@ def parameters_page(protocols: Sequence[ProtocolProfiles]) -> str:
     )
 
 
+_STATEFUL_INTRO = """## Fields that later requests depend on
+
+A client that names what a server keeps (a thread, an earlier response, a file) sends only what is
+new. No target answers such a request as if it had the rest. *stored*: the gateway keeps it.
+*forwarded*: workers of the same protocol get it unchanged, every other target refuses it.
+*refused*: always. *reported*: the answer is the same without it, so that it is a loss like any
+other. A field that the gateway does not know and whose name says that it continues an earlier
+request (`previous_…_id`, `conversation_id`, `session`, `container`, …) is refused where a target
+would not get it.
+"""
+
+
+def stateful_table(protocols: Sequence[ProtocolProfiles]) -> str:
+    """The decision on each field that refers to what a server keeps."""
+    names_by_row: dict[tuple[str, str, str], list[str]] = {}
+    for protocol in protocols:
+        for one in protocol.default.stateful_fields:
+            row = (code(one.field), one.decision, one.reason)
+            names_by_row.setdefault(row, []).append(protocol.name)
+    rows = ((", ".join(names), *row) for row, names in names_by_row.items())
+    return _STATEFUL_INTRO + "\n" + table(("protocol", "field", "decision", "why"), rows)
+
+
 def _parameter_section(protocol: ProtocolProfiles) -> str:
     """The section of one protocol; equal tables appear once."""
     groups: list[tuple[tuple[Param, ...], dict[str, list[str]]]] = []

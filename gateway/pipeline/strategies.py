@@ -46,6 +46,7 @@ from protocols.core.request import (
     SamplingParams,
     StopConditions,
 )
+from protocols.core.stateful import refuse_lost_state
 from protocols.params import Param, build_limit_error, find_sent_param
 
 # The model's name, defaults and limits, applied to a client's request.
@@ -208,6 +209,7 @@ class ResponseStrategy:
             if isinstance(request, GenerationRequest) and request.clamped_fields:
                 unsupported = (*unsupported, *list_clamped_fields(request.clamped_fields))
             if unsupported:
+                refuse_lost_state(adapter.stateful_fields, request.extra, unsupported)
                 self.plan = plan_emulation(request, unsupported)
                 self._apply_loss_rule("reject" if is_strict else route.model.on_loss)
             self._encoder = adapter.create_encoder(

@@ -1,6 +1,6 @@
 """Anthropic's endpoints and the adapter for clients and workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import parse_qs
@@ -13,6 +13,7 @@ from protocols.anthropic.decoder import MessageDecoder
 from protocols.anthropic.params import (
     FIELD_NAMES,
     MESSAGE_PARAMS,
+    STATEFUL_FIELDS,
     field_error,
     invalid_type_error,
     select_present_fields,
@@ -52,6 +53,7 @@ from protocols.core.request import (
     TokenizeRequest,
     build_tokenize_request,
 )
+from protocols.core.stateful import StatefulField
 from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields
 from protocols.prompt import require_generation
@@ -139,6 +141,7 @@ class Anthropic:
     name: str = "anthropic"
     profiles: ClassVar[tuple[str, ...]] = ("2023-06-01",)
     model_options: ClassVar[Mapping[str, Any]] = {}
+    stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
     version_header: ClassVar[str] = VERSION_HEADER
     own_headers: ClassVar[frozenset[str]] = frozenset({VERSION_HEADER, BETA_HEADER})
 

@@ -33,6 +33,7 @@ from protocols.core.errors import (
     RateLimitExceeded,
     RequestNotFound,
     RequestTooLarge,
+    StoredObjectNotFound,
     Unauthorized,
     UnknownParameter,
     UnsupportedFeature,
@@ -40,6 +41,7 @@ from protocols.core.errors import (
     WorkerUnreachable,
 )
 from protocols.core.interfaces import Headers, HttpResponse
+from protocols.json_body import JSON_ERRORS
 from protocols.params import Param
 
 _encode = msgspec.json.Encoder().encode
@@ -60,6 +62,7 @@ _ERROR_ROWS: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     ModelNotFound: (404, _NOT_FOUND),
     PathNotFound: (404, _NOT_FOUND),
     RequestNotFound: (404, _NOT_FOUND),
+    StoredObjectNotFound: (404, _NOT_FOUND),
     MethodNotAllowed: (405, _INVALID),
     RequestTooLarge: (413, "request_too_large"),
     Unauthorized: (401, "authentication_error"),
@@ -76,11 +79,13 @@ ERROR_STATUSES: Final = tuple((kind, status) for kind, (status, _) in _ERROR_ROW
 """The status of each error class."""
 
 
-class ErrorDetail(Struct, frozen=True):
+class ErrorDetail(Struct, frozen=True, omit_defaults=True):
     """The ``error`` object."""
 
     type: str
     message: str
+    details: Mapping[str, str] | None = None
+    """``error_code``, by which clients know what to do."""
 
 
 def format_request_id(request_id: str) -> str:
@@ -109,7 +114,14 @@ def _build_body(error: GatewayError) -> tuple[int, dict[str, Any]]:
     if (passed := error.upstream_error) is not None:
         status, text = passed.status, passed.text
         kind = _TYPES_BY_STATUS.get(status, kind)
-    return status, {"type": "error", "error": ErrorDetail(kind, text)}
+    code = _THREAD_NOT_FOUND if isinstance(error, StoredObjectNotFound) else error.code
+    details = {"error_code": code} if code else None
+    return status, {"type": "error", "error": ErrorDetail(kind, text, details)}
+
+
+_THREAD_NOT_FOUND: Final = "thread_not_found"
+"""Clients then send the whole conversation again."""
+_THREAD_PREFIX: Final = "thread_"
 
 
 _TYPES_BY_STATUS: Final[Mapping[int, str]] = {
@@ -250,7 +262,38 @@ def read_worker_error(status: int, headers: Mapping[str, str], body: bytes) -> G
     if (found := _TOO_LONG.search(text)) is not None:
         tokens, limit = map(int, found.groups())
         return ContextTooLong(found[0], tokens=tokens, limit=limit)
+    if code := _read_thread_code(body):
+        message = read_chat_worker_error(400, headers, body).message
+        if code == _THREAD_NOT_FOUND:
+            return StoredObjectNotFound(message, id="", param="thread")
+        error = ClientError(message, param="thread")
+        error.code = code
+        return error
     return read_chat_worker_error(status, headers, body)
+
+
+def _read_thread_code(body: bytes) -> str:
+    """The code of an error about a thread, after which clients send another request; "" if none."""
+    try:
+        code = _decode_error(body).error.details.error_code
+    except JSON_ERRORS:
+        return ""
+    return code[:64] if code.startswith(_THREAD_PREFIX) else ""
+
+
+class _WorkerDetails(Struct):
+    error_code: str = ""
+
+
+class _WorkerErrorFields(Struct):
+    details: _WorkerDetails
+
+
+class _WorkerErrorBody(Struct):
+    error: _WorkerErrorFields
+
+
+_decode_error = msgspec.json.Decoder(_WorkerErrorBody).decode
 
 
 def read_event_error(payload: bytes, fields: Mapping[str, Any]) -> GatewayError:

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from protocols.chat.params import NULL
 from protocols.core.errors import InvalidParameter, ParameterProblem
+from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value
 from protocols.params import Param, ParamTable
 
@@ -67,6 +68,51 @@ TYPE_TEXTS: Final[Mapping[str, str]] = {
     "string list": "a valid list of strings",
     "ints": "a valid list of integers",
 }
+
+STATEFUL_FIELDS: Final = (
+    StatefulField(
+        "thread",
+        "forwarded",
+        "a thread that only the worker can keep; without it `create` is reported as a loss, and "
+        "`continue` gets 404 `thread_not_found`, upon which clients send the whole history",
+        "No thread continues from this message: the model's workers keep none. "
+        "Send the whole conversation.",
+        starts=({"type": "create"},),
+        missing_id="previous_message_id",
+    ),
+    StatefulField(
+        "container",
+        "forwarded",
+        "a container of earlier code execution",
+        "code execution is not available here",
+    ),
+    StatefulField(
+        "compaction",
+        "forwarded",
+        "asks for a summary that replaces the history of later requests",
+        "the model's workers do not compact conversations",
+    ),
+    StatefulField(
+        "messages[].content[].source.file_id",
+        "refused",
+        "a file of another service",
+        "file sources are not supported",
+    ),
+    StatefulField(
+        "context_management",
+        "reported",
+        "the request has the whole history, which is only longer without it",
+    ),
+    StatefulField("cache_control", "reported", "a hint for the prompt cache: same answer"),
+    StatefulField(
+        "diagnostics",
+        "reported",
+        "names an earlier message only to explain a cache miss: same answer",
+    ),
+    StatefulField("fallback_credit_token", "reported", "the price of a retry: same answer"),
+    StatefulField("user_profile_id", "reported", "names who is billed: same answer"),
+)
+"""The fields that refer to what a server keeps."""
 
 
 def field_error(

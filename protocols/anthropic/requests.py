@@ -93,7 +93,7 @@ _KNOWN_FIELDS: Final = frozenset(
 _SERVICE_FIELDS: Final = frozenset(
     {"metadata", "service_tier", "cache_control", "speed", "inference_geo", "diagnostics",
      "user_profile_id", "context_management", "container", "mcp_servers", "betas", "thread",
-     "fallbacks"}
+     "fallbacks", "compaction", "fallback_credit_token"}
 )  # fmt: skip
 """Fields that only workers of this protocol know."""
 CITATIONS_FIELD: Final = "citations"
@@ -221,8 +221,6 @@ def _check_service_fields(fields: Mapping[str, Raw], rules: RequestRules) -> Non
         tier = decode_value(fields["service_tier"])
         if tier not in SERVICE_TIERS:
             raise invalid_choice_error("service_tier", SERVICE_TIERS, tier)
-    if "container" in fields:
-        raise UnsupportedFeature("code execution is not available here", param="container")
     if "mcp_servers" in fields and decode_value(fields["mcp_servers"]) != []:
         raise UnsupportedFeature("remote MCP servers are not available here", param="mcp_servers")
     if rules.unknown == "reject":
@@ -335,6 +333,8 @@ class ConversationReader:
         self._pending_calls: Sequence[ToolCall] = ()
         """The calls of the previous assistant message, which the next message must answer."""
         self._call_place = ""
+        self._continues = False
+        """The conversation continues another one, whose last calls the first message may answer."""
 
     def read(self, fields: Mapping[str, Raw]) -> list[Message]:
         """The messages, those of the system first. Raises ClientError."""
@@ -348,6 +348,8 @@ class ConversationReader:
         if len(values) > MAX_MESSAGES:
             text = f"List should have at most {MAX_MESSAGES} items"
             raise field_error("messages", text, "too_long", values)
+        thread = decode_value(fields["thread"]) if "thread" in fields else None
+        self._continues = isinstance(thread, dict) and thread.get("type") == "continue"
         messages: list[Message] = []
         delayed: list[Message] = []
         """Messages of the system between tool calls and their results."""
@@ -360,6 +362,7 @@ class ConversationReader:
                 target += self._read_system(turn.get("content"), f"{at}.content")
             elif role == "assistant":
                 self._check_answered(i)
+                self._continues = False
                 messages.append(self._read_assistant(turn, at))
                 self._call_place = f"messages.{i + 1}"
             elif role in _USER_ROLES:
@@ -470,7 +473,7 @@ class ConversationReader:
         by_id = {result.tool_call_id: result for result in turn.results}
         if missing := [call for call in calls if call.id not in by_id]:
             raise _unanswered_error(f"messages.{place}", missing)
-        messages = [by_id[call.id] for call in calls]
+        messages = turn.results if self._continues else [by_id[call.id] for call in calls]
         if turn.parts or not messages:
             messages.append(Message("user", tuple(turn.parts) or (TextPart(""),)))
         return messages
@@ -479,7 +482,8 @@ class ConversationReader:
         self, block: Mapping[str, Any], at: str, others: Sequence[Message]
     ) -> Message:
         identifier = read_string(block, "tool_use_id", at)
-        if all(call.id != identifier for call in self._pending_calls):
+        is_known = any(call.id == identifier for call in self._pending_calls)
+        if not is_known and not self._continues:
             raise field_error(
                 at,
                 f"unexpected `tool_use_id` found in `tool_result` blocks: {identifier[:128]}. Each "

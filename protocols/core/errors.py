@@ -79,6 +79,9 @@ class GatewayError(Exception):
     worker_text: str = ""
     """The worker's own text, for operators only: it may contain anything."""
 
+    code: str | None = None
+    """The worker's own code of the error, for clients of the same protocol."""
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message

@@ -34,6 +34,7 @@ from protocols.core.errors import GatewayError, UnsupportedFeature
 from protocols.core.events import Event, Usage
 from protocols.core.loss import UnsupportedParameter
 from protocols.core.request import AnyRequest, GenerationRequest, Request, RequestKind
+from protocols.core.stateful import StatefulField
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -179,6 +180,8 @@ class ClientAdapter(Protocol):
     path_prefixes: tuple[str, ...]
     """An unknown path under one of these prefixes gets this protocol's error body."""
     endpoints: tuple[Endpoint, ...]
+    stateful_fields: Sequence[StatefulField]
+    """The fields of its requests that refer to what a server keeps."""
 
     def read_routing_info(self, call: ClientRequest) -> RoutingInfo:
         """Read the requested model, whether to stream, and the client's request id."""

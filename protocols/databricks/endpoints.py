@@ -1,12 +1,13 @@
 """Databricks' endpoints and the adapter for clients and workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 from msgspec import Raw, json
 
 from protocols.chat.params import invalid_type_error, null_to_none
 from protocols.chat.requests import read_model
+from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import (
@@ -22,6 +23,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.stateful import StatefulField
 from protocols.databricks import errors, listing, openapi, requests, responses, upstream
 from protocols.databricks.params import PARAM_TABLES
 from protocols.databricks.requests import RequestTask
@@ -74,6 +76,7 @@ class Databricks(DatabricksUpstream):
     name = "databricks"
     profiles: ClassVar[tuple[str, ...]] = ("2026",)
     model_options: ClassVar[Mapping[str, Any]] = {"pay_per_token": bool}
+    stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     path_prefixes: tuple[str, ...] = (
         "/serving-endpoints",
         "/api/2.0",

@@ -6,12 +6,13 @@ implements them; cluster internals (roles, adapters, dresult) are not supported.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
 
 from protocols.chat.responses import ResponseStyle
+from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.chat.unary import UnaryEncoder
 from protocols.core.aggregate import UnaryResponse
 from protocols.core.catalog import Catalog, ModelInfo
@@ -36,6 +37,7 @@ from protocols.core.request import (
     PromptOptions,
     TokenizeRequest,
 )
+from protocols.core.stateful import StatefulField
 from protocols.mindie import errors, openapi, params, requests, responses
 from protocols.mindie.params import (
     MODEL_NAME_PATTERN,
@@ -307,6 +309,7 @@ class MindIE(MindieUpstream):
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     param_tables: Mapping[str, tuple[Param, ...]]
+    stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     path_prefixes: tuple[str, ...] = ("/v2", "/v1", "/")
     endpoints: tuple[Endpoint, ...] = (
         _build_generate_endpoint(f"{_MODEL_PATH}/generate", "text"),

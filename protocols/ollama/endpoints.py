@@ -4,7 +4,7 @@ Source: ollama 0.9, server/routes.go.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from protocols.core.interfaces import (
     RoutingInfo,
 )
 from protocols.core.request import EmbeddingRequest, Request
+from protocols.core.stateful import StatefulField
 from protocols.json_body import (
     decode_value,
     encode_ascii,
@@ -31,7 +32,7 @@ from protocols.json_body import (
     read_unchecked_fields,
 )
 from protocols.ollama import errors, openapi, requests, responses
-from protocols.ollama.params import EMBEDDING_PARAMS, OPTION_PARAMS, REQUEST_PARAMS
+from protocols.ollama.params import EMBEDDING_PARAMS, OPTION_PARAMS, REQUEST_PARAMS, STATEFUL_FIELDS
 from protocols.ollama.requests import Fields, get_capabilities, read_text
 from protocols.ollama.responses import build_json_response, format_time
 from protocols.params import Param, ParamTable
@@ -93,6 +94,7 @@ class Ollama:
     name: str = "ollama"
     profiles: ClassVar[tuple[str, ...]] = ("0.9",)
     model_options: ClassVar[Mapping[str, Any]] = requests.MODEL_OPTIONS
+    stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
     path_prefixes: tuple[str, ...] = ("/api",)
 
     def __init__(

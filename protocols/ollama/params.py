@@ -11,6 +11,7 @@ from msgspec import Raw
 from protocols import params
 from protocols.chat.params import NULL, as_object, null_to_none
 from protocols.core.errors import InvalidParameter
+from protocols.core.stateful import StatefulField
 from protocols.json_body import decode_value
 from protocols.params import Param, ParamTable, ParsedParams
 
@@ -95,3 +96,15 @@ def _read_option(row: Param, value: Any) -> Any:
     if row.wire == "seed":
         return value if 0 <= value < _SEED_LIMIT else None
     return tuple(filter(None, value)) if row.wire == "stop" else value
+
+
+STATEFUL_FIELDS: Final = (
+    StatefulField(
+        "context",
+        "forwarded",
+        "the tokens of the conversation before, as another server made them",
+        "The tokens of an earlier answer mean nothing to this model: use /api/chat.",
+    ),
+    StatefulField("keep_alive", "reported", "how long a model stays loaded: same answer"),
+)
+"""The fields that refer to what a server keeps."""

@@ -1,7 +1,7 @@
 """OpenAI's endpoints and the adapter for clients and workers."""
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -42,6 +42,7 @@ from protocols.chat.responses import (
     ResponseStyle,
     create_header_builder,
 )
+from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.chat.tokenization import (
     TOKENIZE_PARAMS,
     DetokenizeDecoder,
@@ -83,6 +84,7 @@ from protocols.core.request import (
     TokenizeRequest,
     build_tokenize_request,
 )
+from protocols.core.stateful import StatefulField
 from protocols.core.token_counts import estimate_prompt_tokens
 from protocols.json_body import decode_value, read_fields, read_unchecked_fields
 from protocols.openai import azure
@@ -97,7 +99,7 @@ from protocols.openai.responses_api import errors as responses_errors
 from protocols.openai.responses_api import openapi as responses_openapi
 from protocols.openai.responses_api import state
 from protocols.openai.responses_api.decoder import ResponsesDecoder
-from protocols.openai.responses_api.params import RESPONSES_PARAMS
+from protocols.openai.responses_api.params import RESPONSES_PARAMS, RESPONSES_STATEFUL_FIELDS
 from protocols.openai.responses_api.requests import (
     COMPACTION_REFUSAL,
     ResponsesRequest,
@@ -373,6 +375,7 @@ class OpenAI:
     name: str = "openai"
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
+    stateful_fields: Sequence[StatefulField] = (*RESPONSES_STATEFUL_FIELDS, *CHAT_STATEFUL_FIELDS)
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """OVMS endpoints and the adapter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -8,6 +8,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from protocols import params
+from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import GatewayError, InvalidParameter, ModelNotFound, PathNotFound
 from protocols.core.events import ResponseMetadata
@@ -29,6 +30,7 @@ from protocols.core.request import (
     Request,
     RerankRequest,
 )
+from protocols.core.stateful import StatefulField
 from protocols.ovms import errors, openapi, requests
 from protocols.ovms import params as ovms_params
 from protocols.ovms.responses import (
@@ -111,6 +113,7 @@ class OVMS(OvmsUpstream):
     ``/v2``: on a listener with several protocols, both belong to others.
     """
 
+    stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     name = "ovms"
     profiles: ClassVar[tuple[str, ...]] = ("2026", "2024")
 

@@ -3,7 +3,7 @@
 Source: text-generation-inference 3.3, ``router/src/server.rs``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from msgspec.structs import replace
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from protocols import params
 from protocols.chat.requests import DEFAULT_REQUEST_RULES
 from protocols.chat.responses import CompletionEncoder, ResponseStyle
+from protocols.chat.stateful import CHAT_STATEFUL_FIELDS
 from protocols.core.catalog import Catalog, ModelInfo
 from protocols.core.errors import ClientError, GatewayError
 from protocols.core.interfaces import (
@@ -33,6 +34,7 @@ from protocols.core.request import (
     PromptOptions,
     TokenizeRequest,
 )
+from protocols.core.stateful import StatefulField
 from protocols.json_body import (
     encode_ascii,
     read_fields,
@@ -107,6 +109,7 @@ class TGI(TgiUpstream):
     ``/info`` reports.
     """
 
+    stateful_fields: Sequence[StatefulField] = CHAT_STATEFUL_FIELDS
     param_tables: Mapping[str, tuple[Param, ...]]
 
     def __init__(

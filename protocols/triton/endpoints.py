@@ -1,6 +1,6 @@
 """Triton's endpoints and the adapter: the decoder and encoder of each endpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from msgspec import structs
@@ -30,6 +30,7 @@ from protocols.core.interfaces import (
     UpstreamRequest,
 )
 from protocols.core.request import AnyRequest, GenerationRequest
+from protocols.core.stateful import StatefulField
 from protocols.triton import errors, openapi, passthrough, requests
 from protocols.triton.errors import StatusMode
 from protocols.triton.metadata import InfoHandler
@@ -38,6 +39,7 @@ from protocols.triton.params import (
     GUIDE_PARAM_NAMES,
     PROFILES,
     RERANK,
+    STATEFUL_FIELDS,
     TritonProfile,
     select_profile,
 )
@@ -83,6 +85,7 @@ class Triton(TritonUpstream):
     profiles: ClassVar[tuple[str, ...]] = tuple(PROFILES)
     model_options: ClassVar[Mapping[str, Any]] = {}
     name: str = "triton"
+    stateful_fields: Sequence[StatefulField] = STATEFUL_FIELDS
     path_prefixes: tuple[str, ...] = ("/v2",)
     endpoints: tuple[Endpoint, ...] = (
         _build_info_endpoint("GET", "/v2", "server"),

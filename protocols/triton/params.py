@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocols.core.catalog import ModelInfo, ModelTask
+from protocols.core.stateful import StatefulField
 from protocols.params import Param, ParamTable
 
 Datatype = Literal["BYTES", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32"]
@@ -369,3 +370,15 @@ def select_profile(model: ModelInfo | None, profile: TritonProfile) -> TritonPro
 PROFILES: Final[Mapping[str, TritonProfile]] = {
     one.name: one for one in (VLLM, TRTLLM, LLMAPI, PLAIN)
 }
+
+
+STATEFUL_FIELDS: Final = tuple(
+    StatefulField(
+        name,
+        "forwarded",
+        "the state of a sequence that Triton keeps",
+        "The model's workers keep no sequences: send the whole conversation.",
+    )
+    for name in ("sequence_id", "sequence_start", "sequence_end")
+)
+"""The fields that refer to what a server keeps."""

@@ -7,6 +7,7 @@ parameters that OpenAI's API lacks are those of vLLM's.
 from typing import Final
 
 from protocols.chat.params import EXTENSION_PARAMS, SHARED_PARAMS, find_param
+from protocols.core.stateful import StatefulField
 from protocols.params import Param, ParamTable
 
 REASONING_SUMMARIES: Final = ("auto", "concise", "detailed")
@@ -45,6 +46,54 @@ RESPONSES_PARAMS: Final = ParamTable(
 )
 """Not here, since no scalars: input, tools, tool_choice, text, reasoning, include, metadata,
 stream_options, client_metadata."""
+
+RESPONSES_STATEFUL_FIELDS: Final = (
+    StatefulField(
+        "previous_response_id",
+        "stored",
+        "`stored_responses` keeps the items; an unknown id gets `previous_response_not_found`",
+    ),
+    StatefulField(
+        "input[].id",
+        "stored",
+        "an `item_reference` names a stored item; an unknown id gets 404",
+    ),
+    StatefulField(
+        "store",
+        "stored",
+        "with `stored_responses` the response is kept, else its `store` is false",
+    ),
+    StatefulField(
+        "conversation",
+        "refused",
+        "the gateway keeps no conversations",
+        "Conversations are not supported: use 'previous_response_id'.",
+    ),
+    StatefulField(
+        "prompt",
+        "refused",
+        "a template by its id, kept by another service",
+        "Prompt templates are not supported: send 'input'.",
+    ),
+    StatefulField(
+        "background",
+        "refused",
+        "the response would be fetched by later requests",
+        "Background responses are not supported: use 'stream'.",
+    ),
+    StatefulField(
+        "input[].content[].file_id",
+        "refused",
+        "a file of another service",
+        "Files are not stored here: send the data itself.",
+    ),
+    StatefulField(
+        "context_management",
+        "reported",
+        "the request has the whole history, which is only longer without it",
+    ),
+)
+"""The fields that refer to what a server keeps, beside those of every OpenAI-like request."""
 
 INCLUDES: Final = (
     "file_search_call.results",

@@ -40,6 +40,7 @@ from protocols.openai.responses_api.params import (
     INCLUDES,
     REASONING_SUMMARIES,
     RESPONSES_PARAMS,
+    RESPONSES_STATEFUL_FIELDS,
 )
 from protocols.openai.responses_api.tools import ToolCatalog
 from protocols.params import ParsedParams
@@ -66,10 +67,9 @@ _OBJECT_FIELDS: Final = frozenset(
     }
 )
 """Fields that have their own function instead of a table row."""
-_REFUSED_FIELDS: Final[Mapping[str, str]] = {
-    "conversation": "Conversations are not supported: use 'previous_response_id'.",
-    "prompt": "Prompt templates are not supported: send 'input'.",
-}
+_REFUSED_FIELDS: Final = tuple(
+    one for one in RESPONSES_STATEFUL_FIELDS if one.decision == "refused"
+)
 _MAX_ITEMS: Final = 16_384
 _MAX_CLIENT_METADATA: Final = 64
 
@@ -187,14 +187,11 @@ def _read_scalars(fields: Mapping[str, Raw], timeout: float | None) -> ParsedPar
     """Read the scalar parameters. Raises UnsupportedFeature for what is refused by name."""
     if not as_text(fields, "model", ""):
         raise missing_error("model")
-    for name, text in _REFUSED_FIELDS.items():
-        if name in fields:
-            raise UnsupportedFeature(text, param=name)
     values = params.read_params(RESPONSES_PARAMS, fields)
     values.provided_fields = set(fields)
-    if values.get("request.background"):
-        text = "Background responses are not supported: use 'stream'."
-        raise UnsupportedFeature(text, param="background")
+    for one in _REFUSED_FIELDS:
+        if one.field in fields and values.get(f"request.{one.field}") is not False:
+            raise UnsupportedFeature(one.refusal, param=one.field)
     _check_stream_options(fields, stream=bool(values.get("stream")))
     if values.get("request.truncation") == "auto":
         values["stopping.overflow"] = "truncate"

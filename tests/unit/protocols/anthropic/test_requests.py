@@ -120,7 +120,6 @@ def test_top_k_zero_is_no_limit(make: MakeCall) -> None:
         ({"metadata": {"user_id": "x" * 1025}}, "metadata.user_id: String should have at most"),
         ({"metadata": 5}, "metadata: Input should be a valid dictionary"),
         ({"service_tier": "gold"}, "service_tier: Input should be 'auto' or 'standard_only'"),
-        ({"container": "c"}, "container: code execution is not available"),
         ({"mcp_servers": [{}]}, "mcp_servers: remote MCP servers are not available"),
         ({"tools": {}}, "tools: Input should be a valid list"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema: Field required"),

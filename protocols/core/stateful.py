@@ -1,0 +1,83 @@
+"""Fields that refer to what a server keeps between requests, and what the gateway does with each.
+
+A client that gets 200 believes that the server has what such a field names: its next request holds
+only what is new. So a target that drops one of them must not answer as if it had it. Each protocol
+lists its fields with a decision; ``refuse_lost_state`` applies it to whatever target drops one. A
+field that no protocol lists and whose name says that it refers to earlier requests is refused, too:
+nobody has decided that it may be dropped.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from protocols.core.errors import StoredObjectNotFound, UnsupportedFeature
+from protocols.core.loss import UnsupportedParameter
+
+StatefulDecision = Literal["stored", "forwarded", "refused", "reported"]
+"""``stored``: the gateway keeps what it names. ``forwarded``: workers of the same protocol get it,
+and every other target refuses it. ``refused``: always. ``reported``: a target without it answers
+the same request, so that it is a translation loss like any other."""
+
+
+class StatefulField(Struct, frozen=True):
+    """One field and its decision. ``field`` is the path in the body; ``[]`` stands for items."""
+
+    field: str
+    decision: StatefulDecision
+    reason: str
+    refusal: str = ""
+    """The sentence for the client."""
+    starts: tuple[Mapping[str, Any], ...] = ()
+    """Values that name nothing yet: they are reported instead of refused."""
+    missing_id: str = ""
+    """The member that names what is not here; the error is then that it was not found."""
+
+
+_NAME: Final = re.compile(
+    r"(?:^|\.)(?:(?:previous|parent)_\w*id|(?:thread|conversation|container|session|batch)(?:_id)?|"
+    r"sequence_id|resume|background|compaction)$"
+)
+"""Names of fields that refer to earlier requests, whatever their protocol."""
+_EMPTY: Final[tuple[Any, ...]] = (None, False, "", [], {}, 0)
+_UNLISTED: Final = StatefulField(
+    "", "refused", "no protocol lists it", "The model's workers keep nothing between requests."
+)
+
+
+def refuse_lost_state(
+    fields: Iterable[StatefulField],
+    values: Mapping[str, Raw],
+    losses: Iterable[UnsupportedParameter],
+) -> None:
+    """Raise the error for the first dropped field that later requests depend on.
+
+    ``fields`` are those of the client's protocol; ``values`` has what the request says beside the
+    internal request, by the client's names.
+    """
+    decisions: dict[str, StatefulField] = {}
+    for loss in losses:
+        name = loss.field
+        if loss.reason != "dropped" or loss.path:
+            continue
+        decisions = decisions or {one.field: one for one in fields}
+        row = decisions.get(name) or (_UNLISTED if _NAME.search(name) else None)
+        if row is None or row.decision == "reported":
+            continue
+        value = _decode(values[name]) if name in values else True
+        if value in _EMPTY or value in row.starts:
+            continue
+        if row.missing_id:
+            identifier = value.get(row.missing_id) if isinstance(value, dict) else None
+            raise StoredObjectNotFound(row.refusal, id=str(identifier)[:128], param=name)
+        raise UnsupportedFeature(row.refusal, param=name)
+
+
+def _decode(raw: Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True  # whatever it is, it names something
