@@ -9,9 +9,9 @@ from torch import Tensor
 from backends.torch.embeddings import EncoderInput
 from backends.torch.ipc import ClassesEvent, ClassifyCommand
 from backends.torch.loader import ModelLocation
+from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.rerank import compute_logits, load_classification_model
 from backends.torch.settings import TorchSettings
-from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
 
 class TextClassifier(NamedTuple):

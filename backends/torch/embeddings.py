@@ -44,13 +44,12 @@ from backends.torch.loader import (
 )
 from backends.torch.model import prepack_linears
 from backends.torch.model_files import ModelError, read_model_config
+from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.settings import TorchSettings
 from backends.torch.tokenization import (
     BackgroundTokenizer,
-    RequestRejectedError,
     detokenize_ids,
     is_surely_too_long,
-    make_too_long_error,
     measure_longest_token,
 )
 

@@ -29,6 +29,7 @@ from backends.torch.ipc import (
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool, SequenceCache, hash_blocks
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.model_files import ModelError
+from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import SamplingRules
 from backends.torch.scheduler import PrefillChunk, Scheduler, SchedulerConfig
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
@@ -36,7 +37,6 @@ from backends.torch.structured_output import GrammarCompiler
 from backends.torch.token_selection import GrammarManager, TokenSelector
 from backends.torch.tokenization import (
     BackgroundTokenizer,
-    RequestRejectedError,
     detokenize_ids,
     measure_input,
     measure_prompts,

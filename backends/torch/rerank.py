@@ -22,8 +22,8 @@ from backends.torch.loader import (
 )
 from backends.torch.model import prepack_linears
 from backends.torch.model_files import ModelError, read_model_config
+from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.settings import TorchSettings
-from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "Identity": lambda values: values,

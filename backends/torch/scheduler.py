@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from backends.torch.attention import BatchSegment
 from backends.torch.kv_cache import BLOCK_SIZE, BlockPool
+from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.sequence import EngineRequest, SequenceGroup, TokenSequence
-from backends.torch.tokenization import RequestRejectedError, make_too_long_error
 
 # The queue of waiting prompts: by priority, and fair between tenants.
 #

@@ -20,9 +20,9 @@ from backends.torch.ipc import (
 )
 from backends.torch.kv_cache import SequenceCache
 from backends.torch.output_formats import OutputParser, OutputRules
+from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import SamplingInput, SamplingRules, TokenHistory
 from backends.torch.structured_output import GrammarState
-from backends.torch.tokenization import RequestRejectedError
 from backends.torch.tool_calls import (
     ParsedCallArguments,
     ParsedCallStart,
@@ -30,8 +30,6 @@ from backends.torch.tool_calls import (
     ParsedReasoning,
     ResponseTemplateParser,
     ResponseTemplateRules,
-    ToolCallParser,
-    ToolCallRules,
 )
 
 StopReason = Literal["eos", "stop", "length", "tool_calls"]
@@ -56,7 +54,7 @@ class EngineRequest:
     max_batch: int = 1
     grammar_state: GrammarState | None = None
     """The initial state of the output's grammar."""
-    parser_rules: ToolCallRules | ResponseTemplateRules | OutputRules | None = None
+    parser_rules: ResponseTemplateRules | OutputRules | None = None
     """How tool calls are parsed from the output."""
 
     @property
@@ -163,7 +161,7 @@ class TokenSequence:
     withheld_text: list[ReadyText] = field(default_factory=list)
     """Text withheld until the best samples are known."""
     grammar_state: GrammarState | None = None
-    output_parser: ToolCallParser | ResponseTemplateParser | OutputParser | None = None
+    output_parser: ResponseTemplateParser | OutputParser | None = None
     discouraged_tokens: Sequence[int] = ()
     """Tokens allowed only if the grammar permits no other."""
     rejection: RequestRejectedError | None = None

@@ -11,18 +11,21 @@ import contextlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from backends.torch.call_formats import CallFormat
+from backends.torch.grammar_source import GrammarPart, GrammarSource, GrammarWriter, quote_literal
 from backends.torch.ipc import FunctionChoice, FunctionDefinition, OutputFormat
-from backends.torch.tokenization import RequestRejectedError
-from backends.torch.tool_calls import ToolCallFormat
+from backends.torch.output_formats import ReasoningMark
+from backends.torch.rejection import RequestRejectedError
 
 MAX_CACHED_GRAMMARS: Final = 64
 """Compiled grammars in the cache; the least recently used are evicted."""
@@ -36,20 +39,6 @@ _TOO_COMPLEX: Final = "the output format is too complex to enforce"
 _JSON_OPTIONS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _UNKNOWN_KEYS_PATTERN: Final = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _UNKNOWN_FORMAT_PATTERN: Final = re.compile(r"Unknown format: (\S+)")
-
-
-class GrammarPart(NamedTuple):
-    """A named part of a grammar; the first is the start, which refers to others as ``@name``.
-
-    A ``lenient`` JSON Schema ignores unsupported keys.
-    """
-
-    name: str
-    kind: Literal["json", "lenient", "regex", "lark", "grammar"]
-    text: str
-
-
-GrammarSource = tuple[GrammarPart, ...]
 
 
 class GrammarState:
@@ -208,12 +197,6 @@ def _make_grammar_error(message: str) -> RequestRejectedError:
 
 # The grammar of an output: its requested format, and the tool calls that it may contain.
 
-MAX_CALLS: Final = 16
-"""Maximum tool calls in one output: a weak model may never stop calling."""
-_TEXT_RULE: Final = r"TEXT: /(.|\n)*/"
-_NON_JSON_TEXT_RULE: Final = r"TEXT: /[ \n\r\t]*([^{ \n\r\t](.|\n)*)?/"
-"""Text that does not start with a brace, if that is how a tool call starts."""
-
 
 def build_format_grammar(output_format: OutputFormat) -> GrammarSource:
     """The grammar of an output format. Raises RequestRejectedError."""
@@ -239,118 +222,116 @@ def build_format_grammar(output_format: OutputFormat) -> GrammarSource:
                     "invalid", "the list of choices is empty", param=output_format.param
                 )
             return (
-                GrammarPart("format", "lark", f"start: {' | '.join(map(_quote_literal, options))}"),
+                GrammarPart("format", "lark", f"start: {' | '.join(map(quote_literal, options))}"),
             )
 
 
-def build_calls_grammar(
-    function_choice: FunctionChoice,
-    functions: Sequence[FunctionDefinition],
-    call_format: ToolCallFormat,
-    special_tokens: Mapping[str, int],
-    output_format: OutputFormat | None,
-) -> GrammarSource:
-    """The grammar of an output that may, or must, end with calls of ``functions``.
+class OutputConstraint(Struct, frozen=True):
+    """What a grammar enforces in an output: calls, a format, or one of both, after reasoning."""
 
-    An output without calls has ``output_format``, if one is requested. ``special_tokens`` maps the
+    output_format: OutputFormat | None = None
+    function_choice: FunctionChoice | None = None
+    functions: tuple[FunctionDefinition, ...] = ()
+    """The functions that may be called."""
+    call_format: CallFormat | None = None
+    reasoning: ReasoningMark | None = None
+    is_open: bool = False
+    """The prompt ends with the start of reasoning."""
+
+
+def build_output_grammar(
+    constraint: OutputConstraint, special_tokens: Mapping[str, int]
+) -> GrammarSource:
+    """The grammar of an output that may, or must, end with calls of functions.
+
+    An output without calls has the output format, if one is requested. ``special_tokens`` maps the
     text of the model's special tokens to their ids. Raises RequestRejectedError.
     """
-    literal = LarkLiterals(special_tokens)
-    head = call_format.call_prefix
-    end = literal(call_format.section_suffix)
-    if function_choice.parallel:
-        end = f"({literal(call_format.call_separator)} call){{0,{MAX_CALLS - 1}}} {end}"
-    rules = [
-        *_build_start_rules(
-            function_choice, call_format, special_tokens, allows_text=output_format is None
-        )
-    ]
-    rules += _build_call_rule("call", head, functions, call_format, literal)
-    if rules[0].endswith("triggered"):
-        remainder = (call_format.section_prefix + head)[len(call_format.trigger) :]
-        rules.append(f"triggered: lead first {end}")
-        rules += _build_call_rule("first", remainder, functions, call_format, literal)
-    else:
-        rules.append(f"calls: {literal(call_format.section_prefix)} call {end}")
-    parts = [GrammarPart("answer", "lark", "\n".join(rules))]
-    parts += (
-        GrammarPart(f"arguments{i}", "json" if f.strict else "lenient", _build_object_schema(f))
-        for i, f in enumerate(functions)
-    )
-    if output_format is not None and not function_choice.required:
-        parts += build_format_grammar(output_format)
-    return tuple(parts)
+    output_format, choice = constraint.output_format, constraint.function_choice
+    if choice is None and output_format is not None and constraint.reasoning is None:
+        return build_format_grammar(output_format)
+    writer = GrammarWriter(special_tokens)
+    section = _build_section(writer, constraint)
+    answers = [] if section is None else [section]
+    if output_format is not None and (choice is None or not choice.required):
+        answers.append(_write_answer(writer, constraint.reasoning, "@format"))
+        writer.add_parts(build_format_grammar(output_format))
+    elif choice is not None and not choice.required:
+        return writer.build_source(_write_free_answer(writer, constraint, section or ""))
+    thought = _write_reasoning(writer, constraint)
+    return writer.build_source(f"{thought} {writer.add_choice(answers)}")
 
 
-def _build_call_rule(
-    rule: str,
-    head: str,
-    functions: Sequence[FunctionDefinition],
-    call_format: ToolCallFormat,
-    literal: "LarkLiterals",
-) -> list[str]:
-    """The rules for a call of any function; a call starts with ``head``."""
-    names = " | ".join(f"{rule}{i}" for i in range(len(functions)))
-    return [f"{rule}: {names}"] + [
-        f"{rule}{i}: {literal(head + function.name + call_format.name_separator)} "
-        f"@arguments{i} {literal(call_format.call_suffix)}"
-        for i, function in enumerate(functions)
-    ]
+def _build_section(writer: GrammarWriter, constraint: OutputConstraint) -> str | None:
+    choice, call_format = constraint.function_choice, constraint.call_format
+    if choice is None or call_format is None:
+        return None
+    return call_format.build_rule(writer, constraint.functions, parallel=choice.parallel)
 
 
-def _build_start_rules(
-    function_choice: FunctionChoice,
-    call_format: ToolCallFormat,
-    special_tokens: Mapping[str, int],
-    *,
-    allows_text: bool,
-) -> Sequence[str]:
-    if function_choice.required:
-        return ("start: calls",)
-    if not allows_text:
-        return ("start: calls | @format",)
-    if not call_format.trigger:
-        return ("start: calls | TEXT", _NON_JSON_TEXT_RULE)
-    if call_format.trigger in special_tokens:
-        return ("start: TEXT | TEXT calls", _TEXT_RULE)
-    # The lazy ``lead`` consumes the trigger; the remainder of the first call follows.
-    return (
-        "start: TEXT | triggered",
-        f"lead[lazy]: TEXT {_quote_literal(call_format.trigger)}",
-        _TEXT_RULE,
-    )
+def _write_reasoning(writer: GrammarWriter, constraint: OutputConstraint) -> str:
+    """The reasoning before an answer, and the white space after it."""
+    mark = constraint.reasoning
+    if mark is None:
+        return ""
+    if mark.answer_opening:
+        following = writer.quote("<|start|>assistant")
+        texts = [
+            f"{writer.quote(opening)} {writer.write_text_until(mark.closing)} {following}"
+            for opening in (mark.opening, *mark.preambles)
+        ]
+        return f"{writer.add_choice(texts)}*"
+    end = f"{writer.write_text_until(mark.closing)} /[ \n\r\t]*/"
+    if constraint.is_open:
+        return end
+    return f"{writer.add_rule(f'{writer.quote(mark.opening)} {end}')}?"
 
 
-class LarkLiterals:
-    """Writes texts as Lark literals, with special tokens as token ids."""
-
-    def __init__(self, special_tokens: Mapping[str, int]) -> None:
-        self._special_tokens = special_tokens
-        names = "|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True)))
-        self._special_pattern = re.compile(f"({names})") if names else None
-
-    def __call__(self, text: str) -> str:
-        """The literals for a text, which may be empty."""
-        pieces = self._special_pattern.split(text) if self._special_pattern else [text]
-        return " ".join(self._format_piece(piece) for piece in pieces if piece)
-
-    def _format_piece(self, text: str) -> str:
-        token_id = self._special_tokens.get(text)
-        return _quote_literal(text) if token_id is None else f"<[{token_id}]>"
+def _write_answer(writer: GrammarWriter, mark: ReasoningMark | None, answer: str) -> str:
+    """An answer between its marks, which may be missing unless messages need them."""
+    if mark is None:
+        return answer
+    if mark.answer_opening:
+        return f"{writer.quote(mark.answer_opening)} {answer}"
+    if len(mark.answer_marks) != 2:  # noqa: PLR2004 - one before, one after
+        return answer
+    before, after = map(writer.quote, mark.answer_marks)
+    return f"({before})? {answer} ({after})?"
 
 
-def _quote_literal(text: str) -> str:
-    return msgspec.json.encode(text).decode()
+def _write_free_answer(writer: GrammarWriter, constraint: OutputConstraint, section: str) -> str:
+    """Text, which calls may follow: after the trigger of a section comes a section."""
+    mark, call_format = constraint.reasoning, constraint.call_format
+    if call_format is None:
+        return "TEXT"
+    if mark is not None and mark.answer_opening:
+        answer = _write_answer(writer, mark, "TEXT")
+        return f"{_write_reasoning(writer, constraint)} {writer.add_choice([answer, section])}"
+    if call_format.at_start:
+        first = re.escape(call_format.opening)
+        other = writer.add_rule(f"/[ \n\r\t]*([^{first} \n\r\t](.|\n)*)?/")
+        return f"{_write_reasoning(writer, constraint)} {writer.add_choice([section, other])}"
+    special = writer.find_special("" if mark is None else mark.texts)
+    before = f"(TEXT {writer.add_choice(special)})*" if special else ""
+    if writer.is_special(call_format.trigger):
+        return f"{before} TEXT ({section})?"
+    answers = ["TEXT"]
+    for trigger in (call_format.trigger, *call_format.other_triggers):
+        rest = _build_section_after(writer, constraint, call_format, trigger)
+        if rest is not None:
+            answers.append(f"{writer.write_text_until(trigger)} {rest}")
+    return f"{before} {writer.add_choice(answers)}"
 
 
-def _build_object_schema(function: FunctionDefinition) -> str:
-    """A function's schema, always of type object. Raises RequestRejectedError."""
-    try:
-        schema = msgspec.json.decode(function.parameters, type=dict[str, Any])
-    except msgspec.ValidationError as error:
-        text = f"the parameters of {function.name} must be a JSON Schema"
-        raise RequestRejectedError("invalid", text, param="tools") from error
-    if schema.setdefault("type", "object") != "object":
-        text = f"the parameters of {function.name} must have type object"
-        raise RequestRejectedError("invalid", text, param="tools")
-    return msgspec.json.encode(schema).decode()
+def _build_section_after(
+    writer: GrammarWriter, constraint: OutputConstraint, call_format: CallFormat, trigger: str
+) -> str | None:
+    """The rest of a section after its trigger; None if no section starts with it."""
+    choice = constraint.function_choice
+    parallel = choice is not None and choice.parallel
+    if not (call_format.section_prefix + call_format.call_prefix).startswith(trigger):
+        if not call_format.call_prefix.startswith(trigger):
+            return None
+        bare = msgspec.structs.replace(call_format, section_prefix="", section_suffix="")
+        call_format, parallel = bare, False
+    return call_format.build_rule(writer, constraint.functions, parallel=parallel, skip=trigger)

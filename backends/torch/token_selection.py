@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
+import msgspec
 import torch
 
 from backends.torch.beam_search import Beam, BeamSearch
+from backends.torch.call_formats import CallFormat, decode_parameters
 from backends.torch.detokenizer import (
     Detokenizer,
     OutputText,
@@ -17,26 +19,20 @@ from backends.torch.detokenizer import (
     TokenBytes,
     TokenDecoder,
 )
+from backends.torch.grammar_source import GrammarSource
 from backends.torch.ipc import (
     BeamSearchParams,
     ChoiceEndEvent,
     EngineEvent,
     EngineToken,
-    FunctionChoice,
     GenerateCommand,
     PromptEchoEvent,
     TokenAlternative,
 )
 from backends.torch.kv_cache import BLOCK_SIZE
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.output_formats import (
-    CallsMark,
-    OutputMark,
-    OutputRules,
-    decode_parameters,
-    detect_calls_mark,
-    detect_reasoning_mark,
-)
+from backends.torch.output_formats import OutputRules, detect_reasoning_mark
+from backends.torch.rejection import RequestRejectedError
 from backends.torch.sampling import (
     SampledLogprob,
     apply_penalties,
@@ -55,20 +51,16 @@ from backends.torch.sequence import (
 from backends.torch.structured_output import (
     NO_CANDIDATES_ERROR,
     GrammarCompiler,
-    GrammarSource,
     GrammarState,
-    build_calls_grammar,
-    build_format_grammar,
+    OutputConstraint,
+    build_output_grammar,
 )
-from backends.torch.tokenization import InputProcessor, RequestRejectedError
+from backends.torch.tokenization import InputProcessor
 from backends.torch.tool_calls import (
     ResponseTemplateRules,
-    ToolCallFormat,
-    ToolCallRules,
     build_function_schema,
-    detect_tool_call_format,
+    detect_call_format,
     get_response_template,
-    supports_functions,
 )
 
 # Structured output and tool calls: grammars from the request to the logits.
@@ -103,6 +95,7 @@ class GrammarManager:
     def start_compilation(self, request: EngineRequest) -> bool:
         """Whether the request must wait for its grammar. Raises RequestRejectedError."""
         command = request.command
+        calls = self._detect_call_format(command)
         if command.output_format is None and command.function_choice is None:
             if command.input.turns:
                 request.parser_rules = self._make_output_rules(request, None)
@@ -110,32 +103,40 @@ class GrammarManager:
         if self._response_template is not None and _is_unconstrained(command):
             request.parser_rules = self._make_template_rules(request, self._response_template)
             return False
-        if _is_unconstrained(command) and (calls := self._detect_calls(command)) is not None:
+        if _is_unconstrained(command) and calls is not None and not calls.constrains_free_choice:
             request.parser_rules = self._make_output_rules(request, calls)
             return False
         if len(self._waiting) >= MAX_PENDING_REQUESTS:
             raise RequestRejectedError(
                 "overloaded", "too many requests with structured output are being prepared"
             )
-        self._waiting[request] = self._compiler.compile_grammar(self._build_grammar(request))
+        grammar = self._build_grammar(request, calls)
+        self._waiting[request] = self._compiler.compile_grammar(grammar)
         return True
 
-    def _build_grammar(self, request: EngineRequest) -> GrammarSource:
-        command, function_choice = request.command, request.command.function_choice
-        if function_choice is None:
-            output_format = command.output_format
-            return () if output_format is None else build_format_grammar(output_format)
-        call_format = detect_tool_call_format(
-            self._input_processor.get_chat_template(command.input)
+    def _build_grammar(self, request: EngineRequest, calls: CallFormat | None) -> GrammarSource:
+        """The grammar of the output; it sets the rules of its parser."""
+        command, choice = request.command, request.command.function_choice
+        names = () if choice is None else choice.names
+        functions = tuple(one for one in command.input.functions if one.name in names)
+        rules = self._make_output_rules(request, calls)
+        if rules is not None:
+            request.parser_rules = msgspec.structs.replace(
+                rules,
+                schemas={one.name: decode_parameters(one) for one in functions},
+                is_enforced=True,
+                is_either=choice is not None
+                and (choice.required or command.output_format is not None),
+            )
+        constraint = OutputConstraint(
+            command.output_format,
+            choice,
+            functions,
+            calls,
+            None if rules is None else rules.reasoning,
+            rules is not None and rules.is_open,
         )
-        rules = self._make_tool_call_rules(call_format, function_choice, command)
-        request.parser_rules = rules
-        if not function_choice.required and command.output_format is None:
-            request.parser_rules = self._make_output_rules(request, rules) or rules
-        functions = [f for f in command.input.functions if f.name in function_choice.names]
-        return build_calls_grammar(
-            function_choice, functions, call_format, self._special_tokens, command.output_format
-        )
+        return build_output_grammar(constraint, self._special_tokens)
 
     def pop_finished(self, now: float) -> list[tuple[EngineRequest, RequestRejectedError | None]]:
         """The requests that no longer wait, each with its error, if any."""
@@ -157,51 +158,29 @@ class GrammarManager:
         """Remove a request that has been cancelled."""
         self._waiting.pop(request, None)
 
-    def _make_tool_call_rules(
-        self, call_format: ToolCallFormat, function_choice: FunctionChoice, command: GenerateCommand
-    ) -> ToolCallRules:
-        texts = (
-            call_format.format_calls([])
-            + call_format.call_prefix
-            + call_format.name_separator
-            + call_format.call_suffix
-        )
-        marker_tokens = frozenset(
-            number for text, number in self._special_tokens.items() if text in texts
-        )
-        allows_text = (
-            bool(call_format.trigger)
-            and not function_choice.required
-            and command.output_format is None
-        )
-        return ToolCallRules(call_format, function_choice.names, allows_text, marker_tokens)
-
-    def _detect_calls(self, command: GenerateCommand) -> CallsMark | None:
-        """The format of calls that no grammar enforces, if the chat template has it."""
-        if not command.input.turns:
+    def _detect_call_format(self, command: GenerateCommand) -> CallFormat | None:
+        """The format of calls in the output; None if no function may be called."""
+        if command.function_choice is None:
             return None
-        template = self._input_processor.get_chat_template(command.input)
-        return detect_calls_mark(template) if supports_functions(template) else None
+        return detect_call_format(self._input_processor.get_chat_template(command.input))
 
     def _make_output_rules(
-        self, request: EngineRequest, calls: CallsMark | ToolCallRules | None
+        self, request: EngineRequest, calls: CallFormat | None
     ) -> OutputRules | None:
-        """How the output is parsed; None if it has no reasoning and no calls of these marks."""
+        """How the output is parsed; None if it has no reasoning and no calls."""
         prompt_input = request.command.input
         reasoning = None
         if prompt_input.turns and not prompt_input.continue_final:
             reasoning = detect_reasoning_mark(self._input_processor.get_chat_template(prompt_input))
-        if reasoning is None and not isinstance(calls, CallsMark):
+        if reasoning is None and calls is None:
             return None
-        marks = "".join(one.texts for one in (reasoning, calls) if isinstance(one, OutputMark))
+        marks = "\0".join(one.texts for one in (reasoning, calls) if one is not None)
         markers = {number for text, number in self._special_tokens.items() if text in marks}
-        if isinstance(calls, ToolCallRules):
-            markers |= calls.marker_tokens
         schemas = {one.name: decode_parameters(one) for one in prompt_input.functions}
         tail = self._tokenizer.decode(
             request.groups[0].prompt[-_PROMPT_TAIL:], skip_special_tokens=False
         )
-        is_open = reasoning is not None and tail.rstrip().endswith(reasoning.opening)
+        is_open = reasoning is not None and tail.rstrip().endswith(reasoning.opening.rstrip())
         return OutputRules(reasoning, calls, schemas, is_open, frozenset(markers))
 
     def _make_template_rules(self, request: EngineRequest, template: Any) -> ResponseTemplateRules:

@@ -15,52 +15,25 @@ from backends.torch.ipc import (
     ChatTurn,
     EngineEvent,
     EngineSamplingParams,
-    FailureKind,
     FunctionDefinition,
     GenerateCommand,
     PromptInput,
     RequestFailedEvent,
     StopParams,
 )
+from backends.torch.rejection import RequestRejectedError, make_too_long_error
 from backends.torch.sampling import SamplingRules
 from backends.torch.tool_calls import (
     build_function_schema,
     build_messages,
     build_plain_messages,
-    detect_tool_call_format,
+    detect_call_format,
     supports_functions,
 )
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-class RequestRejectedError(Exception):
-    """The request is rejected; carries the fields of a RequestFailedEvent."""
-
-    def __init__(self, kind: FailureKind, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.failure_kind: FailureKind = kind
-        self.param = param
-        self.tokens: int | None = None
-        self.limit: int | None = None
-
-    def make_failed_event(self, job: int) -> RequestFailedEvent:
-        """The failure as an event."""
-        return RequestFailedEvent(
-            job, self.failure_kind, str(self), self.param, self.tokens, self.limit
-        )
-
-
-def make_too_long_error(tokens: int | None, limit: int, param: str) -> RequestRejectedError:
-    """The error for more tokens than the model takes; ``tokens`` is None if not counted."""
-    count = f"{tokens} tokens" if tokens is not None else f"more than {limit} tokens"
-    rejection = RequestRejectedError(
-        "too_long", f"the prompt has {count} and the model takes {limit}", param=param
-    )
-    rejection.tokens, rejection.limit = tokens, limit
-    return rejection
 
 
 def detokenize_ids(tokenizer: Any, ids: Sequence[int], vocabulary_size: int) -> str:
@@ -372,7 +345,7 @@ def _build_conversation(
     turns: Sequence[ChatTurn], functions: Sequence[FunctionDefinition], template: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools in the form that the template expects."""
-    family = detect_tool_call_format(template)
+    family = detect_call_format(template)
     if not supports_functions(template):
         return list(build_plain_messages(turns, functions, family)), None
     tools = [{"type": "function", "function": build_function_schema(one)} for one in functions]

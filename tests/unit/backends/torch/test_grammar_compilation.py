@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends.torch import token_selection
+from backends.torch.grammar_source import GrammarPart
 from backends.torch.ipc import (
     EngineSamplingParams,
     GenerateCommand,
@@ -15,8 +16,8 @@ from backends.torch.ipc import (
     PromptInput,
     TextEvent,
 )
-from backends.torch.structured_output import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarPart
-from backends.torch.tokenization import RequestRejectedError
+from backends.torch.rejection import RequestRejectedError
+from backends.torch.structured_output import MAX_CACHED_GRAMMARS, GrammarCompiler
 
 Drive = Callable[..., Any]
 

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from backends.torch.call_formats import CALL_FORMATS, HERMES_FORMAT, CallFormat, detect_by_sign
 from backends.torch.detokenizer import OutputToken, ReadyText
 from backends.torch.ipc import (
     ChatTurn,
     ChoiceEndEvent,
     EngineSamplingParams,
+    FunctionCall,
     FunctionChoice,
     FunctionDefinition,
     GenerateCommand,
@@ -25,19 +27,18 @@ from backends.torch.ipc import (
     build_generate_command,
 )
 from backends.torch.output_formats import (
-    CALLS_MARKS,
     MAX_CLOSINGS,
     REASONING_MARKS,
-    CallsMark,
     OutputRules,
     ReasoningMark,
-    detect_calls_mark,
     detect_reasoning_mark,
 )
 from backends.torch.tool_calls import ParsedCallArguments, ParsedCallStart, ParsedReasoning
 from protocols.core.request import GenerationRequest, Message, PromptOptions, ReasoningOptions
 
 Drive = Callable[..., Any]
+READ_FORMATS = [one for one in CALL_FORMATS if not one.constrains_free_choice]
+"""The formats that are only read if the request has no option for its calls."""
 Output = tuple[str, str, list[tuple[str, Any]]]
 """The reasoning, the text and the calls."""
 
@@ -114,10 +115,19 @@ CALLS: dict[str, tuple[str, list[tuple[str, Any]]]] = {
     "Llama 4": (_PYTHON, [F, G]),
 }  # fmt: skip
 
+for _format in READ_FORMATS:
+    CALLS.setdefault(
+        _format.family,
+        (
+            _format.format_calls([FunctionCall("", "f", JSON), FunctionCall("", "g", "{}")]),
+            [F, G],
+        ),
+    )
+
 
 def parse(
     pieces: Sequence[str],
-    calls: CallsMark | None = None,
+    calls: CallFormat | None = None,
     reasoning: ReasoningMark | None = None,
     *,
     is_open: bool = False,
@@ -149,8 +159,8 @@ def split(text: str) -> list[list[str]]:
     return [*pieces, *([text[:at], text[at:]] for at in range(len(text)))]
 
 
-@pytest.mark.parametrize("mark", CALLS_MARKS, ids=lambda mark: mark.family)
-def test_tool_calls_of_each_family(mark: CallsMark) -> None:
+@pytest.mark.parametrize("mark", READ_FORMATS, ids=lambda mark: mark.family)
+def test_tool_calls_of_each_family(mark: CallFormat) -> None:
     script, calls = CALLS[mark.family]
     for pieces in split(script):
         assert parse(pieces, mark) == ("", "", calls)
@@ -159,16 +169,16 @@ def test_tool_calls_of_each_family(mark: CallsMark) -> None:
             assert parse(pieces, mark) == ("", "Let me see.", calls)
 
 
-@pytest.mark.parametrize("mark", CALLS_MARKS, ids=lambda mark: mark.family)
-def test_malformed_and_unfinished_calls_stay_text(mark: CallsMark) -> None:
+@pytest.mark.parametrize("mark", READ_FORMATS, ids=lambda mark: mark.family)
+def test_malformed_and_unfinished_calls_stay_text(mark: CallFormat) -> None:
     broken = f"{mark.opening} x {{ {mark.closing}"
     for text in (f"{broken} so", mark.opening, mark.opening[:-1] or "x", f"{broken}\n"):
         for pieces in split(text):
             assert parse(pieces, mark) == ("", text, [])
 
 
-@pytest.mark.parametrize("mark", CALLS_MARKS, ids=lambda mark: mark.family)
-def test_call_of_an_unknown_function_stays_text(mark: CallsMark) -> None:
+@pytest.mark.parametrize("mark", READ_FORMATS, ids=lambda mark: mark.family)
+def test_call_of_an_unknown_function_stays_text(mark: CallFormat) -> None:
     script, _ = CALLS[mark.family]
     rules = OutputRules(None, mark, {}, is_open=False, marker_tokens=frozenset())
     parser = rules.make_parser()
@@ -198,7 +208,7 @@ def test_reasoning_of_each_family(mark: ReasoningMark) -> None:
 
 @pytest.mark.parametrize("family", ["gpt-oss", "DeepSeek V3.1", "GLM-4.5", "Granite 3", "Nemotron"])
 def test_reasoning_before_tool_calls(family: str) -> None:
-    calls = next(one for one in CALLS_MARKS if one.family == family)
+    calls = next(one for one in READ_FORMATS if one.family == family)
     index = 0 if family == "gpt-oss" else -1
     mark = REASONING_MARKS[index]
     start = "<|start|>assistant" if family == "gpt-oss" else "\n"
@@ -208,7 +218,7 @@ def test_reasoning_before_tool_calls(family: str) -> None:
 
 
 def test_a_string_may_contain_the_closing_mark() -> None:
-    mark = next(one for one in CALLS_MARKS if one.family == "Nemotron")
+    mark = next(one for one in READ_FORMATS if one.family == "Nemotron")
     script = '<TOOLCALL>[{"name": "f", "arguments": {"a": "</TOOLCALL>"}}]</TOOLCALL>'
     for pieces in split(script):
         assert parse(pieces, mark) == ("", "", [("f", {"a": "</TOOLCALL>"})])
@@ -220,13 +230,13 @@ def test_a_string_may_contain_the_closing_mark() -> None:
 
 
 def test_signs_tell_the_families_apart() -> None:
-    for mark in CALLS_MARKS:
-        assert detect_calls_mark(f"{mark.template_sign} {mark.opening}") == mark
+    for mark in READ_FORMATS:
+        assert detect_by_sign(f"{mark.template_sign} {mark.opening}") == mark
     for reasoning in REASONING_MARKS:
         assert detect_reasoning_mark(f"{reasoning.template_sign}") == reasoning
-    assert detect_calls_mark("```json <tool_call>{{ tools }}") is None
+    assert detect_by_sign("```json <tool_call>{{ tools }}") == HERMES_FORMAT
     assert detect_reasoning_mark("{{ messages }}") is None
-    assert set(CALLS) == {mark.family for mark in CALLS_MARKS}
+    assert set(CALLS) == {mark.family for mark in READ_FORMATS}
 
 
 @pytest.mark.parametrize(
@@ -244,15 +254,17 @@ def test_signs_tell_the_families_apart() -> None:
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
-    mark = next(one for one in CALLS_MARKS if text.startswith(one.opening))
+    mark = next(one for one in READ_FORMATS if text.startswith(one.opening))
     assert parse([text, " so"], mark) == ("", f"{text} so", [])
 
 
 def test_documentation_lists_the_families() -> None:
     page = Path(__file__).parents[4] / "docs" / "model-families.md"
-    rows = [f"| {one.family} | `{one.opening}` | `{one.closing}` |" for one in REASONING_MARKS]
+    rows = [
+        f"| {one.family} | `{one.opening.strip()}` | `{one.closing}` |" for one in REASONING_MARKS
+    ]
     assert "\n".join(["| --- | --- | --- |", *rows, ""]) in page.read_text()
-    starts = [(one.opening.replace("```", ""), one.family) for one in CALLS_MARKS]
+    starts = [(one.opening.replace("```", ""), one.family) for one in READ_FORMATS]
     rows = [f"| {family} | `{opening}` |" for opening, family in starts]
     assert "\n".join(["| --- | --- |", *rows, ""]) in page.read_text()
 

@@ -9,6 +9,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from backends.torch.call_formats import CALL_FORMATS, HERMES_FORMAT, CallFormat
 from backends.torch.detokenizer import OutputToken, ReadyText
 from backends.torch.ipc import (
     ChatTurn,
@@ -25,19 +26,18 @@ from backends.torch.ipc import (
     ToolArgumentsEvent,
     ToolCallEvent,
 )
+from backends.torch.output_formats import OutputParser, OutputRules
 from backends.torch.tool_calls import (
-    HERMES_FORMAT,
-    TOOL_CALL_FORMATS,
     ParsedCallArguments,
     ParsedCallStart,
     ParsedOutput,
-    ToolCallFormat,
-    ToolCallParser,
-    detect_tool_call_format,
+    detect_call_format,
     supports_functions,
 )
 
 Drive = Callable[..., Any]
+ENFORCED = [one for one in CALL_FORMATS if one.constrains_free_choice]
+"""The formats that a grammar enforces, whatever the request says."""
 
 WEATHER = {
     "type": "object",
@@ -62,12 +62,10 @@ CALLS = [
     FunctionCall("", "weather", '{"city": "}\\"]", "days": [3, {}]}'),
     FunctionCall("", "weather_now", "{}"),
 ]
-SPECIAL = {
-    family: family.trigger if family.trigger.startswith("[") else "" for family in TOOL_CALL_FORMATS
-}
+SPECIAL = {family: family.trigger if family.trigger.startswith("[") else "" for family in ENFORCED}
 
 
-def make_template(family: ToolCallFormat) -> str:
+def make_template(family: CallFormat) -> str:
     """A chat template that shows its family, and takes tools."""
     return (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -104,8 +102,8 @@ def collect_calls(got: Any, choice: int = 0) -> list[tuple[str, Any]]:
 # --- held to ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
-def test_required_tool_call_is_valid_for_any_model(noisy: Drive, family: ToolCallFormat) -> None:
+@pytest.mark.parametrize("family", ENFORCED, ids=lambda family: family.template_sign)
+def test_required_tool_call_is_valid_for_any_model(noisy: Drive, family: CallFormat) -> None:
     several = 0
     for seed in range(8):
         got = noisy(special=SPECIAL[family], template=make_template(family))
@@ -118,8 +116,8 @@ def test_required_tool_call_is_valid_for_any_model(noisy: Drive, family: ToolCal
     assert 1 < several <= 16
 
 
-@pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
-def test_named_function_is_called_once(noisy: Drive, family: ToolCallFormat) -> None:
+@pytest.mark.parametrize("family", ENFORCED, ids=lambda family: family.template_sign)
+def test_named_function_is_called_once(noisy: Drive, family: CallFormat) -> None:
     for name in BOTH:
         got = noisy(special=SPECIAL[family], template=make_template(family))
         got.run(make_command(FunctionChoice((name,), required=True, parallel=False)))
@@ -267,7 +265,7 @@ def test_output_format_or_tool_calls(scripted: Drive) -> None:
 
 
 def test_llama_tool_calls_begin_with_a_brace(noisy: Drive) -> None:
-    llama = detect_tool_call_format('"parameters": dictionary')
+    llama = detect_call_format('tools "parameters": dictionary')
     kinds = set()
     for seed in range(12):
         bias = {123: 5.0}
@@ -280,7 +278,7 @@ def test_llama_tool_calls_begin_with_a_brace(noisy: Drive) -> None:
 
 
 def test_tool_call_trigger_can_be_a_special_token(noisy: Drive) -> None:
-    for family in TOOL_CALL_FORMATS[:3]:
+    for family in ENFORCED[:3]:
         picking = EngineSamplingParams(temperature=1, seed=4, logit_bias={259: 4.0})
         got = noisy(special=family.trigger, template=make_template(family))
         got.run(make_command(FunctionChoice(BOTH, parallel=False), picking=picking))
@@ -291,7 +289,7 @@ def test_tool_call_trigger_can_be_a_special_token(noisy: Drive) -> None:
 
 def test_other_special_tokens_are_not_shown_as_text(noisy: Drive) -> None:
     """Beside a mark that has to be seen: those are still not text."""
-    family = TOOL_CALL_FORMATS[0]
+    family = ENFORCED[0]
     got = noisy(special=family.trigger, template=make_template(family))
     picking = EngineSamplingParams(temperature=0, logit_bias={257: 1000.0})
     got.run(make_command(ending=StopParams(max_tokens=9, include_stop=True), picking=picking))
@@ -301,14 +299,22 @@ def test_other_special_tokens_are_not_shown_as_text(noisy: Drive) -> None:
 # --- taken apart --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", TOOL_CALL_FORMATS, ids=lambda family: family.template_sign)
+def make_parser(family: CallFormat) -> OutputParser:
+    schemas: dict[str, Any] = {name: {} for name in BOTH}
+    rules = OutputRules(
+        None, family, schemas, is_open=False, marker_tokens=frozenset(), is_enforced=True
+    )
+    return rules.make_parser()
+
+
+@pytest.mark.parametrize("family", ENFORCED, ids=lambda family: family.template_sign)
 @pytest.mark.parametrize("lead", ["", "Well: ", "[TOOL_", "<tool <tool_call"])
-def test_tool_calls_are_parsed_for_any_chunking(family: ToolCallFormat, lead: str) -> None:
+def test_tool_calls_are_parsed_for_any_chunking(family: CallFormat, lead: str) -> None:
     anywhere = bool(family.trigger)
     text = (lead if anywhere else "") + family.format_calls(CALLS)
     chance = random.Random(0)
     for _ in range(50):
-        speech = ToolCallParser(family, BOTH, anywhere=anywhere)
+        speech = make_parser(family)
         told: list[ParsedOutput] = []
         at = 0
         while at < len(text):
@@ -333,11 +339,12 @@ def test_tool_calls_are_parsed_for_any_chunking(family: ToolCallFormat, lead: st
 
 
 def test_format_without_trigger_needs_the_full_text_to_be_calls() -> None:
-    llama = detect_tool_call_format('"parameters": dictionary')
+    llama = detect_call_format('tools "parameters": dictionary')
     for text in ('{"name": "Bob"}', 'x {"name": "weather", "parameters": {}}'):
-        speech = ToolCallParser(llama, BOTH, anywhere=False)
+        speech = make_parser(llama)
         told = [*speech.feed(ReadyText(text, [])), *speech.close()]
-        assert told == [ReadyText(text, [])]
+        assert all(isinstance(one, ReadyText) for one in told)
+        assert "".join(one.text for one in told if isinstance(one, ReadyText)) == text
 
 
 # --- conversations ------------------------------------------------------------------------------
@@ -371,7 +378,7 @@ def test_template_with_functions_gets_all_functions_and_calls(noisy: Drive) -> N
 
 
 def test_mistral_template_gets_short_call_ids(noisy: Drive) -> None:
-    text = render_prompt(noisy(template=make_template(TOOL_CALL_FORMATS[0])), TALK)
+    text = render_prompt(noisy(template=make_template(ENFORCED[0])), TALK)
     assert "defghijkl:" in text
     assert "sunnydefghijkl" in text
     assert "call_" not in text
@@ -387,7 +394,7 @@ def test_template_without_functions_gets_functions_in_the_system_message(noisy: 
     system, _, rest = text.partition("<user>")
     assert system.startswith("<system>be brief\n\nYou can call these functions:\n{")
     assert '"name":"weather_now"' in system
-    assert HERMES_FORMAT.format_calls([FunctionCall("", "NAME", "{ARGUMENTS}")]) in system
+    assert HERMES_FORMAT.describe_call("NAME", "{ARGUMENTS}") in system
     assert "<assistant>" + HERMES_FORMAT.format_calls(TALK[2].calls) in rest
     assert "<user><tool_response>\nsunny\n</tool_response>" in rest
     assert "You can call" not in render_prompt(noisy(), TALK, ())
@@ -400,9 +407,7 @@ def test_assistant_text_before_tool_calls_is_rendered(noisy: Drive) -> None:
 
 
 def test_tool_call_format_is_detected_from_the_template() -> None:
-    assert [detect_tool_call_format(make_template(one)) for one in TOOL_CALL_FORMATS] == list(
-        TOOL_CALL_FORMATS
-    )
-    assert detect_tool_call_format("{{ messages }}") == HERMES_FORMAT
+    assert [detect_call_format(make_template(one)) for one in ENFORCED] == list(ENFORCED)
+    assert detect_call_format("{{ messages }}") == HERMES_FORMAT
     assert not supports_functions("{{ messages }}")
     assert supports_functions(make_template(HERMES_FORMAT))

@@ -1,0 +1,512 @@
+"""How models write the arguments of a call: as JSON, in tags, as Python, as Gemma's objects.
+
+Each syntax reads, writes, and describes itself as a grammar, so that what is read can be enforced.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from backends.torch.grammar_source import ANY_TEXT, GrammarWriter
+from backends.torch.rejection import RequestRejectedError
+
+Schema = Mapping[str, Any]
+_MAX_DEPTH: Final = 8
+"""References that are followed in a schema of one argument."""
+_ANNOTATIONS: Final = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+     "$schema", "$id", "$comment", "$defs", "definitions", "type", "strict", "nullable"}
+)  # fmt: skip
+"""Keys that a grammar need not enforce."""
+_OBJECT_KEYS: Final = _ANNOTATIONS | {"properties", "required", "additionalProperties"}
+_ARRAY_KEYS: Final = _ANNOTATIONS | {"items", "minItems", "maxItems"}
+_STRING_KEYS: Final = _ANNOTATIONS | {"minLength", "maxLength"}
+"""Keys that are enforced where values are not JSON."""
+
+
+class ArgumentSyntax(Struct, frozen=True):
+    """How the arguments of one call are written."""
+
+    @property
+    def texts(self) -> str:
+        """All marks, one after another; they may be special tokens."""
+        return ""
+
+    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+        """The arguments. Raises ValueError or another error of parsing."""
+        raise NotImplementedError
+
+    def write(self, arguments: str) -> str:
+        """The text of arguments that are given as JSON."""
+        raise NotImplementedError
+
+    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+        """The expression of arguments with this schema. Raises RequestRejectedError."""
+        raise NotImplementedError
+
+
+class JsonArguments(ArgumentSyntax, frozen=True):
+    """A JSON object."""
+
+    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+        """See ``ArgumentSyntax``."""
+        del schema
+        return read_object(msgspec.json.decode(text.strip() or "{}"))
+
+    def write(self, arguments: str) -> str:
+        """See ``ArgumentSyntax``."""
+        return arguments
+
+    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+        """See ``ArgumentSyntax``."""
+        return writer.add_schema(schema, strict=strict)
+
+
+class TagArguments(ArgumentSyntax, frozen=True):
+    """A tag for each argument: ``opening VALUE closing``.
+
+    In the marks ``{key}`` is the argument's name, ``{type}`` its JSON type, and ``{is_string}`` is
+    ``true`` or ``false``. Strings have no quotes; other values are JSON.
+    """
+
+    opening: str
+    closing: str
+
+    @property
+    def texts(self) -> str:
+        """See ``ArgumentSyntax``."""
+        return self.opening + self.closing
+
+    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+        """See ``ArgumentSyntax``."""
+        pattern = self._build_pattern()
+        if pattern.sub("", text).strip():
+            raise ValueError("text between the arguments")
+        arguments: dict[str, Any] = {}
+        for match in pattern.finditer(text):
+            marks, key = match.groupdict(), match["key"].strip()
+            declared = marks.get("type") or {"true": "string", "false": "json"}.get(
+                marks.get("is_string") or ""
+            )
+            arguments[key] = _read_value(
+                match["value"], get_property(schema, key), schema, declared
+            )
+        return arguments
+
+    def _build_pattern(self) -> re.Pattern[str]:
+        marks = {
+            "{key}": '(?P<key>[^<>"\\n]+?)',
+            "{type}": "(?P<type>[a-z]+)",
+            "{is_string}": "(?P<is_string>true|false)",
+        }
+        opening = _escape_mark(self.opening, marks)
+        closing = _escape_mark(self.closing, {"{key}": "(?P=key)"})
+        if not ("{type}" in self.opening or "{is_string}" in self.opening):
+            # Only marks that name the type keep strings apart from the line breaks around them.
+            opening, closing = f"{opening}\\n?", f"\\n?{closing}"
+        return re.compile(rf"{opening}(?P<value>.*?){closing}", re.DOTALL)
+
+    def write(self, arguments: str) -> str:
+        """See ``ArgumentSyntax``."""
+        values = read_object(msgspec.json.decode(arguments))
+        return "".join(
+            self._write_opening(key, _get_type(value))
+            + (value if isinstance(value, str) else write_json(value))
+            + self.closing.replace("{key}", key)
+            for key, value in values.items()
+        )
+
+    def _write_opening(self, key: str, kind: str) -> str:
+        is_string = "true" if kind == "string" else "false"
+        text = self.opening.replace("{key}", key).replace("{is_string}", is_string)
+        return text.replace("{type}", "number" if kind == "integer" else kind)
+
+    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+        """See ``ArgumentSyntax``."""
+        check_keys(schema, _OBJECT_KEYS, strict=strict)
+        pieces = []
+        for key, is_required in list_properties(schema):
+            closing = self.closing.replace("{key}", key)
+            branches = list_branches(get_property(schema, key), schema)
+            options = [
+                f"{writer.quote(self._write_opening(key, kind))} {value}"
+                for kind, value in _write_raw_values(
+                    writer, branches, schema, closing, strict=strict
+                )
+            ]
+            pieces.append(writer.add_choice(options) + ("" if is_required else "?"))
+        if allows_other_properties(schema) and "{key}" not in self.closing:
+            start, end = self._write_opening("\0", "string").split("\0")
+            value = writer.write_text_until(self.closing)
+            other = f"{writer.quote(start)} /[\\w.-]+/ {writer.quote(end)} {value}"
+            pieces.append(f"{writer.add_rule(other)}*")
+        return " ".join(pieces)
+
+
+def _write_raw_values(
+    writer: GrammarWriter, branches: Sequence[Schema], root: Schema, closing: str, *, strict: bool
+) -> Iterable[tuple[str, str]]:
+    """The JSON type and the expression of each kind of value with its closing mark."""
+    texts = [one for one in branches if is_free_string(one)]
+    if texts:
+        yield "string", writer.write_text_until(closing, build_length_pattern(texts, strict=strict))
+    for branch in branches:
+        if "const" in branch:
+            value = branch["const"]
+            text = value if isinstance(value, str) else write_json(value)
+            yield _get_type(value), f"{writer.quote(text)} {writer.quote(closing)}"
+        elif not is_free_string(branch):
+            reference = writer.add_schema(add_definitions(branch, root), strict=strict)
+            yield branch.get("type", "object"), f"{reference} {writer.quote(closing)}"
+
+
+class PythonArguments(ArgumentSyntax, frozen=True):
+    """Named Python literals: ``a="x", n=2``; ``true``, ``false`` and ``null`` are read, too."""
+
+    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+        """See ``ArgumentSyntax``."""
+        del schema
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise TypeError("an expression is no call")
+        return read_keywords(call)
+
+    def write(self, arguments: str) -> str:
+        """See ``ArgumentSyntax``."""
+        values = read_object(msgspec.json.decode(arguments))
+        return ", ".join(f"{key}={_write_python(value)}" for key, value in values.items())
+
+    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+        """See ``ArgumentSyntax``."""
+        check_keys(schema, _OBJECT_KEYS, strict=strict)
+        needed, optional = list[str](), list[str]()
+        for key, is_required in list_properties(schema):
+            values = [
+                _write_python_branch(writer, one, schema, strict=strict)
+                for one in list_branches(get_property(schema, key), schema)
+            ]
+            rule = writer.add_rule(f"{writer.quote(f'{key}=')} {writer.add_choice(values)}")
+            (needed if is_required else optional).append(rule)
+        return _write_list(writer, needed, optional, ", ")
+
+
+def _write_python(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value)
+    return write_json(value)
+
+
+def _write_python_branch(
+    writer: GrammarWriter, branch: Schema, root: Schema, *, strict: bool
+) -> str:
+    if "const" in branch:
+        return writer.quote(_write_python(branch["const"]))
+    match branch.get("type"):
+        case "boolean":
+            return '("True" | "False")'
+        case "null":
+            return '"None"'
+        case _:
+            return writer.add_schema(add_definitions(branch, root), strict=strict)
+
+
+class GemmaArguments(ArgumentSyntax, frozen=True):
+    """An object without quotes around its keys, and with a mark of its own around strings."""
+
+    quote: str
+
+    @property
+    def texts(self) -> str:
+        """See ``ArgumentSyntax``."""
+        return self.quote
+
+    def read(self, text: str, schema: Schema) -> dict[str, Any]:
+        """See ``ArgumentSyntax``."""
+        del schema
+        strings: list[str] = []
+
+        def hold(found: re.Match[str]) -> str:
+            strings.append(msgspec.json.encode(found[1]).decode())
+            return f"\0{len(strings) - 1}\0"
+
+        mark = re.escape(self.quote)
+        body = re.sub(f"{mark}(.*?){mark}", hold, text.strip() or "{}", flags=re.DOTALL)
+        body = re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:", r'\1"\2":', body)
+        body = re.sub(r"([{,]\s*)(\0\d+\0)\s*:", r"\1\2:", body)
+        body = re.sub("\0(\\d+)\0", lambda found: strings[int(found[1])], body)
+        return read_object(msgspec.json.decode(body))
+
+    def write(self, arguments: str) -> str:
+        """See ``ArgumentSyntax``."""
+        return self.write_value(msgspec.json.decode(arguments))
+
+    def write_value(self, value: Any) -> str:
+        """A value as the model writes it."""
+        match value:
+            case str():
+                return f"{self.quote}{value}{self.quote}"
+            case dict():
+                return f"{{{','.join(f'{k}:{self.write_value(v)}' for k, v in value.items())}}}"
+            case list():
+                return f"[{','.join(map(self.write_value, value))}]"
+            case _:
+                return write_json(value)
+
+    def build_rule(self, writer: GrammarWriter, schema: Schema, *, strict: bool) -> str:
+        """See ``ArgumentSyntax``."""
+        return _GemmaWriter(writer, self, schema, strict=strict).build_object(schema, 0)
+
+
+class _GemmaWriter:
+    """Writes the grammar of one function's arguments."""
+
+    def __init__(
+        self, writer: GrammarWriter, syntax: GemmaArguments, root: Schema, *, strict: bool
+    ) -> None:
+        self._writer = writer
+        self._syntax = syntax
+        self._root = root
+        self._strict = strict
+        self._any_value: str | None = None
+
+    def build_object(self, schema: Schema, depth: int) -> str:
+        """The expression of an object."""
+        if depth > _MAX_DEPTH:
+            raise RequestRejectedError("unsupported", "the schema is nested too deeply")
+        check_keys(schema, _OBJECT_KEYS, strict=self._strict)
+        needed, optional = list[str](), list[str]()
+        for key, is_required in list_properties(schema):
+            value = self._build_value(get_property(schema, key), depth)
+            rule = self._writer.add_rule(f"{self._writer.quote(f'{key}:')} {value}")
+            (needed if is_required else optional).append(rule)
+        if not (needed or optional) and allows_other_properties(schema):
+            return self._build_any_object()
+        return f'"{{" {_write_list(self._writer, needed, optional, ",")} "}}"'
+
+    def _build_value(self, schema: Any, depth: int) -> str:
+        branches = list_branches(schema, self._root)
+        return self._writer.add_choice(self._build_branch(one, depth) for one in branches)
+
+    def _build_branch(self, branch: Schema, depth: int) -> str:
+        if "const" in branch:
+            return self._writer.quote(self._syntax.write_value(branch["const"]))
+        match branch.get("type"):
+            case "string":
+                return self._build_string(build_length_pattern([branch], strict=self._strict))
+            case "object":
+                return self.build_object(branch, depth + 1)
+            case "array":
+                check_keys(branch, _ARRAY_KEYS, strict=self._strict)
+                item = self._build_value(branch.get("items"), depth + 1)
+                low, high = branch.get("minItems", 0), branch.get("maxItems")
+                if high == 0:
+                    return '"[]"'
+                counts = f"{max(low - 1, 0)},{'' if high is None else high - 1}"
+                return f'"[" ({item} ("," {item}){{{counts}}}){"" if low else "?"} "]"'
+            case None:
+                return self._build_any_value()
+            case _:
+                schema = add_definitions(branch, self._root)
+                return self._writer.add_schema(schema, strict=self._strict)
+
+    def _build_string(self, pattern: str = ANY_TEXT) -> str:
+        quote = self._syntax.quote
+        return f"{self._writer.quote(quote)} {self._writer.write_text_until(quote, pattern)}"
+
+    def _build_any_object(self) -> str:
+        field = f'/[\\w.-]+/ ":" {self._build_any_value()}'
+        return f'"{{" ({field} ("," {field})*)? "}}"'
+
+    def _build_any_value(self) -> str:
+        if self._any_value is None:
+            self._any_value = name = self._writer.reserve_rule()
+            atom = r"/-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null/"
+            items = f'"[" ({name} ("," {name})*)? "]"'
+            self._writer.set_rule(
+                name, f"{self._build_string()} | {atom} | {items} | {self._build_any_object()}"
+            )
+        return self._any_value
+
+
+# --- schemas of arguments -----------------------------------------------------------------------
+
+
+def list_properties(schema: Schema) -> list[tuple[str, bool]]:
+    """The names of the arguments, and whether they are required."""
+    properties, required = schema.get("properties"), schema.get("required")
+    names = list(properties) if isinstance(properties, dict) else []
+    needed = [one for one in required if isinstance(one, str)] if isinstance(required, list) else []
+    return [(name, name in needed) for name in dict.fromkeys([*names, *needed])]
+
+
+def get_property(schema: Schema, key: str) -> Any:
+    """The schema of an argument; None if it has none."""
+    properties = schema.get("properties")
+    return properties.get(key) if isinstance(properties, dict) else None
+
+
+def allows_other_properties(schema: Schema) -> bool:
+    """Whether further arguments are expected: only said so, or if none is named."""
+    return bool(schema.get("additionalProperties", not schema.get("properties")))
+
+
+def list_branches(schema: Any, root: Schema, depth: int = 0) -> list[Schema]:
+    """The alternatives of a schema, each with at most one type, or with one value (``const``)."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return [{}]
+    if isinstance(reference := schema.get("$ref"), str):
+        return list_branches(_resolve_reference(reference, root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list) and options:
+            return [branch for one in options for branch in list_branches(one, root, depth + 1)]
+    if isinstance(parts := schema.get("allOf"), list) and len(parts) == 1:
+        return list_branches(parts[0], root, depth + 1)
+    if isinstance(values := schema.get("enum"), list) and values:
+        return [{"const": value} for value in values]
+    if "const" in schema:
+        return [{"const": schema["const"]}]
+    if isinstance(kinds := schema.get("type"), list) and kinds:
+        return [{**schema, "type": kind} for kind in kinds]
+    return [schema]
+
+
+def _resolve_reference(reference: str, root: Schema) -> Any:
+    found: Any = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def is_free_string(branch: Schema) -> bool:
+    """Whether a value may be any string, or a string of some length."""
+    return "const" not in branch and branch.get("type", "string") == "string"
+
+
+def build_length_pattern(branches: Sequence[Schema], *, strict: bool) -> str:
+    """The pattern of a string without quotes. Raises RequestRejectedError."""
+    for branch in branches:
+        check_keys(branch, _STRING_KEYS, strict=strict)
+    if len(branches) > 1:
+        return ANY_TEXT
+    low, high = branches[0].get("minLength", 0), branches[0].get("maxLength", "")
+    return rf"(.|\n){{{low},{high}}}" if low or high != "" else ANY_TEXT
+
+
+def check_keys(schema: Schema, known: frozenset[str], *, strict: bool) -> None:
+    """Raises RequestRejectedError for keys that are not enforced, if a function is strict."""
+    if strict and (unknown := sorted(schema.keys() - known)):
+        raise RequestRejectedError(
+            "unsupported",
+            f"the schema has unsupported keys: {', '.join(unknown)}; "
+            "the model does not write these values as JSON",
+            param="tools",
+        )
+
+
+def add_definitions(schema: Schema, root: Schema) -> Schema:
+    """A part of a schema with the definitions that it may refer to."""
+    named = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**named, **schema}
+
+
+def write_json(value: Any) -> str:
+    """JSON in the style of chat templates, which grammars enforce."""
+    match value:
+        case dict():
+            fields = (f"{write_json(str(key))}: {write_json(one)}" for key, one in value.items())
+            return f"{{{', '.join(fields)}}}"
+        case list():
+            return f"[{', '.join(map(write_json, value))}]"
+        case _:
+            return msgspec.json.encode(value).decode()
+
+
+def read_object(value: Any) -> dict[str, Any]:
+    """The value, if it is an object. Raises TypeError."""
+    if not isinstance(value, dict):
+        raise TypeError("the arguments are no object")
+    return value
+
+
+def read_keywords(call: ast.Call) -> dict[str, Any]:
+    """The named arguments of a Python call. Raises ValueError."""
+    if call.args or None in [one.arg for one in call.keywords]:
+        raise ValueError("an argument has no name")
+    names = {"true": True, "false": False, "null": None}
+
+    class _Constants(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            return ast.Constant(names[node.id]) if node.id in names else node
+
+    return {str(one.arg): ast.literal_eval(_Constants().visit(one.value)) for one in call.keywords}
+
+
+def _read_value(text: str, declared: Any, root: Schema, kind: str | None) -> Any:
+    """An argument's value: JSON if its schema, or ``kind`` of its mark, has another type."""
+    if kind == "string":
+        return text
+    branches = list_branches(declared, root)
+    constants = [one["const"] for one in branches if "const" in one]
+    if text in constants:
+        return text
+    types = {_get_type(one) for one in constants}
+    types |= {str(one["type"]) for one in branches if "type" in one}
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        truth = {"True": True, "False": False}.get(text.strip()) if "boolean" in types else None
+        return text if truth is None else truth
+    if "string" not in types or kind is not None:
+        return value
+    types |= {"integer"} if "number" in types else set()
+    return value if not isinstance(value, str) and _get_type(value) in types else text
+
+
+def _get_type(value: Any) -> str:
+    """The JSON type of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _write_list(
+    writer: GrammarWriter, needed: Sequence[str], optional: Sequence[str], separator: str
+) -> str:
+    """The expression of a list: first what is required, then what is not."""
+    comma = writer.quote(separator)
+    if needed:
+        rest = "".join(f" ({comma} {one})?" for one in optional)
+        return f" {comma} ".join(needed) + rest
+    starts = [
+        first + "".join(f" ({comma} {one})?" for one in optional[i + 1 :])
+        for i, first in enumerate(optional)
+    ]
+    return f"({' | '.join(starts)})?" if starts else ""
+
+
+def _escape_mark(text: str, groups: Mapping[str, str]) -> str:
+    """The pattern of a mark, without white space around it; line breaks may be missing."""
+    pattern = re.escape(text.strip())
+    for name, group in groups.items():
+        pattern = pattern.replace(re.escape(name), group, 1)
+    return pattern.replace("\\\n", "\\s*")
+
+
+JSON_ARGUMENTS: Final = JsonArguments()

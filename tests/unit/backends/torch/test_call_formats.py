@@ -1,0 +1,278 @@
+"""One table of call formats: what is read can be enforced, and the other way round."""
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from backends.torch.argument_syntax import write_json
+from backends.torch.call_formats import CALL_FORMATS, CallFormat, ParsedCall
+from backends.torch.detokenizer import ReadyText
+from backends.torch.ipc import (
+    ChatTurn,
+    ChoiceEndEvent,
+    EngineSamplingParams,
+    FunctionCall,
+    FunctionChoice,
+    FunctionDefinition,
+    GenerateCommand,
+    OutputFormat,
+    PromptInput,
+    StopParams,
+    ToolArgumentsEvent,
+    ToolCallEvent,
+)
+from backends.torch.output_formats import REASONING_MARKS, OutputRules, ReasoningMark
+from backends.torch.structured_output import (
+    OutputConstraint,
+    _build_grammar_entry,
+    build_output_grammar,
+)
+from backends.torch.tool_calls import (
+    ParsedCallArguments,
+    ParsedCallStart,
+    ParsedReasoning,
+)
+from tests.tiny_model import EOS, byte_tokenizer
+
+Drive = Callable[..., Any]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["celsius", "kelvin"]},
+        "exact": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"lat": {"type": "integer", "maximum": 9, "minimum": 0}},
+            "required": ["lat"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, Any] = {
+    "weather": SCHEMA,
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+FUNCTIONS = tuple(
+    FunctionDefinition(name, None, msgspec.json.encode(schema), strict=True)
+    for name, schema in SCHEMAS.items()
+)
+BOTH = tuple(SCHEMAS)
+VALUES = [
+    {"city": "x", "days": 3, "unit": "kelvin"},
+    {"city": "a { ] <", "days": 14, "unit": "celsius", "exact": True, "note": None},
+    {"city": "", "days": 1, "unit": "kelvin", "note": "12345", "tags": ["a", "b"]},
+    {"city": "é", "days": 2, "unit": "kelvin", "note": "1e5", "place": {"lat": 1}},
+]
+
+
+@functools.cache
+def load_table() -> Any:
+    return from_tokenizer(byte_tokenizer(), n_vocab=259, eos_token=[EOS])
+
+
+def find_refusal(constraint: OutputConstraint, text: str) -> str | None:
+    """Where the grammar refuses a text; None if it accepts the whole of it."""
+    source = build_output_grammar(constraint, {})
+    entries = [_build_grammar_entry(LLMatcher, part) for part in source]
+    matcher = LLMatcher(load_table(), msgspec.json.encode({"grammars": entries}).decode())
+    assert not matcher.is_error(), matcher.get_error()
+    data = text.encode()
+    for at, byte in enumerate(data):
+        if not matcher.consume_token(byte):
+            return f"{data[:at].decode(errors='replace')} | {data[at:].decode(errors='replace')}"
+    return None if matcher.is_accepting() else "it is not complete"
+
+
+def read(call_format: CallFormat, text: str) -> list[Any]:
+    return [
+        (one.name, msgspec.json.decode(one.arguments)) if isinstance(one, ParsedCall) else one
+        for one in call_format.read_calls(text, SCHEMAS)
+    ]
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_what_a_format_writes_is_enforced_and_read(call_format: CallFormat, value: Any) -> None:
+    calls = [FunctionCall("", "weather", write_json(value)), FunctionCall("", "now", "{}")]
+    choice = FunctionChoice(BOTH, required=True)
+    constraint = OutputConstraint(None, choice, FUNCTIONS, call_format)
+    for some in (calls[:1], calls[1:], calls):
+        text = call_format.format_calls(some)
+        assert find_refusal(constraint, text) is None
+        expected = [(one.name, msgspec.json.decode(one.arguments)) for one in some]
+        rules = OutputRules(None, call_format, SCHEMAS, is_open=False, marker_tokens=frozenset())
+        for is_enforced in (False, True):
+            parser = msgspec.structs.replace(rules, is_enforced=is_enforced).make_parser()
+            told = [*parser.feed(ReadyText(text, [])), *parser.close()]
+            starts = [one.name for one in told if isinstance(one, ParsedCallStart)]
+            pieces = [
+                "".join(
+                    one.text
+                    for one in told
+                    if isinstance(one, ParsedCallArguments) and one.call == at
+                )
+                for at in range(len(starts))
+            ]
+            found = list(zip(starts, map(msgspec.json.decode, pieces), strict=True))
+            assert found == expected
+            assert not "".join(one.text for one in told if isinstance(one, ReadyText)).strip()
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+def test_grammar_refuses_what_the_schema_forbids(call_format: CallFormat) -> None:
+    choice = FunctionChoice(BOTH, required=True, parallel=False)
+    constraint = OutputConstraint(None, choice, FUNCTIONS, call_format)
+    good = VALUES[0]
+    for bad in ({"days": 99}, {"unit": "kilo"}, {"city": "123456789"}, {"tags": ["a", "b", "c"]}):
+        text = call_format.format_calls([FunctionCall("", "weather", write_json({**good, **bad}))])
+        assert find_refusal(constraint, text) is not None
+    two = call_format.format_calls([FunctionCall("", "now", "{}")] * 2)
+    assert find_refusal(constraint, two) is not None
+    other = call_format.format_calls([FunctionCall("", "other", "{}")])
+    assert find_refusal(constraint, other) is not None
+
+
+OPTIONS = {
+    "auto": FunctionChoice(BOTH),
+    "strict": FunctionChoice(BOTH),
+    "parallel_tool_calls": FunctionChoice(BOTH, parallel=False),
+    "required": FunctionChoice(BOTH, required=True),
+    "named": FunctionChoice(("weather",), required=True, parallel=False),
+    "allowed": FunctionChoice(("weather",)),
+}
+
+
+def run_script(
+    scripted: Drive, call_format: CallFormat, script: str, choice: FunctionChoice, **fields: Any
+) -> Any:
+    """Run a conversation with a model that writes this script where the grammar permits it."""
+    got, runner = scripted(script)
+    manager = got.engine._grammar_manager
+    template = f"x{{# tools {call_format.template_sign} #}}"
+    tokenizer = copy.deepcopy(manager._tokenizer)
+    tokenizer.chat_template = template
+    manager._tokenizer = manager._input_processor._tokenizer = tokenizer
+    strict = fields.pop("strict", False)
+    functions = tuple(msgspec.structs.replace(one, strict=strict) for one in FUNCTIONS)
+    given = PromptInput(turns=(ChatTurn("user", "x"),), functions=functions)
+    runner.prompt = runner._prompt = 1
+    return got.run(
+        GenerateCommand(
+            1, given, EngineSamplingParams(temperature=0), StopParams(max_tokens=500),
+            function_choice=choice, **fields,
+        )
+    )  # fmt: skip
+
+
+def collect(got: Any) -> list[tuple[str, Any]]:
+    starts = got.select(ToolCallEvent)
+    texts = [
+        "".join(one.text for one in got.select(ToolArgumentsEvent) if one.call == start.call)
+        for start in starts
+    ]
+    return [(one.name, msgspec.json.decode(text)) for one, text in zip(starts, texts, strict=True)]
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_calls_are_returned_under_every_option(
+    scripted: Drive, call_format: CallFormat, option: str
+) -> None:
+    script = call_format.format_calls([FunctionCall("", "weather", write_json(VALUES[0]))])
+    got = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
+    assert collect(got) == [("weather", VALUES[0])]
+    assert got.text().strip() == ""
+    assert got.ended() == {0: ChoiceEndEvent(1, 0, "tool_calls")}
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+@pytest.mark.parametrize("option", ["strict", "required", "parallel_tool_calls"])
+def test_an_option_enforces_the_familys_own_format(
+    scripted: Drive, call_format: CallFormat, option: str
+) -> None:
+    """The model starts a call with an invalid argument: the grammar makes it valid."""
+    bad = {**VALUES[0], "days": 99}
+    script = call_format.format_calls([FunctionCall("", "weather", write_json(bad))])
+    got = run_script(scripted, call_format, script, OPTIONS[option], strict=option == "strict")
+    [(name, value)] = collect(got)[:1]
+    assert name == "weather"
+    assert jsonschema_rs.is_valid(SCHEMA, value)
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+def test_text_is_still_free_under_an_option(scripted: Drive, call_format: CallFormat) -> None:
+    opening = "<|channel|>final<|message|>" if call_format.family == "gpt-oss" else ""
+    got = run_script(scripted, call_format, f"{opening}No, a < b.", OPTIONS["strict"], strict=True)
+    assert (got.text(), collect(got)) == ("No, a < b.", [])
+
+
+SCHEMA_FORMAT = OutputFormat(
+    "json", '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},'
+    '"required":["a"],"additionalProperties":false}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", REASONING_MARKS, ids=lambda one: one.family)
+def test_reasoning_may_precede_a_response_format_and_a_required_call(mark: ReasoningMark) -> None:
+    between = "<|start|>assistant" if mark.answer_opening else ""
+    thought = f"{mark.opening}I {{ think.{mark.closing}{between}"
+    answer = mark.answer_opening + '{"a": 1}'
+    constraint = OutputConstraint(SCHEMA_FORMAT, reasoning=mark)
+    for text in (thought + answer, answer):
+        assert find_refusal(constraint, text) is None
+        rules = OutputRules(mark, None, {}, is_open=False, marker_tokens=frozenset())
+        parser = rules.make_parser()
+        told = [*parser.feed(ReadyText(text, [])), *parser.close()]
+        assert "".join(one.text for one in told if isinstance(one, ReadyText)) == '{"a": 1}'
+    assert find_refusal(constraint, thought + mark.answer_opening + "no") is not None
+    [*_, hermes] = CALL_FORMATS
+    required = OutputConstraint(None, FunctionChoice(BOTH, required=True), FUNCTIONS, hermes, mark)
+    assert (
+        find_refusal(required, thought + hermes.format_calls([FunctionCall("", "now", "{}")]))
+        is None
+    )
+    if not mark.answer_opening:
+        opened = msgspec.structs.replace(constraint, is_open=True)
+        assert find_refusal(opened, f"hm{mark.closing}\n\n" + '{"a": 1}') is None
+        assert find_refusal(opened, '{"a": 1}') is not None
+
+
+def parse(pieces: Sequence[str], rules: OutputRules) -> tuple[str, str, list[str]]:
+    parser = rules.make_parser()
+    told = [one for piece in pieces for one in parser.feed(ReadyText(piece, []))]
+    told += parser.close()
+    return (
+        "".join(one.text for one in told if isinstance(one, ParsedReasoning)),
+        "".join(one.text for one in told if isinstance(one, ReadyText)),
+        [one.name for one in told if isinstance(one, ParsedCallStart)],
+    )
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.family)
+def test_a_call_ends_reasoning_that_was_not_closed(call_format: CallFormat) -> None:
+    if call_format.at_start:
+        return
+    script = "Let me see.\n" + call_format.format_calls([FunctionCall("", "now", "{}")])
+    mark = REASONING_MARKS[-1]
+    rules = OutputRules(mark, call_format, SCHEMAS, is_open=True, marker_tokens=frozenset())
+    assert parse([script], rules) == ("Let me see.", "", ["now"])
+    assert parse(list(script), rules) == ("Let me see.", "", ["now"])
+    spoken = f"I could write {call_format.opening}.</think>No."
+    thought = f"I could write {call_format.opening}."
+    assert parse(list(spoken), rules) == (thought, "No.", [])
