@@ -328,10 +328,11 @@ def create_passthrough_decoder(
     complaint: Callable[[bytes], None] = raise_worker_error,
     *,
     skims: bool = False,
+    source: str = "",
 ) -> "UnaryDecoder":
     """A ``DecoderFactory`` for responses in the manner of OpenAI."""
     if not isinstance(request, EmbeddingRequest):
-        return GenerationDecoder(request, complaint=complaint, skips_logprobs=skims)
+        return GenerationDecoder(request, complaint=complaint, skips_logprobs=skims, source=source)
     return (EmbeddingCounter if skims else EmbeddingDecoder)(request, complaint)
 
 

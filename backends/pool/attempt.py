@@ -36,6 +36,7 @@ from protocols.core.errors import (
 )
 from protocols.core.events import (
     Event,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -251,7 +252,9 @@ _BODY_END_SECONDS: Final = 1.0
 """How long the rest of a body may take once the response or its error is complete."""
 _STATUS_OK: Final = 200
 _NO_OUTPUT: Final[StreamItem] = None, ()
-_EVENTS_WITHOUT_CONTENT: Final = frozenset({StreamStart, ResponseMetadata, Timing, Usage})
+_EVENTS_WITHOUT_CONTENT: Final = frozenset(
+    {StreamStart, ResponseMetadata, ResponseExtra, Timing, Usage}
+)
 """Events without content of the response."""
 
 

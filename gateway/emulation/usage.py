@@ -10,6 +10,7 @@ from protocols.core.events import (
     Event,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -27,7 +28,7 @@ from protocols.core.request import (
     TextPart,
 )
 
-_EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ChoiceEnd, StreamEnd})
+_EVENTS_WITHOUT_TEXT: Final = frozenset({ResponseMetadata, ResponseExtra, ChoiceEnd, StreamEnd})
 """Events that have no text."""
 _CHARACTERS_PER_TOKEN: Final = 4
 """A rule of thumb."""

@@ -45,6 +45,7 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     RelevanceScore,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     StreamStart,
@@ -242,7 +243,9 @@ def fold_answer(events: Sequence[Event]) -> RecordedAnswer:
     return answer
 
 
-_UNRECORDED_EVENTS: Final = frozenset({StreamStart, StreamEnd, Usage, ResponseMetadata, Timing})
+_UNRECORDED_EVENTS: Final = frozenset(
+    {StreamStart, StreamEnd, Usage, ResponseMetadata, ResponseExtra, Timing}
+)
 
 
 def _add_rare_event(

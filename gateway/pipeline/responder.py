@@ -32,6 +32,7 @@ from protocols.core.events import (
     HostedToolCall,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     StreamEnd,
     TextDelta,
     ToolCallStart,
@@ -44,6 +45,8 @@ ResponseSaver = Callable[[StoredResponse], Awaitable[None]]
 
 _CONTENT_EVENTS = frozenset({TextDelta, ReasoningDelta, RefusalDelta, ToolCallStart})
 """The events with which the content of a streamed response begins."""
+_PROTOCOL_EVENTS: Final = frozenset({HostedToolCall, ResponseExtra})
+"""The events that only some encoders write."""
 _TRUNCATED_MESSAGE: Final = "the response ended early"
 
 
@@ -287,8 +290,8 @@ class Responder(Struct, eq=False):
                 reasons.append(event.finish_reason)
             elif type(event) is Usage:
                 record.usage = event
-            elif type(event) is HostedToolCall:
-                self._report_hosted_tool(event)
+            elif type(event) in _PROTOCOL_EVENTS:
+                self._report_lost_event(event)  # type: ignore[arg-type]  # as its type says
         record.finish_reasons = tuple(reasons)
         return strategy.build_response(events, body)
 
@@ -310,12 +313,12 @@ class Responder(Struct, eq=False):
                 self._finish_reasons.append(event.finish_reason)
             elif type(event) is StreamEnd:
                 self._is_stream_complete = True
-            elif type(event) is HostedToolCall:
-                self._report_hosted_tool(event)
+            elif type(event) in _PROTOCOL_EVENTS:
+                self._report_lost_event(event)  # type: ignore[arg-type]  # as its type says
         return tokens
 
-    def _report_hosted_tool(self, event: HostedToolCall) -> None:
-        self._strategy.report_hosted_tool(event)
+    def _report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
+        self._strategy.report_lost_event(event)
         self._record.unsupported_parameters = self._strategy.unsupported_parameters
 
     def _begin_content(self, events: Sequence[Event]) -> bool:

@@ -26,7 +26,8 @@ from gateway.routing.router import Route
 from protocols.core import loss
 from protocols.core.aggregate import aggregate
 from protocols.core.errors import InvalidParameter, UnsupportedFeature
-from protocols.core.events import Event, HostedToolCall
+from protocols.core.events import Event, HostedToolCall, ResponseExtra
+from protocols.core.extra import MAX_REPORTED, list_paths
 from protocols.core.interfaces import (
     ClientAdapter,
     ClientRequest,
@@ -193,6 +194,8 @@ class ResponseStrategy:
         self.unsupported_parameters: tuple[UnsupportedParameter, ...] = ()
         """The parameters to report as unsupported."""
         self._response_context = response_context
+        self._lost: set[str] = set()
+        """The keys of the response that are reported."""
         self._decoded: tuple[AnyRequest, Mapping[str, str]] | None = None
         self._encoder: ResponseEncoder | None = None
         headers = client_request.headers
@@ -286,13 +289,23 @@ class ResponseStrategy:
         headers = (*response.headers, *encoder.headers(), *self._build_loss_headers())
         return HttpResponse(response.status, response.body, headers)
 
-    def report_hosted_tool(self, event: HostedToolCall) -> None:
-        """Report what a worker's own tool did as unsupported if the client's protocol has none."""
-        if isinstance(self.get_encoder(), SupportsHostedTools):
+    def report_lost_event(self, event: HostedToolCall | ResponseExtra) -> None:
+        """Report what only the worker's protocol has, unless the client's encoder writes it."""
+        if self.prepared.passthrough is not None or self.route.model.on_loss == "ignore":
             return
-        if self.route.model.on_loss != "ignore":
-            one = UnsupportedParameter(f"output.{event.kind}", "dropped")
-            self.unsupported_parameters = (*self.unsupported_parameters, one)
+        encoder = self.get_encoder()
+        if isinstance(event, HostedToolCall):
+            is_written = isinstance(encoder, SupportsHostedTools)
+            fields = [f"output.{event.kind}"]
+        else:
+            is_written = getattr(encoder, "extra_source", None) == event.source
+            paths = list_paths(event.path, dict(event.values))
+            fields = [path for path in paths if path not in self._lost]
+            del fields[MAX_REPORTED - len(self._lost) :]
+            self._lost.update(fields)
+        if not is_written:
+            more = [UnsupportedParameter(field, "dropped") for field in fields]
+            self.unsupported_parameters = (*self.unsupported_parameters, *more)
 
     def get_stored_response(self) -> StoredResponse | None:
         """The response to store, after its end was encoded."""

@@ -12,15 +12,18 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from protocols.chat.errors import raise_worker_error
+from protocols.chat.extra_keys import EXTRA_KEY, separate_unknown_keys
 from protocols.core import sse
 from protocols.core.errors import GatewayError, StreamBroken, WorkerFailed
 from protocols.core.events import (
     ChoiceEnd,
     Event,
+    FieldValues,
     FinishReason,
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     TextDelta,
     TokenLogprob,
@@ -71,6 +74,7 @@ class WireToolCall(Struct, gc=False):
     id: str | None = None
     function: WireFunction | None = None
     custom: dict[str, Any] | None = None
+    extra: FieldValues = field(default=(), name=EXTRA_KEY)
 
 
 class WireDelta(Struct, gc=False):
@@ -82,6 +86,7 @@ class WireDelta(Struct, gc=False):
     refusal: str | None = None
     tool_calls: list[WireToolCall] | None = None
     function_call: WireFunction | None = None
+    extra: FieldValues = field(default=(), name=EXTRA_KEY)
 
 
 class WireTokenLogprob(Struct, gc=False):
@@ -115,6 +120,7 @@ class WireChoice(Struct, gc=False):
     stop_reason: Any = None
     matched_stop: Any = None
     token_ids: list[int] | None = None
+    extra: FieldValues = field(default=(), name=EXTRA_KEY)
 
 
 class WireResponse(Struct, gc=False):
@@ -127,6 +133,60 @@ class WireResponse(Struct, gc=False):
     choices: list[WireChoice] | None = None
     usage: WireUsage | _NoObject = None
     error: Any = None
+    extra: FieldValues = field(default=(), name=EXTRA_KEY)
+
+
+# The same, without unknown keys. Keys of type None are those that servers send without a value.
+
+
+class _KnownFunction(WireFunction, gc=False, forbid_unknown_fields=True):
+    pass
+
+
+class _KnownToolCall(WireToolCall, gc=False, forbid_unknown_fields=True):
+    function: _KnownFunction | None = None
+    type: Any = None
+
+
+class _KnownDelta(WireDelta, gc=False, forbid_unknown_fields=True):
+    tool_calls: list[_KnownToolCall] | None = None  # type: ignore[assignment]
+    function_call: _KnownFunction | None = None
+    role: Any = None
+    audio: None = None
+    annotations: None = None
+
+
+class _KnownChoice(WireChoice, gc=False, forbid_unknown_fields=True):
+    delta: _KnownDelta | None = None
+    message: _KnownDelta | None = None
+    prompt_token_ids: None = None
+    prompt_logprobs: None = None
+    routed_experts: None = None
+
+
+class _KnownPromptDetails(WireTokensDetails, gc=False, forbid_unknown_fields=True):
+    reasoning_tokens: None = None
+
+
+class _KnownCompletionDetails(WireTokensDetails, gc=False, forbid_unknown_fields=True):
+    cached_tokens: None = None
+
+
+class _KnownUsage(WireUsage, gc=False, forbid_unknown_fields=True):
+    prompt_tokens_details: _KnownPromptDetails | _NoObject = None
+    completion_tokens_details: _KnownCompletionDetails | _NoObject = None
+    total_tokens: Any = None
+
+
+class _KnownResponse(WireResponse, gc=False, forbid_unknown_fields=True):
+    choices: list[_KnownChoice] | None = None  # type: ignore[assignment]
+    usage: _KnownUsage | _NoObject = None
+    object: Any = None
+    service_tier: None = None
+    prompt_token_ids: None = None
+    prompt_logprobs: None = None
+    prompt_text: None = None
+    kv_transfer_params: None = None
 
 
 class _ChoiceWithoutLogprobs(WireChoice, gc=False):
@@ -190,15 +250,32 @@ class TextChunk(Struct, gc=False):
     error: None = None
 
 
-class _BareTextChunkChoice(TextChunkChoice, gc=False):
+class _BareTextChunkDelta(TextChunkDelta, gc=False, forbid_unknown_fields=True):
+    role: Any = None
+    audio: None = None
+    annotations: None = None
+
+
+class _BareTextChunkChoice(TextChunkChoice, gc=False, forbid_unknown_fields=True):
+    delta: _BareTextChunkDelta | None = None
     logprobs: None = None
     token_ids: None = None
+    stop_reason: None = None
+    matched_stop: None = None
+    prompt_token_ids: None = None
+    routed_experts: None = None
 
 
-class _BareTextChunk(TextChunk, gc=False):
-    """A text chunk without log probabilities."""
+class _BareTextChunk(TextChunk, gc=False, forbid_unknown_fields=True):
+    """A text chunk without log probabilities and unknown keys."""
 
     choices: tuple[_BareTextChunkChoice]
+    object: Any = None
+    created: Any = None
+    system_fingerprint: Any = None
+    service_tier: None = None
+    prompt_token_ids: None = None
+    kv_transfer_params: None = None
 
 
 _decode_text_chunk = msgspec.json.Decoder(_BareTextChunk).decode
@@ -246,10 +323,18 @@ class WireEmbeddingSummary(Struct):
     usage: WireUsage | _NoObject = None
 
 
-decode_response = msgspec.json.Decoder(WireResponse).decode
+_decode_known_response = msgspec.json.Decoder(_KnownResponse).decode
 decode_response_without_logprobs = msgspec.json.Decoder(_ResponseWithoutLogprobs).decode
 decode_embedding_summary = msgspec.json.Decoder(WireEmbeddingSummary).decode
 decode_embedding_response = msgspec.json.Decoder(WireEmbeddingResponse).decode
+
+
+def decode_response(body: bytes | bytearray) -> WireResponse:
+    """A response with the unknown keys of its objects. Raises one of JSON_ERRORS."""
+    try:
+        return _decode_known_response(body)
+    except msgspec.ValidationError:
+        return msgspec.convert(separate_unknown_keys(body), WireResponse)
 
 
 def read_text(value: Any) -> str | None:
@@ -271,7 +356,7 @@ def read_usage(
     usage: WireUsage | _NoObject, reader: UsageReader, *, embeds: bool = False
 ) -> Usage | None:
     """The usage reported by the worker, or None."""
-    if type(usage) is not WireUsage:
+    if not isinstance(usage, WireUsage):
         reader.has_ignored = reader.has_ignored or usage is not None
         return None
     prompt_details, completion_details = (
@@ -279,12 +364,12 @@ def read_usage(
         usage.completion_tokens_details,
     )
     completion, reasoning = usage.completion_tokens, usage.reasoning_tokens
-    if type(completion_details) is WireTokensDetails:
+    if isinstance(completion_details, WireTokensDetails):
         reasoning = completion_details.reasoning_tokens
     return reader.read_usage(
         usage.prompt_tokens,
         0 if embeds and completion is None else completion,
-        prompt_details.cached_tokens if type(prompt_details) is WireTokensDetails else None,
+        prompt_details.cached_tokens if isinstance(prompt_details, WireTokensDetails) else None,
         reasoning or None,
     )
 
@@ -427,7 +512,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _PartialToolCall:
-    __slots__ = ("call_index", "id", "pending_arguments")
+    __slots__ = ("call_index", "id", "pending_arguments", "pending_extra")
 
     def __init__(self) -> None:
         self.id: str | None = None
@@ -435,13 +520,16 @@ class _PartialToolCall:
         """Its position in the choice, once its name is known."""
         self.pending_arguments: list[str] = []
         """Arguments that came before the name."""
+        self.pending_extra: FieldValues = ()
+        """Unknown keys that came before the name."""
 
 
 class ToolCallAssembler:
     """Orders the tool calls of one choice."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, source: str = "") -> None:
         self._choice_index = index
+        self._source = source
         self._calls: dict[int, _PartialToolCall] = {}
         self._keys_by_id: dict[str, int] = {}
         self._last_key = -1
@@ -488,6 +576,7 @@ class ToolCallAssembler:
             call.id = wire.id
             self._keys_by_id.setdefault(wire.id, key)
         name, arguments = _read_function(wire)
+        call.pending_extra += wire.extra
         if call.call_index is None:
             call.pending_arguments.append(arguments)
             if not name:
@@ -495,11 +584,21 @@ class ToolCallAssembler:
             call.call_index, arguments = self._started_count, "".join(call.pending_arguments)
             self._started_count += 1
             made_up = f"call_{self._choice_index}_{call.call_index}"
+            self._add_extra(call, events)
             events.append(
                 ToolCallStart(self._choice_index, call.call_index, call.id or made_up, name)
             )
+        elif call.pending_extra:
+            self._add_extra(call, events)
         if arguments:
             events.append(ToolCallDelta(self._choice_index, call.call_index, arguments))
+
+    def _add_extra(self, call: _PartialToolCall, events: list[Event]) -> None:
+        """Add the unknown keys of a call, whose number is known."""
+        if call.pending_extra and call.call_index is not None:
+            place = self._choice_index, call.call_index
+            events.append(ResponseExtra(self._source, "tool_call", call.pending_extra, *place))
+            call.pending_extra = ()
 
 
 def _read_function(wire: WireToolCall) -> tuple[str, str]:
@@ -606,7 +705,8 @@ class GenerationDecoder:
     The first byte decides which: see ``sse.ResponseBodyReader``. ``echoes``: the worker was asked
     to return the prompt. ``complaint`` raises the error in a body that is no response.
     ``ends_calls``: the end of the stream also ends a choice that called a tool and has no finish
-    reason. ``skips_logprobs``: log probabilities are not needed.
+    reason. ``skips_logprobs``: log probabilities and unknown keys are not needed. ``source`` is the
+    worker's protocol, of which these keys are; "" is that whose form all these share.
     """
 
     def __init__(
@@ -617,9 +717,13 @@ class GenerationDecoder:
         complaint: Callable[[bytes], None] = raise_worker_error,
         ends_calls: bool = False,
         skips_logprobs: bool = False,
+        source: str = "",
     ) -> None:
         self._request = request
         self._decode = decode_response_without_logprobs if skips_logprobs else decode_response
+        self._source = source
+        self._response_extra: FieldValues = ()
+        """The unknown keys of the last chunk that had any, which further chunks may repeat."""
         self._expects_echo = echoes
         self._raise_if_error = complaint
         self._end_closes_tool_calls = ends_calls
@@ -769,6 +873,9 @@ class GenerationDecoder:
                 raise WorkerFailed("The worker's answer has no choices.")
             self.unary_choices = choices
         self._add_metadata(wire, events)
+        if wire.extra and wire.extra != self._response_extra:
+            self._response_extra = wire.extra
+            events.append(ResponseExtra(self._source, "response", wire.extra))
         usage = None if wire.usage is None else read_usage(wire.usage, self._usage_reader)
         counts = (
             split_token_count(choices, usage.completion_tokens)
@@ -778,6 +885,7 @@ class GenerationDecoder:
         for position, choice in enumerate(choices):
             index = position if choice.index is None and is_unary else choice.index or 0
             state = self._get_choice(index)
+            self._add_extra(choice, index, events)
             self._read_choice(
                 choice, state, events, count=1 if counts is None else counts[position]
             )
@@ -795,6 +903,14 @@ class GenerationDecoder:
             and first.pending_prompt is None
             and first.tool_calls is None
         )
+
+    def _add_extra(self, wire: WireChoice, index: int, events: list[Event]) -> None:
+        """Add the unknown keys of a choice and of its message."""
+        if wire.extra:
+            events.append(ResponseExtra(self._source, "choice", wire.extra, index))
+        message = wire.delta or wire.message
+        if message is not None and message.extra:
+            events.append(ResponseExtra(self._source, "message", message.extra, index))
 
     def _add_usage(self, usage: Usage | None, events: list[Event]) -> None:
         """Store the running usage, if the chunk has it."""
@@ -850,7 +966,7 @@ class GenerationDecoder:
                 own_events.append(RefusalDelta(delta.refusal, choice.index))
             if delta.tool_calls or delta.function_call is not None:
                 if choice.tool_calls is None:
-                    choice.tool_calls = ToolCallAssembler(choice.index)
+                    choice.tool_calls = ToolCallAssembler(choice.index, self._source)
                 own_events += choice.tool_calls.read_delta(delta)
         if own_events and choice.is_ended:
             raise StreamBroken(f"The worker went on with choice {choice.index} after its end.")

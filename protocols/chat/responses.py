@@ -14,7 +14,7 @@ Bytes in a style are JSON. The constant parts of a chunk are encoded once for ea
 token costs one string and three joins.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, Literal, Protocol
 
@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from protocols.chat import errors
+from protocols.chat.extra_keys import ExtraKeyWriter
 from protocols.core import sse
 from protocols.core.aggregate import UnaryChoice, UnaryResponse
 from protocols.core.errors import GatewayError
@@ -32,6 +33,7 @@ from protocols.core.events import (
     PromptEcho,
     ReasoningDelta,
     RefusalDelta,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -369,6 +371,8 @@ class ResponseStyle(Struct, frozen=True, kw_only=True, dict=True):
     """The header with the duration in milliseconds: of the response, or until a stream starts."""
     version_header: str | None = "x-served-model"
     """The header with the name of the version that answered."""
+    source: str = ""
+    """The protocol whose unknown keys are written; "" is that whose form all these share."""
 
     @cached_property
     def chat_factories(self) -> ResponseFactories:
@@ -461,6 +465,7 @@ def build_choice_fields(
 
 
 def build_unary_response(
+    style: ResponseStyle,
     shapes: ResponseFactories,
     response: UnaryResponse,
     choices: list[Struct],
@@ -472,7 +477,13 @@ def build_unary_response(
         values["usage"] = build_usage(response.usage)
     if response.metadata.fingerprint is not None:
         values["system_fingerprint"] = response.metadata.fingerprint
-    return HttpResponse(200, encode_json(shapes.response(values)))
+    body = encode_json(shapes.response(values))
+    if response.extra:
+        writer = ExtraKeyWriter(style.source)
+        for event in response.extra:
+            writer.add(event)
+        body = writer.merge_body(body)
+    return HttpResponse(200, body)
 
 
 class ChunkWriter:
@@ -547,6 +558,10 @@ class ChunkWriter:
             chunks += self._format_chunk(b"[]", encode_json(build_usage(self._usage)))
         return chunks + sse.DONE_EVENT
 
+    def write_empty(self) -> bytes:
+        """A chunk without choices."""
+        return self._format_chunk(b"[]", None)
+
     def _write_pending_finish(self, *, final: bool = False) -> bytes:
         if self._pending_finish is None:
             return b""
@@ -605,6 +620,8 @@ class ChatEncoder:
         self._response_style, self._request = style, request
         self._common_fields = build_common_fields("chatcmpl-", about, id, model)
         self._build_headers = create_header_builder(style, about, headers)
+        self.extra_source = style.source
+        self._extra_writer = ExtraKeyWriter(style.source)
         self._open_choices: set[int] = set()
         self._tool_calling_choices: set[int] = set()
         self._custom_calls: set[tuple[int, int]] = set()
@@ -630,7 +647,16 @@ class ChatEncoder:
                 out += (head, encode_json(event.text), tail)
             else:
                 out.append(self._encode_event(event))
+                if self._extra_writer.is_pending:
+                    out[-1] = self._extra_writer.merge_events(out[-1])
+        if self._extra_writer.is_pending:
+            out += self._write_missing_deltas()
         return b"".join(out)
+
+    def _write_missing_deltas(self) -> Iterator[bytes]:
+        """A delta for each object of which only unknown keys came."""
+        for index, fields in self._extra_writer.take_missing_deltas():
+            yield self._extra_writer.merge_events(self._encode_delta(index, fields))
 
     def encode_error_event(self, error: GatewayError) -> bytes:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
@@ -640,7 +666,11 @@ class ChatEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         choices = [self._build_choice(choice) for choice in answer.choices]
         return build_unary_response(
-            self._response_style.chat_factories, answer, choices, self._common_fields
+            self._response_style,
+            self._response_style.chat_factories,
+            answer,
+            choices,
+            self._common_fields,
         )
 
     @cached_property
@@ -657,12 +687,15 @@ class ChatEncoder:
         match event:
             case ResponseMetadata():
                 self._chunk_writer.set_metadata(event)
+            case ResponseExtra():
+                self._extra_writer.add(event)
+                self._chunk_writer.text_templates.clear()  # the next text has to be looked at
             case ChoiceEnd():
                 return self._encode_choice_end(event)
             case Usage():
                 self._chunk_writer.set_usage(event)
             case StreamEnd():
-                return self._chunk_writer.write_end()
+                return self._encode_stream_end()
             case ReasoningDelta(text, index) if text:
                 return self._encode_delta(index, b'"reasoning_content":' + encode_json(text))
             case RefusalDelta(text, index) if text:
@@ -674,6 +707,10 @@ class ChatEncoder:
             case _:
                 pass
         return b""
+
+    def _encode_stream_end(self) -> bytes:
+        chunk = self._chunk_writer.write_empty() if self._extra_writer.has_response_keys else b""
+        return chunk + self._chunk_writer.write_end()
 
     def _encode_text(self, event: TextDelta) -> bytes:
         index = event.index
@@ -791,6 +828,8 @@ class CompletionEncoder:
         self._response_style, self._request = style, request
         self._common_fields = build_common_fields("cmpl-", about, id, model)
         self._build_headers = create_header_builder(style, about, headers)
+        self.extra_source = style.source
+        self._extra_writer = ExtraKeyWriter(style.source)
         self._offsets: dict[int, int] = {}
 
     def headers(self) -> Headers:
@@ -814,6 +853,8 @@ class CompletionEncoder:
                 out += (head, encode_json(event.text), tail)
             else:
                 out.append(self._encode_event(event))
+                if self._extra_writer.is_pending:
+                    out[-1] = self._extra_writer.merge_events(out[-1])
         return b"".join(out)
 
     def encode_error_event(self, error: GatewayError) -> bytes:
@@ -824,7 +865,11 @@ class CompletionEncoder:
         """See ``protocols.core.interfaces.ResponseEncoder``."""
         choices = [self._build_choice(choice) for choice in answer.choices]
         return build_unary_response(
-            self._response_style.text_factories, answer, choices, self._common_fields
+            self._response_style,
+            self._response_style.text_factories,
+            answer,
+            choices,
+            self._common_fields,
         )
 
     @cached_property
@@ -847,6 +892,9 @@ class CompletionEncoder:
                 self._chunk_writer.set_usage(event)
             case ResponseMetadata():
                 self._chunk_writer.set_metadata(event)
+            case ResponseExtra():
+                self._extra_writer.add(event)
+                self._chunk_writer.text_templates.clear()  # the next text has to be looked at
             case StreamEnd():
                 return self._chunk_writer.write_end()
             case _:

@@ -20,6 +20,7 @@ from protocols.core.events import (
     ReasoningDelta,
     RefusalDelta,
     RelevanceScore,
+    ResponseExtra,
     ResponseMetadata,
     StreamEnd,
     TextDelta,
@@ -71,6 +72,7 @@ class UnaryResponse(Struct):
     usage: Usage | None = None
     timings: list[Timing] = []
     metadata: ResponseMetadata = ResponseMetadata()
+    extra: list[ResponseExtra] = []
 
 
 _INDEX: Final = attrgetter("index")
@@ -161,6 +163,8 @@ class ResponseAccumulator:
             ):
                 choice = self._open_choices.get(event.index) or self._begin_choice(event.index)
                 self._extend_choice(choice, event)
+            case ResponseExtra():
+                self._response.extra.append(event)
             case Timing():
                 self._response.timings.append(event)
             case _:  # Start

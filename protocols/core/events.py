@@ -4,7 +4,7 @@ Every stream ends in exactly one StreamEnd or an exception. Each choice has one 
 comes at most once, unless the client requested running usage: then the last one counts.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Raw, Struct
 
@@ -105,6 +105,38 @@ class HostedToolCall(Struct, frozen=True, gc=False, tag=True):
     kind: str
     item: Raw
     index: int = 0
+
+
+FieldValues = tuple[tuple[tuple[str, ...], Any], ...]
+"""Values, each with its key after those of the objects around it."""
+
+
+class ResponseExtra(Struct, frozen=True, gc=False, tag=True):
+    """Keys of one object of a response that no other event represents, as the worker sent them.
+
+    They come before the events of the same object. Only an encoder of the protocol ``source`` can
+    write them.
+    """
+
+    source: str
+    scope: Literal["response", "choice", "message", "tool_call"]
+    values: FieldValues
+    index: int = 0
+    call_index: int = 0
+
+    @property
+    def path(self) -> str:
+        """The path of the object."""
+        choice = f"response.choices[{self.index}]"
+        match self.scope:
+            case "response":
+                return self.scope
+            case "choice":
+                return choice
+            case "message":
+                return f"{choice}.message"
+            case _:
+                return f"{choice}.message.tool_calls[{self.call_index}]"
 
 
 class ChoiceEnd(Struct, frozen=True, gc=False, tag=True):
@@ -209,6 +241,7 @@ Event = (
     | ToolCallStart
     | ToolCallDelta
     | HostedToolCall
+    | ResponseExtra
     | ChoiceEnd
     | Embedding
     | RelevanceScore

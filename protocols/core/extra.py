@@ -27,6 +27,10 @@ MAX_REPORTED: Final = 100
 """How many keys of a request are reported one by one."""
 
 
+_DEFAULT_VALUES: Final[Mapping[str, Any]] = {"service_tier": "default"}
+"""Values that services send in every response; they say no more than their absence."""
+
+
 def find_unknown_keys(value: Mapping[str, Any], known: KeyTree) -> dict[FieldPath, Any]:
     """The values of an object that are not ``known``, by their path in the object."""
     found: dict[FieldPath, Any] = {}
@@ -58,14 +62,14 @@ def write_extra_fields(written: dict[str, Any], values: Mapping[FieldPath, Any])
 
 
 def has_content(value: Any) -> bool:
-    """Whether a value says anything: null and an empty list do not, and are no loss."""
-    return value is not None and value != []
+    """Whether a value says anything: null, an empty list and 0 do not, and are no loss."""
+    return value is not None and value != [] and not (value == 0 and value is not False)
 
 
 def list_paths(at: str, values: Mapping[FieldPath, Any], separator: str = ".") -> Iterator[str]:
     """The complete paths of the values that say anything."""
     for path, value in values.items():
-        if has_content(value):
+        if has_content(value) and value != _DEFAULT_VALUES.get(path[-1]):
             yield separator.join((at, *path))
 
 

@@ -9,6 +9,7 @@ SupportsTokenEstimate a client adapter that estimates tokens which nobody can co
 HasVersionHeader     a client adapter whose requests have a header of their own
 SupportsHeartbeat    a response encoder that keeps a waiting client connected
 SupportsHostedTools  a response encoder that writes what a worker's own tools did
+SupportsResponseExtra a response encoder that writes a worker's keys without a place in events
 SupportsKeepAlive    a client adapter of servers that close the connection after a response
 UpstreamAdapter      one wire protocol towards workers
 ModelMetadataReader  an upstream adapter that reads a model's metadata from a worker first
@@ -171,6 +172,14 @@ class SupportsHostedTools(Protocol):
     """A response encoder that writes HostedToolCall events; others leave them out."""
 
     writes_hosted_tools: bool
+
+
+@runtime_checkable
+class SupportsResponseExtra(Protocol):
+    """A response encoder that writes ResponseExtra events of one protocol."""
+
+    extra_source: str
+    """The protocol."""
 
 
 class ClientAdapter(Protocol):

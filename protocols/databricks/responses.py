@@ -21,6 +21,7 @@ RESPONSE_STYLE = ResponseStyle(
     text_chunk_keys=("index", "text", "finish_reason", "logprobs"),
     default_values={},
     version_header="served-model-name",
+    source="databricks",
 )
 _DEFAULT_USAGE_STYLE = replace(RESPONSE_STYLE, usage_position="finish")
 

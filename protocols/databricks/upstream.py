@@ -215,7 +215,9 @@ class DatabricksUpstream:
             return EmbeddingDecoder(request, complaint=complaint)
         reducer = self._reduce_request(request, {})
         echoes = self._select_writer(request).expects_echo(reducer.request)
-        return GenerationDecoder(reducer.request, echoes=echoes, complaint=complaint)
+        return GenerationDecoder(
+            reducer.request, echoes=echoes, complaint=complaint, source=self._source
+        )
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -463,6 +465,7 @@ def build_passthrough_rules() -> PassthroughRules:
         create_decoder=partial(
             create_passthrough_decoder,
             complaint=partial(errors.raise_worker_error, judge=map_worker_error),
+            source="databricks",
         ),
     )
 

@@ -254,7 +254,9 @@ class OpenAiStyleDecoder:
         self._early = early
         options = replace(request.response_options, usage="each")
         self._inner = GenerationDecoder(
-            replace(request, response_options=options), complaint=raise_worker_error
+            replace(request, response_options=options),
+            complaint=raise_worker_error,
+            source="mindie",
         )
         self._choice_index = 0
         self._usages: dict[int, Usage] = {}

@@ -195,7 +195,7 @@ class OvmsUpstream:
             return RerankDecoder(request, complaint)
         adapted = self._reduce_request(request, {}).request
         echoes = self._openai_writer.expects_echo(adapted)
-        return GenerationDecoder(adapted, echoes=echoes, complaint=complaint)
+        return GenerationDecoder(adapted, echoes=echoes, complaint=complaint, source="ovms")
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:
         """See ``protocols.core.interfaces.UpstreamAdapter``."""
@@ -403,6 +403,7 @@ def build_passthrough(release: str) -> PassthroughRules:
         create_decoder=partial(
             create_passthrough_decoder,
             complaint=partial(errors.raise_worker_error, judge=map_worker_error),
+            source="ovms",
         ),
         stream_headers=_EVENT_STREAM_HEADERS,
     )

@@ -69,7 +69,7 @@ _PROMPT_OPTIONS: Final[Mapping[PromptMode, PromptOptions]] = {
     "raw": PromptOptions(mode="raw"),
     "chat": PromptOptions(mode="server"),
 }
-_STYLE: Final = ResponseStyle()
+_STYLE: Final = ResponseStyle(source="tgi")
 _FIELD_NAMES: Final = {
     "prompts": "inputs",
     "output": "grammar",

@@ -362,7 +362,9 @@ class TgiUpstream:
         request = require_generation(request)
         if uses_chat_endpoint(request):
             # A stream with a tool call ends without a finish reason.
-            return GenerationDecoder(request, complaint=raise_worker_error, ends_calls=True)
+            return GenerationDecoder(
+                request, complaint=raise_worker_error, ends_calls=True, source="tgi"
+            )
         return GenerateDecoder(request)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> GatewayError:

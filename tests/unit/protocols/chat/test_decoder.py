@@ -80,7 +80,7 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
         ("byte order mark", "\ufeff" + HELLO + DONE),
         ("comments, names, ids", ": ping\n\nevent: x\nid: 1\n" + HELLO + ": bye\n\n" + DONE),
         ("role in each", HELLO.replace('"content": "lo"', '"role": "assistant", "content": "lo"')),
-        ("choices [] first", make_sse({"choices": [], "prompt_filter_results": []}) + HELLO),
+        ("choices [] first", make_sse({"choices": [], "prompt_filter_results": None}) + HELLO),
         ("finish_reason empty", HELLO.replace("null", '""')),
         ("finish_reason missing", HELLO.replace(', "finish_reason": null', "")),
         ("index missing", HELLO.replace('"index": 0, ', "")),

@@ -1,0 +1,175 @@
+"""Keys of an OpenAI-like response that the gateway does not know, from a worker to its client.
+
+A response is decoded with types that know all its keys, so that one without others costs nothing
+more. If that fails, ``separate_unknown_keys`` puts the unknown keys of each object aside, and the
+decoder emits them as ``ResponseExtra``. ``ExtraKeyWriter`` adds them to what the encoder wrote.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from protocols.core.events import ResponseExtra
+from protocols.core.extra import KeyTree, find_unknown_keys, write_extra_fields
+
+EXTRA_KEY: Final = "(extra)"
+"""The key under which the unknown keys of an object are put aside; no worker sends it."""
+_RESPONSE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("id", "object", "created", "model", "system_fingerprint", "choices", "error")),
+    "usage": {
+        **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")),
+        "prompt_tokens_details": {"cached_tokens": None},
+        "completion_tokens_details": {"reasoning_tokens": None},
+    },
+}
+_CHOICE_KEYS: Final[KeyTree] = dict.fromkeys(
+    ("index", "delta", "message", "text", "logprobs", "finish_reason", "stop_reason",
+     "matched_stop", "token_ids")
+)  # fmt: skip
+_FUNCTION_KEYS: Final[KeyTree] = dict.fromkeys(("name", "arguments"))
+_MESSAGE_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("role", "content", "reasoning_content", "reasoning", "refusal", "tool_calls")),
+    "function_call": _FUNCTION_KEYS,
+}
+_CALL_KEYS: Final[KeyTree] = {
+    **dict.fromkeys(("index", "id", "type")),
+    "function": _FUNCTION_KEYS,
+    "custom": dict.fromkeys(("name", "input")),
+}
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def separate_unknown_keys(body: bytes | bytearray) -> Any:
+    """A response as plain objects, each with its unknown keys under ``EXTRA_KEY``.
+
+    Raises one of JSON_ERRORS.
+    """
+    response = _decode(body)
+    if isinstance(response, dict):
+        _put_aside(response, _RESPONSE_KEYS)
+        for choice in _list_objects(response.get("choices")):
+            _put_aside(choice, _CHOICE_KEYS)
+            for key in ("delta", "message"):
+                for message in _list_objects(choice.get(key)):
+                    _put_aside(message, _MESSAGE_KEYS)
+                    for call in _list_objects(message.get("tool_calls")):
+                        _put_aside(call, _CALL_KEYS)
+    return response
+
+
+def _put_aside(value: dict[str, Any], known: KeyTree) -> None:
+    value[EXTRA_KEY] = tuple(
+        (path, one) for path, one in find_unknown_keys(value, known).items() if one is not None
+    )
+
+
+def _list_objects(value: Any) -> Iterator[dict[str, Any]]:
+    """The value, or the values in it, if they are objects."""
+    for one in value if isinstance(value, list) else (value,):
+        if isinstance(one, dict):
+            yield one
+
+
+# --- encoding -------------------------------------------------------------------------------------
+
+
+class ExtraKeyWriter:
+    """Adds the unknown keys of a response to the events or the body of an encoder.
+
+    ``source`` is the encoder's protocol: it does not write the keys of another.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._pending: list[ResponseExtra] = []
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are keys that have not been written."""
+        return bool(self._pending)
+
+    @property
+    def has_response_keys(self) -> bool:
+        """Whether keys of the response itself, other than of its usage, are among them."""
+        return any(
+            event.scope == "response" and any(path[0] != "usage" for path, _ in event.values)
+            for event in self._pending
+        )
+
+    def add(self, event: ResponseExtra) -> None:
+        """Keep the keys until their object is written."""
+        if event.source == self._source:
+            self._pending.append(event)
+
+    def merge_events(self, data: bytes) -> bytes:
+        """The encoder's SSE events with the keys of the objects that they hold."""
+        blocks = data.split(b"\n\n")
+        for i in reversed(range(len(blocks))):  # the first delta of a choice has only its role
+            head, separator, payload = blocks[i].partition(b"data: ")
+            if self._pending and payload.startswith(b"{"):
+                payload = self._merge(payload, "delta", holds_usage_only=False)
+                blocks[i] = head + separator + payload
+        return b"\n\n".join(blocks)
+
+    def merge_body(self, body: bytes) -> bytes:
+        """The encoder's complete response with all keys."""
+        return self._merge(body, "message", holds_usage_only=True) if self._pending else body
+
+    def take_missing_deltas(self) -> Sequence[tuple[int, bytes]]:
+        """The choice and a delta for each object that no event held, for ``merge_events``."""
+        missing: dict[tuple[int, int], tuple[int, bytes]] = {}
+        for event in self._pending:
+            match event.scope:
+                case "response":
+                    pass  # of the next event
+                case "tool_call":
+                    delta = b'"tool_calls":[{"index":%d}]' % event.call_index
+                    missing[event.index, event.call_index] = event.index, delta
+                case _:
+                    missing[event.index, -1] = event.index, b""
+        return tuple(missing.values())
+
+    def _merge(self, payload: bytes, key: str, *, holds_usage_only: bool) -> bytes:
+        fields = _decode(payload)
+        left = []
+        for event in self._pending:
+            target = _find_target(fields, event, key)
+            if target is None:
+                left.append(event)
+                continue
+            values = dict(event.values)
+            if event.scope == "response" and not isinstance(fields.get("usage"), dict):
+                usage = {path: one for path, one in values.items() if path[0] == "usage"}
+                if usage and not holds_usage_only:
+                    left.append(msgspec.structs.replace(event, values=tuple(usage.items())))
+                values = {path: one for path, one in values.items() if path[0] != "usage"}
+            write_extra_fields(target, values)
+        self._pending = left
+        return _encode(fields)
+
+
+def _find_target(fields: dict[str, Any], event: ResponseExtra, key: str) -> dict[str, Any] | None:
+    """The object that an event's keys belong to, in a response or a chunk of it."""
+    if event.scope == "response":
+        return fields
+    choice = next((one for one in fields["choices"] if one["index"] == event.index), None)
+    if choice is None or event.scope == "choice":
+        return choice
+    message: Any = choice.get(key)
+    if not isinstance(message, dict):
+        return None
+    if event.scope == "message":
+        return message
+    if "function_call" in message:
+        return message
+    calls = message.get("tool_calls") or ()
+    for position, call in enumerate(calls):
+        if call.get("index", position) == event.call_index:
+            return call  # type: ignore[no-any-return]
+    return None
