@@ -13,6 +13,8 @@ from protocols.core.interfaces import ClientRequest
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 _MODEL: Final = "model"
+_are_plain = re.compile("[a-z_]*").fullmatch
+"""Whether names, joined, have no letter in another case; nearly all have none."""
 _BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
 JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of a body that is not JSON in UTF-8, or not of the expected type."""
@@ -29,8 +31,7 @@ def _decode_fields(body: bytes) -> dict[str, Raw]:
     gateway where a name equals another one, or ``model``, but for case.
     """
     fields = _decode_object(body)
-    names = "".join(fields)
-    if names.isascii() and names.islower():  # nearly always
+    if _are_plain("".join(fields)):
         return fields
     seen = {_MODEL: _MODEL}
     for name in fields:

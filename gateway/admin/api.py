@@ -23,11 +23,12 @@ from gateway.config.schema import AdminConfig, ServerLimitsConfig
 from gateway.explain.report import ExplainRequest, Explanation, format_explanation
 from gateway.http_server.connection import HandleRequest
 from gateway.http_server.overload import BodyBudget
+from gateway.http_server.web_pages import is_local_host, names_local_host
 from protocols.core.catalog import Catalog
 from protocols.core.errors import MalformedRequest
 from protocols.core.interfaces import Headers
-from protocols.core.units import parse_ip, split_address
 from protocols.core.units import parse_worker_url as check_url
+from protocols.core.units import split_address
 from protocols.json_body import read_object
 
 # Requests, responses and errors of the admin listener.
@@ -477,7 +478,6 @@ async def serve_playground(
 
 
 _METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@/?#\\]+)(?::[0-9]{1,5})?")
 _UNPRIVILEGED_PATHS: Final = ("/-/explain", "/-/playground/")
 _SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
@@ -491,7 +491,7 @@ class AdminServer:
 
     def __init__(self, settings: AdminConfig, services: AdminServices) -> None:
         self._host, self._port = split_address(settings.address)
-        self._is_local = _is_local_host(self._host)
+        self._is_local = is_local_host(self._host)
         if settings.sha256 is None and not self._is_local:
             message = f"the admin listener at {settings.address} is beyond this machine: give a key"
             raise ValueError(message)
@@ -564,8 +564,7 @@ class AdminServer:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: AiohttpHandler) -> web.StreamResponse:
         host_header = request.headers.get(hdrs.HOST, "")
-        host = _HOST_HEADER.fullmatch(host_header)
-        if self._is_local and not (host and _is_local_host(host[1].strip("[]"))):
+        if self._is_local and not names_local_host(host_header):
             message = "the Host header must be localhost or a loopback address"
             raise AdminError(HTTPStatus.FORBIDDEN, message)
         if request.match_info.handler not in self._public_handlers and not (
@@ -704,8 +703,3 @@ async def _get_explanation(explain: SupportsExplain, request: web.Request) -> we
 def _is_read(request: web.Request) -> bool:
     """Whether a request changes nothing in the gateway; the playground is a client of it."""
     return request.method in _SAFE_METHODS or request.path.startswith(_UNPRIVILEGED_PATHS)
-
-
-def _is_local_host(host: str) -> bool:
-    ip = parse_ip(host)
-    return ip.is_loopback if ip else host.lower() == "localhost"

@@ -405,7 +405,12 @@ class ListenerConfig(ConfigSection, frozen=True):
     default_model: NonEmptyStr | None = None
     """The model whose workers get images, audio and moderations that name no model."""
     cors: CorsConfig | None = None
-    """Which pages of other origins may use the listener; by default browsers let none."""
+    """Which pages of other origins may use the listener; by default browsers let none, and without
+    keys their requests get status 403."""
+    allowed_hosts: tuple[NonEmptyStr, ...] = ()
+    """Names that the header ``Host`` may have beside this machine's (``localhost``, loopback
+    addresses) on a loopback address without keys, such as that of a proxy on this machine; others
+    get status 403, since a web page may stand behind them. ``*`` is every name."""
 
 
 class AdminConfig(ConfigSection, frozen=True):

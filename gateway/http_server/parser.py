@@ -139,7 +139,10 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _LINE_END: Final = b"\r\n"
 _JOINED_HEADERS: Final = frozenset({"connection", "forwarded", "x-forwarded-for"})
 """Headers that several are one list of; of others the first one counts."""
-_SINGLE_HEADERS: Final = frozenset({"authorization", "content-length", "host", "transfer-encoding"})
+_SINGLE_HEADERS: Final = frozenset(
+    {"api-key", "authorization", "content-encoding", "content-length", "content-type", "host",
+     "origin", "transfer-encoding", "x-api-key"}
+)  # fmt: skip
 """Headers that may occur only once. Of others, the first counts."""
 _HEAD_SIZE_FACTOR: Final = 8
 """The maximum head size, in maximum line sizes."""

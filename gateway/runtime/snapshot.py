@@ -20,6 +20,7 @@ from gateway.http_server.connection import HandleRequest
 from gateway.http_server.cors import CorsHandler, CorsPolicy
 from gateway.http_server.forwarded import ForwardedHandler
 from gateway.http_server.overload import TrustedProxies
+from gateway.http_server.web_pages import WebPageGuard
 from gateway.observability.recording_writer import RecordingPolicy
 from gateway.pipeline.handler import GatewayServices, HandlerSettings, RequestHandler
 from gateway.routing.paths import PathRouter
@@ -97,9 +98,11 @@ class ConfigSnapshot:
         if config.trusted_proxies:
             trusted = TrustedProxies(config.trusted_proxies)
             handle = ForwardedHandler(handle, trusted, config.forwarded_header).handle
-        return (
-            handle if config.cors is None else CorsHandler(handle, CorsPolicy(config.cors)).handle
-        )
+        policy = None if config.cors is None else CorsPolicy(config.cors)
+        if not (self.config.keys or self.config.identity):
+            hosts = config.allowed_hosts if validate.is_loopback(config.address) else None
+            handle = WebPageGuard(handle, policy, hosts).handle
+        return handle if policy is None else CorsHandler(handle, policy).handle
 
     def has_any_backend(self, backends: Iterable[Backend]) -> bool:
         """Whether the snapshot uses one of these backends."""

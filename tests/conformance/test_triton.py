@@ -89,7 +89,7 @@ async def send_generate_stream(
 ) -> tuple[bytes, bytes]:
     """Head and body of the answer to generate_stream, as they came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {VLLM}/generate_stream HTTP/{version}\r\nHost: x\r\nConnection: close\r\n"
+    head = f"POST {VLLM}/generate_stream HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await reader.read()
     writer.close()

@@ -19,7 +19,7 @@ async def test_client_disconnect_closes_the_worker_connection(
 ) -> None:
     request = client.asks(f"{worker}-slow", RequestOptions(stream=stream))
     _, writer = await asyncio.open_connection("127.0.0.1", floor.port)
-    lines = [f"POST {request.url.raw_path.decode()} HTTP/1.1", "Host: x"]
+    lines = [f"POST {request.url.raw_path.decode()} HTTP/1.1", "Host: localhost"]
     lines += ["Content-Type: application/json", f"Content-Length: {len(request.content)}", "", ""]
     writer.write("\r\n".join(lines).encode() + request.content)
     asked = await floor.stage.until_asked()

@@ -237,7 +237,7 @@ class RawClient:
     ) -> "RawClient":
         """Send a request, or its beginning where it has a ``length`` beyond that of ``body``."""
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         size = len(body) if length is None else length
         writer.write(f"{head}Content-Length: {size}\r\n\r\n".encode() + body)
         return cls(reader, writer)

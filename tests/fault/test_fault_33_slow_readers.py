@@ -64,7 +64,7 @@ def open_unread_stream(front: RunningGateway, client: Client, place: int = 4096)
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, place)
     one.connect(("127.0.0.1", front.port))
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     one.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return one
 

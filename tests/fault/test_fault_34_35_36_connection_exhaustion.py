@@ -16,7 +16,7 @@ from tests.conftest import Serve
 from tests.fault.gateway_process import GatewayProcess, build_config
 from tests.fault.protocol_clients import wait_until
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 TYPE = b"Connection: close\r\nContent-Type: application/json\r\n"
 BODY = HEAD + TYPE + b"Content-Length: 40\r\n\r\n"
 WRONG = b'{"model": "m", "messages": "no"}        '

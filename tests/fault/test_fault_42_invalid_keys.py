@@ -47,7 +47,7 @@ async def send_with_header(port: int, header: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     try:
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             b"%s\r\ncontent-length: %d\r\n\r\n%s" % (header, len(body), body)
         )
         await writer.drain()

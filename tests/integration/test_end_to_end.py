@@ -80,7 +80,7 @@ async def disconnect_early(gateway: RunningGateway, way: ClientProtocol, *, stre
     path, body = way.call("mock-slow", stream=stream)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)

@@ -79,7 +79,7 @@ class SoakResult(Struct, frozen=True):
 
 def _build_request(path: str, body: object, *more: str) -> bytes:
     data = msgspec.json.encode(body)
-    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *more]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
     return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 

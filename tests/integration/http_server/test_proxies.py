@@ -35,7 +35,7 @@ async def serve_behind(serve: Serve, more: str = "", limits: str = "") -> Runnin
 def build_request(*headers: str) -> bytes:
     lines = [
         "POST /v1/chat/completions HTTP/1.1",
-        "Host: a",
+        "Host: localhost",
         f"Content-Length: {len(BODY)}",
         "Connection: close",
         *headers,
